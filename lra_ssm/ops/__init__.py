@@ -1,0 +1,44 @@
+"""Pure functions on tensors: discretization, initialization, long convolutions, S4D kernels, the selective scan."""
+
+from lra_ssm.ops.backends import scan_backends
+from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
+from lra_ssm.ops.discretization import bilinear, euler, zoh
+from lra_ssm.ops.initialization import (
+    initialize_A,
+    inverse_softplus,
+    log_uniform_delta,
+    s4d_inv,
+    s4d_legs,
+    s4d_lin,
+    s4d_real,
+)
+from lra_ssm.ops.reference import (
+    bidirectional_convolution_reference,
+    causal_convolution_reference,
+    s4d_kernel_reference,
+    selective_scan_reference,
+)
+from lra_ssm.ops.s4d_kernel import s4d_kernel
+from lra_ssm.ops.selective_scan import selective_scan
+
+__all__ = [
+    "bidirectional_convolution",
+    "bidirectional_convolution_reference",
+    "bilinear",
+    "causal_convolution",
+    "causal_convolution_reference",
+    "euler",
+    "initialize_A",
+    "inverse_softplus",
+    "log_uniform_delta",
+    "s4d_inv",
+    "s4d_kernel",
+    "s4d_kernel_reference",
+    "s4d_legs",
+    "s4d_lin",
+    "s4d_real",
+    "scan_backends",
+    "selective_scan",
+    "selective_scan_reference",
+    "zoh",
+]

@@ -1,0 +1,70 @@
+"""Who can run a selective scan: the table of backends and the choice among them.
+
+A backend is a function that runs checked inputs and one that says why it cannot (one line), or None if it can.
+`BACKENDS` stands in order of preference: "auto" takes the first that can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lra_ssm.ops.backends.eager import run_eager
+from lra_ssm.ops.reference import run_reference
+from lra_ssm.ops.scan_inputs import ScanInputs
+
+
+class Backend(NamedTuple):
+    """run(inputs) -> (y, last state); refusal(device, inputs) -> why it cannot run there, or None.
+
+    inputs None asks about the device alone.
+    """
+
+    run: Callable[[ScanInputs], tuple[Tensor, Tensor]]
+    refusal: Callable[[torch.device, ScanInputs | None], str | None]
+
+
+def _not_available(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    raise AssertionError("a backend that refuses every call was run")
+
+
+def _refuse_in_this_version(device: torch.device, inputs: ScanInputs | None) -> str | None:
+    return "not available in this version"
+
+
+def _refuse_off_cpu(device: torch.device, inputs: ScanInputs | None) -> str | None:
+    return None if device.type == "cpu" else f"runs tensors on the CPU alone; u is on {device}"
+
+
+def _refuse_nothing(device: torch.device, inputs: ScanInputs | None) -> str | None:
+    return None
+
+
+BACKENDS: dict[str, Backend] = {
+    "triton": Backend(_not_available, _refuse_in_this_version),
+    "mamba_ssm": Backend(_not_available, _refuse_in_this_version),
+    "cpu": Backend(run_eager, _refuse_off_cpu),  # the chunked loop until a compiled kernel takes this place
+    "eager": Backend(run_eager, _refuse_nothing),
+    "reference": Backend(run_reference, _refuse_nothing),
+}
+
+
+def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
+    """Every backend of `selective_scan`, in "auto"'s order: None if it runs on the device, else why it does not."""
+    return {name: backend.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
+
+
+def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
+    device = inputs.u.device
+    if name == "auto":
+        name = next(key for key, backend in BACKENDS.items() if backend.refusal(device, inputs) is None)
+    if name not in BACKENDS:
+        raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(BACKENDS)))}")
+    reason = BACKENDS[name].refusal(device, inputs)
+    if reason is not None:
+        raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
+    return BACKENDS[name].run(inputs)

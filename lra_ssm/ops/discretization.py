@@ -1,0 +1,163 @@
+"""From a continuous-time diagonal system x' = A x + B u to a discrete one x_k = A_bar x_{k-1} + B_bar B u_k.
+
+Shapes: delta and A broadcast against each other, for instance delta (D, 1) and A (D, N), or delta (B, L, D, 1) and
+A (D, N); every result has the broadcast shape.  (B batch, L length, D channels, N states.)
+
+A is diagonal and given by its diagonal, real or complex; delta is real.  Each rule returns (A_bar, B_bar), where
+B_bar is the factor that multiplies B:
+
+    rule      A_bar                      B_bar
+    zoh       exp(delta A)               A^-1 (exp(delta A) - 1)      B2S6 (Yu & Erichson 2025), eq. 1-2 and 8
+    bilinear  (1 + delta A/2) / (1 - delta A/2)   delta / (1 - delta A/2)   S4 (Gu et al. 2022), eq. 3
+    euler     exp(delta A)               delta                        mamba-ssm's selective_scan_fn
+
+"euler" follows mamba-ssm: A is discretized exactly and only B by Euler's rule; it is not A_bar = 1 + delta A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# |z| below which phi1'(z) is summed as a series; the direct formula loses eps / |z| to cancellation.
+SERIES_RADIUS = 0.25
+
+Allocate = Callable[[str, torch.dtype], Tensor]
+
+
+def _check(delta: Tensor, A: Tensor) -> None:
+    if not delta.is_floating_point():
+        raise ValueError(f"delta: dtype {delta.dtype}; expected a real floating dtype")
+    if not (A.is_floating_point() or A.is_complex()):
+        raise ValueError(f"A: dtype {A.dtype}; expected a real or complex floating dtype")
+    try:
+        torch.broadcast_shapes(delta.shape, A.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"delta: shape {tuple(delta.shape)} does not broadcast against A of shape {tuple(A.shape)}"
+        ) from None
+
+
+def away_from_zero(A: Tensor) -> Tensor:
+    """A with |A| < tiny replaced by tiny.  B_bar and A_bar move by less than a rounding error; 1/A stays finite."""
+    tiny = 1e-100 if A.dtype in (torch.float64, torch.complex128) else 1e-15  # tiny**2 must not underflow
+    return torch.where(A.abs() < tiny, torch.full_like(A, tiny), A)
+
+
+def _allocator(delta: Tensor, A: Tensor) -> Allocate:
+    shape = torch.broadcast_shapes(delta.shape, A.shape)
+    return lambda name, dtype: torch.empty(shape, dtype=dtype, device=A.device)
+
+
+def zoh_values(delta: Tensor, A: Tensor, allocate: Allocate | None = None) -> tuple[Tensor, Tensor]:
+    """(A_bar, B_bar) of `zoh` without autograd; A and delta as there, in one precision.
+
+    allocate(name, dtype) gives the buffers, of the broadcast shape, that a caller in a loop keeps; fresh ones if None.
+    """
+    allocate = allocate or _allocator(delta, A)
+    A = away_from_zero(A)
+    real = delta.dtype
+    A_bar, B_bar = allocate("A_bar", A.dtype), allocate("B_bar", A.dtype)
+    if not A.is_complex():
+        minus_1 = torch.mul(delta, A, out=B_bar).expm1_()
+        return torch.add(minus_1, 1, out=A_bar), minus_1.mul_(A.reciprocal())
+    # exp(a + ib) - 1 from real parts, no cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
+    # (torch.exp of a complex tensor is an order of magnitude slower on a CPU than the three real functions.)
+    minus_1 = torch.mul(delta, A.real.contiguous(), out=allocate("real_0", real)).expm1_()
+    half = torch.mul(delta, (A.imag / 2).contiguous(), out=allocate("real_1", real))
+    sine, cosine = torch.sin(half, out=allocate("real_2", real)), half.cos_()
+    scaled_sine = torch.add(minus_1, 1, out=allocate("real_3", real)).mul_(sine).mul_(2)
+    imag = cosine.mul_(scaled_sine)
+    minus_1.sub_(sine.mul_(scaled_sine))
+    torch.complex(minus_1, imag, out=B_bar).mul_(A.reciprocal())
+    return torch.complex(minus_1.add_(1), imag, out=A_bar), B_bar
+
+
+def exp_values(delta: Tensor, A: Tensor, allocate: Allocate | None = None) -> Tensor:
+    """exp(delta A) without autograd; allocate as in `zoh_values`."""
+    allocate = allocate or _allocator(delta, A)
+    A_bar = allocate("A_bar", A.dtype)
+    if not A.is_complex():
+        return torch.mul(delta, A, out=A_bar).exp_()
+    real = delta.dtype
+    magnitude = torch.mul(delta, A.real.contiguous(), out=allocate("real_0", real)).exp_()
+    phase = torch.mul(delta, A.imag.contiguous(), out=allocate("real_1", real))
+    sine = torch.sin(phase, out=allocate("real_2", real)).mul_(magnitude)
+    return torch.complex(phase.cos_().mul_(magnitude), sine, out=A_bar)
+
+
+def phi1_derivative_series(z: Tensor, out: Tensor | None = None) -> Tensor:
+    """phi1'(z) for |z| <= SERIES_RADIUS, phi1(z) = (exp(z) - 1)/z:  sum over k of (k+1)/(k+2)! z^k, to full precision.
+
+    delta^2 phi1'(delta A) is the derivative of zoh's B_bar with respect to A.
+    """
+    terms = 13 if z.dtype in (torch.float64, torch.complex128) else 7
+    coefficients = [(k + 1) / math.factorial(k + 2) for k in range(terms)]
+    total = (torch.empty_like(z) if out is None else out).fill_(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total.mul_(z).add_(coefficient)
+    return total
+
+
+class _ZOH(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, delta, A):  # type: ignore[no-untyped-def]
+        A_bar, B_bar = zoh_values(delta, A)
+        ctx.save_for_backward(delta, A, A_bar, B_bar)
+        return A_bar, B_bar
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_A_bar, grad_B_bar):  # type: ignore[no-untyped-def]
+        delta, A, A_bar, B_bar = ctx.saved_tensors
+        grad_delta = grad_A = None
+        if ctx.needs_input_grad[0]:  # dA_bar/ddelta = A A_bar, dB_bar/ddelta = A_bar
+            grad = grad_A_bar * (A * A_bar).conj() + grad_B_bar * A_bar.conj()
+            grad_delta = (grad.real if grad.is_complex() else grad).sum_to_size(delta.shape)
+        if ctx.needs_input_grad[1]:  # dA_bar/dA = delta A_bar, dB_bar/dA = (delta A_bar - B_bar)/A = delta^2 phi1'
+            safe_A = away_from_zero(A)
+            z = delta * safe_A
+            small = z.abs() < SERIES_RADIUS
+            series = delta.square() * phi1_derivative_series(torch.where(small, z, torch.zeros_like(z)))
+            derivative = torch.where(small, series, (delta * A_bar - B_bar) / safe_A)
+            grad_A = (grad_A_bar * (delta * A_bar).conj() + grad_B_bar * derivative.conj()).sum_to_size(A.shape)
+        return grad_delta, grad_A
+
+
+def zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """Zero-order hold: A_bar = exp(delta A), B_bar = A^-1 (exp(delta A) - 1) (B2S6, eq. 1-2; S4D, eq. 4).
+
+    delta real and A real or complex, broadcasting; both results have the broadcast shape and the promoted dtype.
+    Values and gradients are exact to rounding as delta A -> 0, A == 0 included (B_bar = delta there).  Half precision
+    is computed in float32 and returned in its dtype.  The gradient is not differentiable a second time.
+    Raises ValueError for a dtype or shapes that do not fit.
+    """
+    _check(delta, A)
+    dtype = torch.result_type(delta.new_zeros(1), A.new_zeros(1))
+    work = torch.promote_types(dtype, torch.float32)
+    A_bar, B_bar = _ZOH.apply(delta.to(work.to_real()), A.to(work))
+    return A_bar.to(dtype), B_bar.to(dtype)
+
+
+def bilinear(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """Bilinear (Tustin) rule: A_bar = (1 + delta A/2)/(1 - delta A/2), B_bar = delta/(1 - delta A/2) (S4, eq. 3).
+
+    Shapes, dtypes and errors as in `zoh`.  Singular at delta A = 2 alone, which no stable A reaches.
+    """
+    _check(delta, A)
+    half = delta * A / 2
+    return (1 + half) / (1 - half), delta / (1 - half)
+
+
+def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """mamba-ssm's rule, called "euler" there: A_bar = exp(delta A) is exact, B_bar = delta is Euler's.
+
+    Shapes, dtypes and errors as in `zoh`.
+    """
+    _check(delta, A)
+    z = delta * A
+    return torch.exp(z), torch.broadcast_to(delta, z.shape).to(z.dtype)

@@ -1,0 +1,126 @@
+"""Naive twins of the fast functions: plain formulas, plain autograd, any amount of memory.  The truth for tests.
+
+Shapes: u, delta, z, y (B, D, L); states (B, D, N), and (B, D, N, L) where they are materialised.
+(B batch, D channels, L length, N states, G groups.)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lra_ssm.ops.discretization import bilinear
+from lra_ssm.ops.s4d_kernel import check_kernel_inputs
+from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
+
+
+def _phi1(z: Tensor) -> Tensor:
+    """(exp(z) - 1)/z, by its Taylor series near 0, where the quotient and its derivative cancel."""
+    small = z.abs() < 0.1
+    near = torch.where(small, z, torch.zeros_like(z))
+    series = torch.ones_like(z)
+    for k in range(14, 0, -1):  # 1 + z/2 (1 + z/3 (1 + z/4 (...)))
+        series = 1 + near / (k + 1) * series
+    elsewhere = torch.where(small, torch.ones_like(z), z)
+    return torch.where(small, series, (torch.exp(elsewhere) - 1) / elsewhere)
+
+
+def _per_channel(x: Tensor, inputs: ScanInputs) -> Tensor:
+    """B or C, constant or variable, as (B, D, N, L) in the state's dtype."""
+    batch, D, L = inputs.u.shape
+    if x.dim() == 2:
+        return x[None, :, :, None].expand(batch, D, x.shape[1], L)
+    if is_interleaved(x, L, inputs.state_dtype):
+        x = torch.complex(x[..., 0::2].to(inputs.dtype), x[..., 1::2].to(inputs.dtype))
+    return x.to(inputs.state_dtype).repeat_interleave(D // x.shape[1], dim=1)
+
+
+def run_reference(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """(y, last state) for checked inputs."""
+    with torch.autocast(inputs.u.device.type, enabled=False):
+        u, delta = inputs.u.to(inputs.dtype), inputs.delta.to(inputs.dtype)
+        A = inputs.A[None, :, :, None]
+        if inputs.delta_bias is not None:
+            delta = delta + inputs.delta_bias[:, None]
+        if inputs.delta_softplus:
+            delta = F.softplus(delta)
+        delta = delta.unsqueeze(2)  # (B, D, 1, L)
+        B, C = _per_channel(inputs.B, inputs), _per_channel(inputs.C, inputs)
+        if inputs.B_bias is not None:
+            B = B + inputs.B_bias[..., None]
+        A_bar = torch.exp(delta * A)
+        B_bar = delta * _phi1(delta * A) * B if inputs.discretization == "zoh" else delta * B
+        v = B_bar * u.unsqueeze(2)
+        x = inputs.initial_state
+        if x is None:
+            x = torch.zeros_like(v[..., 0])
+        outputs = []
+        for k, (A_bar_k, v_k, C_k) in enumerate(zip(A_bar.unbind(-1), v.unbind(-1), C.unbind(-1), strict=True)):
+            if inputs.reset is not None:
+                x = torch.where(inputs.reset[:, k, None, None], torch.zeros_like(x), x)
+            x = A_bar_k * x + v_k
+            outputs.append((C_k * x).sum(-1))
+        y = torch.stack(outputs, dim=-1)
+        if y.is_complex():
+            y = 2 * y.real
+        if inputs.D is not None:
+            y = y + inputs.D[:, None] * u
+        if inputs.z is not None:
+            y = y * F.silu(inputs.z.to(inputs.dtype))
+        return y.to(inputs.u.dtype), x
+
+
+def selective_scan_reference(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    *,
+    B_bias: Tensor | None = None,
+    discretization: str = "euler",
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`selective_scan` as a loop over time under plain autograd, which keeps (B, D, N, L) tensors; see there."""
+    inputs = check_scan_inputs(
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
+    )
+    y, last_state = run_reference(inputs)
+    return (y, last_state) if return_last_state else y
+
+
+def s4d_kernel_reference(
+    delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh"
+) -> Tensor:
+    """`s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
+    check_kernel_inputs(delta, A, B, C, L, discretization)
+    delta = delta.unsqueeze(-1)
+    if discretization == "zoh":
+        A_bar, B_bar = torch.exp(delta * A), delta * _phi1(delta * A)
+    else:
+        A_bar, B_bar = bilinear(delta, A)
+    powers = [torch.ones_like(A_bar)]
+    for _ in range(L - 1):
+        powers.append(powers[-1] * A_bar)
+    kernel = ((C * B * B_bar).unsqueeze(-1) * torch.stack(powers, dim=-1)).sum(-2)
+    return 2 * kernel.real if kernel.is_complex() else kernel
+
+
+def causal_convolution_reference(u: Tensor, k: Tensor) -> Tensor:
+    """`causal_convolution` as the definition: y_t = sum over s <= t of k_{t-s} u_s."""
+    L = u.shape[-1]
+    return torch.stack([(k[:, : t + 1].flip(-1) * u[..., : t + 1]).sum(-1) for t in range(L)], dim=-1)
+
+
+def bidirectional_convolution_reference(u: Tensor, k_forward: Tensor, k_backward: Tensor) -> Tensor:
+    """`bidirectional_convolution` as the definition: causal, plus the sum over s > t of k_backward_{s-t-1} u_s."""
+    L = u.shape[-1]
+    future = [(k_backward[:, : L - 1 - t] * u[..., t + 1 :]).sum(-1) for t in range(L)]
+    return causal_convolution_reference(u, k_forward) + torch.stack(future, dim=-1)

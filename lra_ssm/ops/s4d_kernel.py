@@ -1,0 +1,86 @@
+"""The convolution kernel of a diagonal, time-invariant state-space model (S4D).
+
+Shapes: delta (D,), A and B (D, N) or (N,), C (N,), (D, N) or (K, D, N), kernel (D, L) or (K, D, L).
+(D channels, N states (conjugate pairs for complex A), L length, K kernels that share A, B and delta.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lra_ssm.ops.discretization import bilinear, zoh
+
+# Powers are taken as A_bar^(iT + j) = (A_bar^T)^i A_bar^j: two tables of L/T and T columns and one matrix product
+# instead of a (D, N, L) tensor.  T = 128 was the fastest from L = 1024 to 16384.
+_T = 128
+
+
+def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str) -> None:
+    """One-line ValueErrors, shared with the reference."""
+    if delta.dim() != 1 or not delta.is_floating_point():
+        raise ValueError(f"delta: shape {tuple(delta.shape)}, dtype {delta.dtype}; expected (D,), real floating")
+    D, N = delta.shape[0], A.shape[-1] if A.dim() else 0
+    for name, x, several in (("A", A, False), ("B", B, False), ("C", C, True)):
+        if not (x.is_floating_point() or x.is_complex()):
+            raise ValueError(f"{name}: dtype {x.dtype}; expected a real or complex floating dtype")
+        if tuple(x.shape) not in ((N,), (D, N)) and not (several and x.dim() == 3 and tuple(x.shape[1:]) == (D, N)):
+            expected = f"(N,) or (D, N){' or (K, D, N)' if several else ''} with D = {D}, N = {N}"
+            raise ValueError(f"{name}: shape {tuple(x.shape)}; expected {expected}")
+        if x.is_complex() and not A.is_complex():
+            raise ValueError(f"{name}: complex beside a real A; expected a real {name}, or a complex A")
+    if L < 1:
+        raise ValueError(f"L: {L}; expected at least 1")
+    if discretization not in ("zoh", "bilinear"):
+        raise ValueError(f"discretization: {discretization!r}; expected 'zoh' or 'bilinear'")
+
+
+def _powers(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """x^0 .. x^(count-1) in a new last dimension, and x^m with m the power of two >= count.
+
+    By doubling: log2(count) steps, and values and gradients are right at x = 0 too, unlike pow's.
+    """
+    table, step = torch.ones_like(x).unsqueeze(-1), x.unsqueeze(-1)
+    while table.shape[-1] < count:
+        table = torch.cat([table, table * step], dim=-1)
+        step = step * step
+    return table[..., :count], step.squeeze(-1)
+
+
+def _real_rows(x: Tensor) -> Tensor:
+    """Complex (..., N) as real (..., 2N), re and im interleaved; real as it is."""
+    return torch.view_as_real(x).flatten(-2) if x.is_complex() else x
+
+
+def s4d_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
+    """k_l = 2 Re sum_n C_n B_bar_n A_bar_n^l, l = 0..L-1 (S4D, eq. 5); no 2 Re for real A.
+
+    delta (D,) real; A, B (D, N) or (N,); C too, or (K, D, N) for K kernels from one set of powers (a bidirectional
+    layer takes K = 2).  Real B or C beside complex A is promoted.  Returns (D, L), or (K, D, L), real: float64 if any
+    input is float64 or complex128, else float32.  discretization: "zoh" or "bilinear", see `discretization`.
+    Gradients for delta, A, B and C.  Raises ValueError for what does not fit.
+    """
+    check_kernel_inputs(delta, A, B, C, L, discretization)
+    double = any(x.dtype in (torch.float64, torch.complex128) for x in (delta, A, B, C))
+    dtype = torch.float64 if double else torch.float32
+    state_dtype = dtype.to_complex() if A.is_complex() else dtype
+    wide = torch.complex128 if A.is_complex() else torch.float64
+    D, N = delta.shape[0], A.shape[-1]
+    with torch.autocast(delta.device.type, enabled=False):
+        # The tables are small and taken in double: the phase l delta Im(A) reaches thousands of radians.
+        rule = zoh if discretization == "zoh" else bilinear
+        A_bar, B_bar = rule(delta.double().unsqueeze(-1), A.to(wide))  # (D, N)
+        T = min(_T, L)
+        blocks = -(-L // T)
+        low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is one block alone
+        high, _ = _powers(A_bar_T, blocks)  # (D, N, blocks)
+        weights = C.to(wide) * B.to(wide) * B_bar  # (D, N) or (K, D, N)
+        # (D, K, blocks, N): K kernels are K times the rows of one product
+        left = (weights.reshape(-1, D, N).unsqueeze(-1) * high).permute(1, 0, 3, 2).to(state_dtype)
+        right = low.transpose(1, 2).to(state_dtype)  # (D, T, N)
+        if A.is_complex():
+            left, right = 2 * left.conj(), right  # Re(a b) is the real dot product of conj(a) and b
+        rows = _real_rows(left.resolve_conj()).flatten(1, 2)  # (D, K blocks, N or 2N)
+        kernel = torch.bmm(rows, _real_rows(right).transpose(1, 2))  # (D, K blocks, T)
+        kernel = kernel.view(D, -1, blocks * T)[..., :L].transpose(0, 1)  # (K, D, L)
+    return kernel if C.dim() == 3 else kernel[0]

@@ -1,0 +1,137 @@
+"""Discretizations against float64 truths and limits, with their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lra_ssm.ops import bilinear, euler, zoh
+from lra_ssm.ops.discretization import SERIES_RADIUS, exp_values, phi1_derivative_series, zoh_values
+
+
+def phi1(z: torch.Tensor, derivative: bool = False) -> torch.Tensor:
+    """(exp(z) - 1)/z or its derivative in double: 30 terms of the Taylor series below 1, the quotient above."""
+    z = z.to(torch.complex128 if z.is_complex() else torch.float64)
+    near, far = torch.where(z.abs() < 1, z, 0), torch.where(z.abs() < 1, 1, z)
+    quotient = (torch.exp(far) - 1) / far
+    if derivative:
+        series = sum(float(k + 1) / math.factorial(k + 2) * near**k for k in range(30))
+        return torch.where(z.abs() < 1, series, (torch.exp(far) - quotient) / far)
+    return torch.where(z.abs() < 1, sum(1.0 / math.factorial(k + 1) * near**k for k in range(30)), quotient)
+
+
+def sample_A(complex_A: bool, dtype: torch.dtype) -> torch.Tensor:
+    """0, and magnitudes 1e-300 (or what the dtype holds) .. 6, positive and negative, in many directions."""
+    tiniest = -300 if dtype == torch.float64 else -37
+    exponents = torch.cat([torch.linspace(tiniest, -20, 10), torch.linspace(-19.5, 0.77, 100)]).double()
+    magnitude = torch.cat([torch.zeros(1, dtype=torch.float64), 10**exponents])
+    angle = torch.linspace(1.6, 4.6, magnitude.numel(), dtype=torch.float64)
+    if complex_A:
+        return torch.polar(magnitude, angle).to(dtype.to_complex())
+    return (magnitude * torch.sign(torch.cos(7 * angle))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype, rtol", [(torch.float64, 2e-15), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_zoh_is_exact_as_A_goes_to_zero(complex_A, dtype, rtol):
+    """Values and gradients, entry by entry, to a few roundings."""
+    A = sample_A(complex_A, dtype).requires_grad_()
+    delta = torch.tensor([[1e-3], [0.05], [1.0]], dtype=dtype, requires_grad=True)
+    A_bar, B_bar = zoh(delta, A)
+    wide_delta = delta.detach().double()
+    z = wide_delta * A.detach()
+    truth = wide_delta * phi1(z)
+    assert ((B_bar - truth).abs() <= rtol * truth.abs()).all()
+    assert ((A_bar - torch.exp(z)).abs() <= 3 * rtol * torch.exp(z).abs()).all()
+    d_A = torch.autograd.grad(B_bar, A, torch.ones_like(B_bar), retain_graph=True)[0]
+    want = (wide_delta**2 * phi1(z, derivative=True)).conj()
+    scale = (wide_delta**2 * phi1(z, derivative=True).abs()).sum(0)
+    # Above the series' radius the quotient loses up to 1/radius.
+    assert ((d_A - want.sum(0)).abs() <= 2 * rtol / SERIES_RADIUS * scale).all()
+    d_delta = torch.autograd.grad(B_bar, delta, torch.ones_like(B_bar))[0]
+    assert torch.allclose(d_delta.double(), torch.exp(z).real.sum(1, keepdim=True), rtol=10 * rtol)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("rule", [zoh, bilinear, euler])
+def test_gradcheck(rule, complex_A):
+    A = torch.tensor([-0.3, -2.0, -1e-3], dtype=torch.float64)
+    A = torch.complex(A, torch.tensor([0.1, 3.0, 2e-3], dtype=torch.float64)) if complex_A else A
+    delta = torch.tensor([[0.5], [0.9]], dtype=torch.float64)
+    assert torch.autograd.gradcheck(rule, (delta.requires_grad_(), A.requires_grad_()))
+
+
+def test_zoh_gradcheck_at_zero():
+    delta = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(zoh, (delta, torch.zeros(2, dtype=torch.float64, requires_grad=True)))
+    assert torch.autograd.gradcheck(zoh, (delta, torch.zeros(2, dtype=torch.complex128, requires_grad=True)))
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_values(complex_A):
+    A = sample_A(complex_A, torch.float64)
+    A = A[A.abs() > 1e-2]
+    delta = torch.tensor([[0.1], [1.3]], dtype=torch.float64)
+    z = delta * A
+    torch.testing.assert_close(euler(delta, A)[0], torch.exp(z), rtol=1e-14, atol=0)
+    torch.testing.assert_close(euler(delta, A)[1], delta.expand(z.shape).to(A.dtype))
+    A_bar, B_bar = bilinear(delta, A)
+    torch.testing.assert_close(A_bar * (1 - z / 2), 1 + z / 2)
+    torch.testing.assert_close(B_bar * (1 - z / 2), delta.expand(z.shape).to(A.dtype))
+    torch.testing.assert_close(zoh(delta, A)[1], (torch.exp(z) - 1) / A)
+    torch.testing.assert_close(exp_values(delta, A), torch.exp(z), rtol=1e-14, atol=0)
+    torch.testing.assert_close(zoh_values(delta, A), zoh(delta, A), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule, order", [(bilinear, 3), (zoh, 15)])
+def test_rules_agree_to_their_order(rule, order):
+    """Against the exact solution: bilinear's one-step error falls as delta^3, zoh has none."""
+    A = torch.tensor([-0.5 + 2j, -1 + 0j], dtype=torch.complex128)
+    errors = [(rule(torch.tensor([d], dtype=torch.float64), A)[0] - torch.exp(d * A)).abs().max() for d in (0.02, 0.01)]
+    if order == 3:
+        assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.05)
+    else:
+        assert max(errors) < 1e-15
+
+
+def test_zoh_solves_the_differential_equation():
+    """x' = A x + u with constant u over one step, against 100,000 small Euler steps extrapolated."""
+    A, delta = torch.tensor([-0.7 + 1.1j], dtype=torch.complex128), torch.tensor([0.8], dtype=torch.float64)
+    A_bar, B_bar = zoh(delta, A)
+
+    def integrate(steps: int) -> torch.Tensor:
+        growth, h = 1 + delta / steps * A, delta / steps
+        return growth**steps * (0.3 + 0j) + h * (growth**steps - 1) / (growth - 1)
+
+    extrapolated = 2 * integrate(200_000) - integrate(100_000)
+    torch.testing.assert_close(A_bar * 0.3 + B_bar, extrapolated, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("dtype, rtol", [(torch.complex128, 2e-16), (torch.complex64, 2e-7), (torch.float64, 2e-16)])
+def test_phi1_derivative_series(dtype, rtol):
+    z = torch.linspace(-SERIES_RADIUS, SERIES_RADIUS, 41, dtype=torch.float64).to(dtype)
+    if dtype.is_complex:
+        z = z * torch.exp(1j * torch.arange(41)).to(dtype) * (1 - 1e-6)
+    truth = phi1(z, derivative=True)
+    assert ((phi1_derivative_series(z) - truth).abs() <= 4 * rtol * truth.abs()).all()
+
+
+def test_half_precision_and_broadcasting():
+    delta, A = torch.rand(2, 5, 3, 1, dtype=torch.bfloat16), -torch.rand(3, 4, dtype=torch.bfloat16)
+    for rule in (zoh, bilinear, euler):
+        A_bar, B_bar = rule(delta, A)
+        assert A_bar.shape == B_bar.shape == (2, 5, 3, 4)
+        assert A_bar.dtype == B_bar.dtype == torch.bfloat16
+    assert zoh(delta.float(), A.to(torch.complex128))[1].dtype == torch.complex128
+
+
+@pytest.mark.parametrize("rule", [zoh, bilinear, euler])
+def test_errors(rule):
+    with pytest.raises(ValueError, match="delta: dtype torch.complex64"):
+        rule(torch.zeros(2, dtype=torch.complex64), torch.zeros(2))
+    with pytest.raises(ValueError, match="A: dtype torch.int64"):
+        rule(torch.zeros(2), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"delta: shape \(2,\) does not broadcast against A of shape \(3,\)"):
+        rule(torch.zeros(2), torch.zeros(3))

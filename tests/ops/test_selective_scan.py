@@ -1,0 +1,170 @@
+"""Every backend of the selective scan against the reference: values, last state and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan, selective_scan_reference
+from lra_ssm.ops.backends import eager
+from tests.ops.scan_cases import OPTIONAL, assert_close, make_inputs, random_reset, run
+
+BACKENDS = ["cpu", "eager"]
+
+
+@pytest.fixture(params=[False, True], ids=["large pieces", "small pieces"])
+def pieces(request, monkeypatch):
+    """Small pieces: one batch item and 16 steps at a time, so that short inputs cross chunks and rows."""
+    if request.param:
+        monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1, "cuda": 1})
+        assert eager.piece_size(3, 64, 37, "cpu") == (1, 16)
+
+
+# (complex A, B, C, discretization, softplus, reset, optional inputs, A tied): a covering set, every form of B and C
+# and every option in some combination, different groups for B and C.
+CASES = [
+    (False, "constant", "constant", "euler", False, False, (), False),
+    (False, "constant", "2 real", "euler", True, True, OPTIONAL, False),
+    (False, "2 real", "constant", "euler", True, False, ("D", "B_bias"), True),
+    (False, "no group real", "no group real", "euler", True, False, ("D", "z", "delta_bias"), False),
+    (False, "1 real", "4 real", "euler", True, True, ("B_bias", "initial_state"), False),
+    (False, "4 real", "2 real", "euler", False, True, OPTIONAL, True),
+    (False, "constant", "constant", "zoh", True, True, OPTIONAL, True),
+    (False, "no group real", "2 real", "zoh", False, False, ("initial_state",), False),
+    (False, "2 real", "no group real", "zoh", True, True, OPTIONAL, False),
+    (False, "2 real", "constant", "zoh", True, False, ("z", "B_bias"), False),
+    (False, "4 real", "1 real", "zoh", True, False, ("D", "z", "delta_bias"), True),
+    (True, "constant", "constant", "euler", False, False, (), True),
+    (True, "constant real", "2 complex", "euler", True, True, OPTIONAL, False),
+    (True, "constant", "4 interleaved", "euler", True, False, ("delta_bias", "B_bias"), False),
+    (True, "2 interleaved", "constant", "euler", True, True, OPTIONAL, False),
+    (True, "no group interleaved", "no group interleaved", "euler", True, False, ("D", "z", "delta_bias"), False),
+    (True, "1 real", "2 complex", "euler", False, True, ("B_bias",), False),
+    (True, "4 complex", "no group real", "euler", True, True, OPTIONAL, True),
+    (True, "2 interleaved", "4 real", "zoh", True, False, OPTIONAL, True),
+    (True, "2 real", "constant real", "zoh", True, True, ("D", "z", "delta_bias", "initial_state"), False),
+    (True, "constant", "constant", "zoh", True, True, OPTIONAL, False),
+    (True, "constant real", "1 interleaved", "zoh", False, False, ("B_bias", "initial_state"), True),
+    (True, "no group complex", "2 interleaved", "zoh", True, True, OPTIONAL, False),
+    (True, "4 interleaved", "4 complex", "zoh", False, True, ("z",), False),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:4])))
+def test_forms_and_options(case, backend, pieces):
+    complex_A, B, C, discretization, softplus, with_reset, optional, tied_A = case
+    inputs = make_inputs(complex_A, B, C, optional=optional, tied_A=tied_A, batch=3)
+    reset = random_reset(3, 37) if with_reset else None
+    flags = dict(discretization=discretization, delta_softplus=softplus, reset=reset)
+    assert_close(run(inputs, backend, **flags), run(inputs, "reference", **flags))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("L", [1, 2, 16, 63, 128, 257, 1024])
+def test_lengths(L, complex_A, backend):
+    form = "2 interleaved" if complex_A else "2 real"
+    inputs = make_inputs(complex_A, form, "1 real", batch=1, D=2, N=2, L=L)
+    flags = dict(discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
+    assert_close(run(inputs, backend, **flags), run(inputs, "reference", **flags))
+
+
+@pytest.mark.parametrize("use_y, use_state", [(True, False), (False, True)])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_gradient_through_one_result_alone(complex_A, use_y, use_state, pieces):
+    inputs = make_inputs(complex_A, "2 real", "constant")
+    actual, expected = (run(inputs, b, use_y=use_y, use_state=use_state) for b in ("cpu", "reference"))
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_gradient_of_a_subset(complex_A):
+    """Gradients of some inputs do not depend on whether the others require theirs."""
+    inputs = make_inputs(complex_A, "2 real", "1 real")
+    expected = run(inputs, "reference", discretization="zoh")
+    for name in ("u", "A", "B", "initial_state"):
+        x = {key: v.detach().requires_grad_(key == name) for key, v in inputs.items()}
+        y = selective_scan(**x, discretization="zoh")
+        reference = selective_scan_reference(**x, discretization="zoh")
+        (grad,) = torch.autograd.grad(y.sum(), [x[name]])
+        (want,) = torch.autograd.grad(reference.sum(), [x[name]])
+        assert_close({name: grad}, {name: want})
+        assert torch.equal(y, selective_scan(**inputs, discretization="zoh"))
+    assert expected["y"].shape == inputs["u"].shape
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("complex_A, B, C, discretization, with_reset", [
+    (False, "1 real", "2 real", "zoh", True),
+    (True, "2 interleaved", "constant", "euler", False),
+    (True, "1 complex", "2 interleaved", "zoh", True),
+])  # fmt: skip
+def test_gradcheck(complex_A, B, C, discretization, with_reset, backend):
+    inputs = make_inputs(complex_A, B, C, batch=1, D=2, N=2, L=3)
+    x = {name: v.requires_grad_() for name, v in inputs.items()}
+    reset = torch.tensor([[False, True, False]]) if with_reset else None
+
+    def f(*values):
+        named = dict(zip(x, values, strict=True))
+        return selective_scan(**named, delta_softplus=True, return_last_state=True, reset=reset, backend=backend,
+                              discretization=discretization)  # fmt: skip
+
+    assert torch.autograd.gradcheck(f, tuple(x.values()))
+
+
+def test_by_hand():
+    """Two steps, one channel, one state, computed by hand."""
+    ln2 = torch.log(torch.tensor(2.0, dtype=torch.float64))
+    u = torch.tensor([[[3.0, 5.0]]], dtype=torch.float64)
+    delta, A = torch.ones_like(u) * ln2, -torch.ones(1, 1, dtype=torch.float64)  # A_bar = 1/2
+    B, C = torch.tensor([[[2.0, 7.0]]], dtype=torch.float64), torch.tensor([[[1.0, 10.0]]], dtype=torch.float64)
+    for backend in ("reference", "cpu", "eager"):
+        y, state = selective_scan(u, delta, A, B, C, discretization="zoh", return_last_state=True, backend=backend)
+        # B_bar = (1/2 - 1)/(-1) = 1/2: x_0 = 2*3/2 = 3, x_1 = 3/2 + 7*5/2 = 19
+        torch.testing.assert_close(y, torch.tensor([[[3.0, 190.0]]], dtype=torch.float64))
+        torch.testing.assert_close(state, torch.tensor([[[19.0]]], dtype=torch.float64))
+        y = selective_scan(u, delta, A + 0j, B, C, torch.tensor([1.0], dtype=torch.float64), backend=backend)
+        # euler: x_0 = 6 ln2, x_1 = 3 ln2 + 35 ln2; complex: 2 Re; D u
+        torch.testing.assert_close(y, torch.stack([12 * ln2 + 3, 760 * ln2 + 5]).view(1, 1, 2))
+
+
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
+def test_small_A(magnitude, complex_A, discretization):
+    """Values and gradients stay right as A -> 0, and at A == 0."""
+    inputs = make_inputs(complex_A, "2 real", "1 real", L=40)
+    inputs["A"] = magnitude * inputs["A"]
+    inputs["A"][0, 0] = -0.5
+    actual, expected = (run(inputs, backend, discretization=discretization) for backend in ("cpu", "reference"))
+    assert_close(actual, expected)
+    assert torch.isfinite(torch.view_as_real(actual["A"] + 0j)).all()
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_kernel_and_convolution_agree_with_the_scan(complex_A):
+    """With constant delta, B and C the scan is a convolution with S4D's kernel."""
+    inputs = make_inputs(complex_A, "constant", "constant", L=300, optional=())
+    delta = inputs["delta"][0, :, 0].clone()
+    inputs["delta"] = delta[:, None].expand_as(inputs["u"])
+    y = selective_scan(**inputs, discretization="zoh")
+    kernel = s4d_kernel(delta, inputs["A"], inputs["B"], inputs["C"], 300)
+    torch.testing.assert_close(y, causal_convolution(inputs["u"], kernel), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+def test_on_a_gpu(discretization, complex_A, pieces):
+    inputs = make_inputs(complex_A, "2 interleaved" if complex_A else "2 real", "1 real", L=257)
+    flags = dict(discretization=discretization, delta_softplus=True)
+    reset = random_reset(2, 257)
+    on_gpu = {name: x.cuda() for name, x in inputs.items()}
+    expected = run(inputs, "reference", reset=reset, **flags)
+    for backend in ("auto", "eager"):
+        actual = run(on_gpu, backend, reset=reset.cuda(), **flags)
+        assert_close({name: x.cpu() for name, x in actual.items()}, expected)
+    with pytest.raises(ValueError, match="backend: 'cpu'.*cuda"):
+        selective_scan(**on_gpu, backend="cpu")

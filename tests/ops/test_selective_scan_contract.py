@@ -1,0 +1,264 @@
+"""The rest of the contract of `selective_scan`: resets and states, dtypes, strides, memory, backends, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lra_ssm.ops import scan_backends, selective_scan
+from lra_ssm.ops.backends import eager
+from tests.ops.scan_cases import assert_close, leaves, make_inputs, random_reset, run, weighted_sum
+
+VARIABLE = {False: ("2 real", "1 real"), True: ("2 interleaved", "1 complex")}
+
+
+def cut(inputs, start, stop):
+    """Steps start .. stop-1 of inputs without an initial state."""
+    L = inputs["u"].shape[-1]
+    result = {}
+    for name, x in inputs.items():
+        if name in ("u", "delta", "z") or (name in "BC" and x.dim() > 2):
+            per_step = x.shape[-1] // L
+            x = x[..., start * per_step : stop * per_step]
+        result[name] = x
+    return result
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager", "reference"])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
+    monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
+    inputs = make_inputs(complex_A, *VARIABLE[complex_A], L=50)
+    first_state = inputs.pop("initial_state")
+    flags = dict(return_last_state=True, discretization="zoh", backend=backend)
+    y, last = selective_scan(**inputs, initial_state=first_state, **flags)
+    y_prefix, middle = selective_scan(**cut(inputs, 0, 21), initial_state=first_state, **flags)
+    y_suffix, end = selective_scan(**cut(inputs, 21, 50), initial_state=middle, **flags)
+    torch.testing.assert_close(torch.cat([y_prefix, y_suffix], dim=-1), y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(end, last, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager", "reference"])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
+    """Even an infinite state does not leak; gradients of the first document's inputs stop at the reset."""
+    monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
+    inputs = make_inputs(complex_A, *VARIABLE[complex_A], L=50)
+    first_state = inputs.pop("initial_state")
+    reset = torch.zeros(2, 50, dtype=torch.bool)
+    reset[:, 17] = reset[:, 33] = True
+    flags = dict(return_last_state=True, backend=backend)
+    whole = leaves(inputs)
+    y, last = selective_scan(**whole, initial_state=first_state, reset=reset, **flags)
+    runs = [selective_scan(**cut(inputs, 0, 17), initial_state=first_state, **flags)]
+    runs += [selective_scan(**cut(inputs, *ends), **flags) for ends in ((17, 33), (33, 50))]
+    torch.testing.assert_close(y, torch.cat([y_part for y_part, _ in runs], dim=-1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(last, runs[-1][1], rtol=1e-12, atol=1e-12)
+    (grad,) = torch.autograd.grad(y[..., 33:].sum(), [whole["u"]])
+    assert (grad[..., :33] == 0).all() and (grad[..., 33:] != 0).all()
+    broken = {**inputs, "u": inputs["u"].clone()}
+    broken["u"][..., 20] = math.inf
+    y_broken, _ = selective_scan(**broken, reset=reset, **flags)
+    assert torch.equal(y_broken[..., 33:], y.detach()[..., 33:])
+
+
+def test_reset_at_the_first_step_drops_the_initial_state():
+    inputs = make_inputs(True, "1 real", "1 real")
+    reset = torch.zeros(2, 37, dtype=torch.bool)
+    reset[0, 0] = True
+    grad = run(inputs, "cpu", reset=reset)["initial_state"]
+    assert (grad[0] == 0).all() and (grad[1] != 0).all()
+
+
+def test_interleaved_equals_complex():
+    inputs = make_inputs(True, "2 complex", "1 complex")
+    flags = dict(discretization="zoh", delta_softplus=True)
+    expected = run(inputs, "cpu", **flags)
+    for name in "BC":
+        inputs[name] = torch.view_as_real(inputs[name]).flatten(-2)
+        expected[name] = torch.view_as_real(expected[name].resolve_conj()).flatten(-2)
+    assert_close(run(inputs, "cpu", **flags), expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_strides(complex_A, backend):
+    """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
+    inputs = make_inputs(complex_A, *VARIABLE[complex_A], D=6, L=40)
+    expected = run(inputs, "reference", discretization="zoh")
+    for name in ("u", "delta", "z"):
+        inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
+    if complex_A:
+        inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
+        inputs["A"], inputs["C"] = inputs["A"].conj().resolve_conj().conj(), inputs["C"].conj().resolve_conj().conj()
+        inputs["initial_state"] = inputs["initial_state"].conj().resolve_conj().conj()
+    actual = run(inputs, backend, discretization="zoh")
+    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
+    assert_close(actual, expected)
+    inputs["u"] = inputs["u"][:1, :, :1].expand(2, 6, 40)
+    assert_close(run(inputs, backend), run(inputs, "reference"))
+
+
+def test_no_batch():
+    inputs = make_inputs(False, "1 real", "1 real", batch=0)
+    result = run(inputs, "cpu")
+    assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_mixed_dtypes(complex_A, backend):
+    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32)
+    for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
+        inputs[name] = inputs[name].to(dtype)
+    result = run(inputs, backend)
+    assert result["y"].dtype == torch.bfloat16
+    assert result["last_state"].dtype == (torch.complex64 if complex_A else torch.float32)
+    assert all(result[name].dtype == x.dtype for name, x in inputs.items())
+    wide = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
+    truth = run(wide, "reference", y_weights=torch.bfloat16)
+    for name, x in result.items():
+        rtol = {torch.bfloat16: 4e-3, torch.float16: 6e-4}.get(x.dtype, 2e-6)
+        assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["u", "A", "B", "D", "z", "initial_state"])
+def test_one_double_input_makes_the_arithmetic_double(name, backend):
+    inputs = make_inputs(True, "2 real", "constant", dtype=torch.float32)
+    wide = {key: x.to(torch.complex128 if x.is_complex() else torch.float64) for key, x in inputs.items()}
+    expected = run(wide, "reference", discretization="zoh")["last_state"]
+    result = run({**inputs, name: wide[name]}, backend, discretization="zoh")
+    assert result["y"].dtype == (torch.float64 if name == "u" else torch.float32)
+    assert_close({"state": result["last_state"]}, {"state": expected}, rtol=1e-13)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+def test_float32_error(complex_A, discretization):
+    """float32 against float64 at L = 1024: values and every gradient to a few rounding errors."""
+    wide = make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024)
+    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
+    wide = {name: x.to(wide[name].dtype) for name, x in narrow.items()}  # the same, rounded, inputs
+    flags = dict(discretization=discretization, delta_softplus=True)
+    truth, result = run(wide, "reference", **flags), run(narrow, "cpu", **flags)
+    assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6)
+
+
+def test_autocast_does_not_lower_the_precision():
+    inputs = make_inputs(False, "2 real", "1 real", dtype=torch.float32)
+    for backend in ("cpu", "reference"):
+        expected = run(inputs, backend)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_close(run(inputs, backend), expected, rtol=1e-7)
+
+
+class _LargestAllocation(TorchDispatchMode):
+    def __init__(self, ignore):
+        super().__init__()
+        self.bytes, self.ignore = 0, {x.untyped_storage().data_ptr() for x in ignore}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.ignore:
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_memory(complex_A):
+    """Nothing of B D L N elements is ever allocated, forward or backward; the reference shows that the test sees it."""
+    form = "1 interleaved" if complex_A else "1 real"
+    inputs = make_inputs(complex_A, form, form, D=32, N=32, L=1024, dtype=torch.float32)
+    whole = 2 * 32 * 1024 * 32 * (8 if complex_A else 4)
+    largest = {}
+    for backend in ("cpu", "reference"):
+        x = leaves(inputs)
+        with _LargestAllocation(x.values()) as mode:
+            y, state = selective_scan(**x, return_last_state=True, discretization="zoh", backend=backend)
+            assert mode.bytes >= y.numel() * 4
+            if backend == "cpu":
+                torch.autograd.grad(weighted_sum(y, state), list(x.values()))
+        largest[backend] = mode.bytes
+    assert largest["reference"] >= whole
+    assert largest["cpu"] <= whole / 8
+
+
+def test_backends():
+    inputs = make_inputs(False, "1 real", "1 real", optional=())
+    support = scan_backends()
+    assert set(support) == {"triton", "mamba_ssm", "cpu", "eager", "reference"}
+    assert support["cpu"] is support["eager"] is support["reference"] is None
+    assert torch.equal(selective_scan(**inputs), selective_scan(**inputs, backend="cpu"))
+    for name, reason in support.items():
+        if reason is not None:
+            with pytest.raises(ValueError, match=f"'{name}'.*not available in this version"):
+                selective_scan(**inputs, backend=name)
+    assert scan_backends("cuda")["cpu"] is not None
+    with pytest.raises(ValueError, match="backend: 'fast'.*'cpu'"):
+        selective_scan(**inputs, backend="fast")
+    meta = {name: x.to("meta") for name, x in inputs.items()}
+    with pytest.raises(ValueError, match="backend: 'cpu' cannot run this call.*meta"):
+        selective_scan(**meta, backend="cpu")
+
+
+def bad(name, value, match=None, complex_A=False):
+    return pytest.param(name, value, match or name, complex_A, id=f"{name}-{match or ''}-{'complex' * complex_A}")
+
+
+zeros, i = torch.zeros, torch.complex64
+
+
+@pytest.mark.parametrize("name, value, match, complex_A", [
+    bad("u", zeros(2, 4), r"u: shape \(2, 4\); expected \(batch, D, L\)"),
+    bad("u", zeros(2, 4, 0), r"u: shape \(2, 4, 0\)"),
+    bad("u", zeros(2, 4, 5, dtype=torch.int64), "u: dtype torch.int64"),
+    bad("u", zeros(2, 4, 5, dtype=i), "u: dtype torch.complex64"),
+    bad("u", None, "u: None"),
+    bad("u", 3.0, "u: float"),
+    bad("delta", zeros(2, 4, 6), r"delta: shape \(2, 4, 6\); expected \(batch, D, L\) = \(2, 4, 5\)"),
+    bad("A", zeros(3, 3), r"A: shape \(3, 3\); expected \(D, N\) or \(N,\) with D = 4"),
+    bad("A", zeros(()), r"A: shape \(\)"),
+    bad("A", zeros(4, 0), r"A: shape \(4, 0\)"),
+    bad("B", zeros(4, 2), r"B: shape \(4, 2\); expected constant \(D, N\) = \(4, 3\)"),
+    bad("B", zeros(2, 3, 10), r"B: shape \(2, 3, 10\); expected .*L = 5$"),
+    bad("B", zeros(2, 3, 7), r"B: shape \(2, 3, 7\); expected .*2L = 10", True),
+    bad("B", zeros(2, 3, 10, dtype=i), r"B: shape \(2, 3, 10\); expected .*L = 5$", True),
+    bad("B", zeros(2, 3, 3, 5), r"B: shape .*G dividing D = 4; G = 3 does not"),
+    bad("C", zeros(2, 8, 3, 5), r"C: shape .*G dividing D = 4; G = 8 does not"),
+    bad("C", zeros(1, 2, 3, 5), r"C: shape \(1, 2, 3, 5\)"),
+    bad("C", zeros(3), r"C: shape \(3,\)"),
+    bad("B", zeros(2, 3, 5, dtype=i), "B: dtype torch.complex64 beside a real A"),
+    bad("C", zeros(4, 3, dtype=i), "C: dtype torch.complex64 beside a real A"),
+    bad("B_bias", zeros(4, 3, dtype=i), "B_bias: dtype torch.complex64 beside a real A"),
+    bad("initial_state", zeros(2, 4, 3, dtype=i), "initial_state: dtype torch.complex64 beside a real A"),
+    bad("C", zeros(2, 3, 5, dtype=torch.bool), "C: dtype torch.bool"),
+    bad("D", zeros(3), r"D: shape \(3,\); expected \(D,\) = \(4,\)"),
+    bad("D", zeros(4, dtype=i), "D: dtype torch.complex64", True),
+    bad("D", 1.0, "D: float; expected a tensor"),
+    bad("z", zeros(2, 4), r"z: shape \(2, 4\)"),
+    bad("delta_bias", zeros(1), r"delta_bias: shape \(1,\)"),
+    bad("B_bias", zeros(3), r"B_bias: shape \(3,\); expected \(D, N\) = \(4, 3\)"),
+    bad("initial_state", zeros(4, 3), r"initial_state: shape \(4, 3\); expected \(batch, D, N\) = \(2, 4, 3\)"),
+    bad("reset", zeros(2, 5), "reset: torch.float32; expected a bool tensor"),
+    bad("reset", zeros(2, 4, dtype=torch.bool), r"reset: shape \(2, 4\); expected \(batch, L\) = \(2, 5\)"),
+    bad("A", zeros(4, 3, device="meta"), "A: on meta; expected cpu"),
+    bad("discretization", "bilinear", "discretization: 'bilinear'; expected 'euler' or 'zoh'"),
+])  # fmt: skip
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_errors(name, value, match, complex_A, backend):
+    good = make_inputs(complex_A, "1 real", "1 real", N=3, L=5, optional=(), dtype=torch.float32)
+    with pytest.raises(ValueError, match=match) as error:
+        selective_scan(**{**good, name: value}, backend=backend)
+    assert "\n" not in str(error.value)
+
+
+def test_random_reset_has_resets():
+    reset = random_reset(3, 37)
+    assert reset.any() and not reset.all() and reset[0, 0]
