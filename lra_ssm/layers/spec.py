@@ -1,0 +1,73 @@
+"""A layer given to a model as a specification, not as an instance.
+
+The model builds it once per block as `Class(d_model, **init_args)`. In YAML it is
+`{class_path: lra_ssm.layers.B2S6, init_args: {num_blocks: 8}}`, in Python `LayerSpec(B2S6, num_blocks=8)`; both are
+stored as the same plain dict, so that checkpoints load with `weights_only=True`.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+
+class LayerSpec:
+    """A layer class (or a function that returns a module) and its arguments, without d_model.
+
+    `class_or_path`: the class itself, or its import path. `init_args`: keyword arguments; plain values only.
+    Raises ValueError for a path that cannot be imported and for arguments the class does not take.
+    """
+
+    def __init__(self, class_or_path: Callable[..., nn.Module] | str, **init_args: Any) -> None:
+        self.cls = _import(class_or_path) if isinstance(class_or_path, str) else class_or_path
+        self.class_path = _public_path(self.cls)
+        self.init_args = dict(init_args)
+        names = list(inspect.signature(self.cls).parameters)
+        for key in self.init_args:
+            if key not in names[1:]:
+                near = difflib.get_close_matches(key, names[1:], n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names[1:])}"
+                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint}")
+
+    @classmethod
+    def of(cls, spec: "LayerSpec | Mapping[str, Any] | Callable[..., nn.Module]") -> "LayerSpec":
+        """A LayerSpec from whatever may stand for one: itself, the plain dict, or a layer class without arguments."""
+        if isinstance(spec, LayerSpec):
+            return spec
+        if isinstance(spec, Mapping):
+            unknown = set(spec) - {"class_path", "init_args"}
+            if "class_path" not in spec or unknown:
+                raise ValueError(f"a layer is given as class_path and init_args, got {sorted(spec)}")
+            return cls(spec["class_path"], **(spec.get("init_args") or {}))
+        return cls(spec)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plain dict that is stored in hyperparameters."""
+        return {"class_path": self.class_path, "init_args": dict(self.init_args)}
+
+    def __call__(self, d_model: int) -> nn.Module:
+        return self.cls(d_model, **self.init_args)
+
+    def __repr__(self) -> str:
+        return f"LayerSpec({self.class_path}, {self.init_args})"
+
+
+def _import(path: str) -> Callable[..., nn.Module]:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"layer class_path {path!r} cannot be imported: {error}") from error
+
+
+def _public_path(cls: Callable[..., nn.Module]) -> str:
+    """The shortest import path of `cls`: lra_ssm.layers.B2S6 rather than lra_ssm.layers.b2s6.B2S6."""
+    parts = cls.__module__.split(".")
+    for i in range(1, len(parts)):
+        package = import_module(".".join(parts[:i]))
+        if getattr(package, cls.__qualname__, None) is cls:
+            return f"{package.__name__}.{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,79 @@
+"""The sequence classifier of the LRA tasks.
+
+Shapes: B batch, L length, D channels, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers import LayerSpec, ResidualBlock, make_norm, mask_padding, valid_mask
+from lra_ssm.layers.norms import NormName
+
+Pooling = Literal["mean", "last", "max"]
+
+
+class Classifier(nn.Module):
+    """Embedding of tokens or linear map of features, residual blocks, pooling over real positions, linear head.
+
+    layer: built once per block as `layer(d_model)`; a LayerSpec, its plain dict, or a layer class.
+    vocab_size: inputs are token ids (B, L); None where they are features (B, L, d_input).
+    A last norm stands before pooling with `prenorm`, as in the public S4 code.
+    Raises ValueError where not exactly one of vocab_size and d_input is given.
+    """
+
+    def __init__(
+        self,
+        layer: LayerSpec | Mapping[str, Any] | Callable[[int], nn.Module],
+        num_classes: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_model: int = 128,
+        n_layers: int = 8,
+        norm: NormName = "batch",
+        prenorm: bool = False,
+        dropout: float = 0.0,
+        pooling: Pooling = "mean",
+    ) -> None:
+        super().__init__()
+        if (vocab_size is None) == (d_input is None):
+            raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
+        if pooling not in ("mean", "last", "max"):
+            raise ValueError(f"pooling is {pooling!r}; it must be mean, last or max")
+        spec = LayerSpec.of(layer)
+        self.encoder = nn.Embedding(vocab_size, d_model) if vocab_size else nn.Linear(d_input or 0, d_model)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(d_model, spec(d_model), norm, prenorm, dropout) for _ in range(n_layers)
+        )
+        self.norm = make_norm(norm, d_model) if prenorm else None
+        self.head = nn.Linear(d_model, num_classes)
+        self.pooling = pooling
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> logits (B, num_classes)."""
+        x = mask_padding(self.encoder(inputs), lengths)
+        for block in self.blocks:
+            x = block(x, lengths)
+        if self.norm is not None:
+            x = mask_padding(self.norm(x, lengths), lengths)
+        return self.head(pool(x, lengths, self.pooling))
+
+    def optim_roles(self) -> dict[str, str]:
+        return {
+            "head.bias": "no_decay",
+            **({"encoder.bias": "no_decay"} if "bias" in dict(self.encoder.named_parameters()) else {}),
+        }
+
+
+def pool(x: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
+    """x (B, L, D), 0 at padding -> (B, D), over real positions alone."""
+    B, L, _ = x.shape
+    if lengths is None:
+        lengths = torch.full((B,), L, device=x.device)
+    if pooling == "mean":
+        return x.sum(1) / lengths[:, None]
+    if pooling == "last":
+        return x[torch.arange(B, device=x.device), lengths - 1]
+    return x.masked_fill(~valid_mask(lengths, L), -torch.inf).amax(1)

@@ -1,0 +1,91 @@
+"""The layers' equations as loops over time, written from the papers and not from the code under test."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+
+def zoh_factor(delta: Tensor, A: Tensor) -> Tensor:
+    """A⁻¹(exp(ΔA) − 1)."""
+    return (torch.exp(delta * A) - 1) / A
+
+
+def s4d(layer, x: Tensor) -> Tensor:
+    """Yu & Erichson 2025, eq. 1-2, and D; the reversed direction starts one position later (public S4 code)."""
+    D = layer.D.shape[0]
+    A = torch.complex(-layer.A_log.exp(), layer.A_imag).expand(D, -1)
+    B = torch.view_as_complex(layer.B).expand(D, -1)
+    delta = layer.log_delta.exp()[:, None]
+    A_bar, B_bar = torch.exp(delta * A), zoh_factor(delta, A) * B
+
+    def run(u: Tensor, C: Tensor) -> list[Tensor]:
+        state, outputs = torch.zeros(u.shape[0], *A.shape, dtype=A.dtype), []
+        for t in range(u.shape[1]):
+            state = A_bar * state + B_bar * u[:, t, :, None]
+            outputs.append(2 * (C * state).sum(-1).real)
+        return outputs
+
+    C = torch.view_as_complex(layer.C).expand(-1, D, -1)
+    y = torch.stack(run(x, C[0]), 1)
+    if layer.bidirectional:
+        backward = run(x.flip(1), C[1])[::-1][1:]
+        y = y + torch.stack([*backward, torch.zeros_like(x[:, 0])], 1)
+    return y + layer.D * x
+
+
+def s6(unit, x: Tensor) -> Tensor:
+    """One direction of S6: Mamba's form, or Yu & Erichson 2025, eq. 3-4."""
+    A = -unit.A_log.exp()
+    state, outputs = torch.zeros(x.shape[0], x.shape[2], A.shape[-1], dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        u = x[:, t]
+        if unit.low_rank:
+            delta = softplus(u @ unit.delta_down.T @ unit.delta_up.T + unit.delta_bias)[..., None]
+            factor = delta
+        else:
+            delta = softplus((u @ unit.delta_weight)[:, None] + unit.delta_bias)[..., None]
+            factor = zoh_factor(delta, A)
+        state = torch.exp(delta * A) * state + factor * (u @ unit.B.T)[:, None, :] * u[..., None]
+        outputs.append((state * (u @ unit.C.T)[:, None, :]).sum(-1) + unit.D * u)
+    return torch.stack(outputs, 1)
+
+
+def b2s6(unit, x: Tensor) -> Tensor:
+    """One direction of B2S6, block by block: Yu & Erichson 2025, eq. 7-8."""
+    H, P, N = unit.H, unit.P, unit.N
+    parts = (lambda w: torch.view_as_complex(w.unflatten(-1, (N, 2)))) if unit.complex_state else (lambda w: w)
+    A = -unit.A_log.exp()
+    scale = 1
+    if unit.complex_state:
+        A, scale = torch.complex(A, unit.A_imag), 2
+    B_weight = parts(unit.B_weight)
+    C_weight = parts(unit.C) if unit.complex_C else unit.C
+    bias = torch.zeros(H * P, N, dtype=A.dtype)
+    if unit.B_bias is not None:
+        bias = torch.view_as_complex(unit.B_bias) if unit.complex_state else unit.B_bias
+    blocks = []
+    for j in range(H):
+        own = slice(j * P, (j + 1) * P)
+        state, outputs = torch.zeros(x.shape[0], P, N, dtype=A.dtype), []
+        for t in range(x.shape[1]):
+            u = x[:, t, own]
+            delta = softplus((u @ unit.delta_weight[j])[:, None] + unit.delta_bias[own])[..., None]
+            B = (u.to(B_weight.dtype) @ B_weight[j])[:, None, :] + bias[own]
+            state = torch.exp(delta * A) * state + zoh_factor(delta, A) * B * u[..., None]
+            C = (u.to(C_weight.dtype) @ C_weight[j])[:, None, :]
+            outputs.append(scale * (C * state).sum(-1).real + unit.D[own] * u)
+        blocks.append(torch.stack(outputs, 1))
+    return torch.cat(blocks, -1)
+
+
+def selective(direction, layer, x: Tensor) -> Tensor:
+    y = direction(layer.units[0], x)
+    if layer.bidirectional:
+        y = y + direction(layer.units[1], x.flip(1)).flip(1)
+    return y
+
+
+def forward(layer, x: Tensor) -> Tensor:
+    """The naive output of any of our layers."""
+    name = type(layer).__name__
+    return s4d(layer, x) if name == "S4D" else selective({"S6": s6, "B2S6": b2s6}[name], layer, x)

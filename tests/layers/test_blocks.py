@@ -1,0 +1,108 @@
+"""Norms, dropout and the residual block; padding never leaks, in training least of all."""
+
+import pytest
+import torch
+from torch import nn
+
+from lra_ssm.layers import S4D, BatchNorm, LayerSpec, ResidualBlock, TiedDropout, make_norm
+
+
+class Identity(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x, lengths=None):
+        return x
+
+
+def padded():
+    x = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([6, 2, 3])
+    for i, n in enumerate(lengths):
+        x[i, n:] = 0
+    return x, lengths
+
+
+def test_batch_norm_sees_real_positions_alone():
+    x, lengths = padded()
+    ours, plain = BatchNorm(4), nn.BatchNorm1d(4)
+    rows = torch.cat([x[i, :n] for i, n in enumerate(lengths)])
+    expected = plain(rows)
+    y = ours(x, lengths)
+    torch.testing.assert_close(torch.cat([y[i, :n] for i, n in enumerate(lengths)]), expected)
+    assert (y[1, 2:] == 0).all()
+    torch.testing.assert_close(ours.norm.running_var, plain.running_var)
+    torch.testing.assert_close(ours.norm.running_mean, plain.running_mean)
+    without = BatchNorm(4)(x)
+    torch.testing.assert_close(without, nn.BatchNorm1d(4)(x.flatten(0, 1)).view_as(x))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "rms"])
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_a_block_in_training_gives_the_same_in_any_padding(norm, prenorm):
+    torch.manual_seed(0)
+    block = ResidualBlock(4, S4D(4, d_state=4, bidirectional=True), norm, prenorm)
+    x, lengths = padded()
+    wider = torch.cat([x, torch.full((3, 5, 4), 7.0)], 1)
+    a, b = block(x, lengths), block(wider, lengths)
+    torch.testing.assert_close(a, b[:, :6], rtol=1e-5, atol=1e-6)
+    assert (b[:, 6:] == 0).all() and (a[1, 2:] == 0).all()
+
+
+def test_pre_and_post_norm_stand_where_they_should():
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 4)
+    for prenorm in (True, False):
+        block = ResidualBlock(4, Identity(4), "layer", prenorm)
+        inner = block.norm(x) if prenorm else x
+        inner = nn.functional.glu(block.glu(nn.functional.gelu(inner)), dim=-1)
+        expected = x + inner if prenorm else block.norm(x + inner)
+        torch.testing.assert_close(block(x), expected)
+
+
+def test_dropout_is_tied_over_length_and_keeps_the_mean():
+    torch.manual_seed(0)
+    dropout = TiedDropout(0.25)
+    y = dropout(torch.ones(200, 7, 50))
+    assert (y == y[:, :1]).all()
+    assert set(y.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert abs((y == 0).float().mean() - 0.25) < 0.02
+    assert dropout.eval()(y) is y
+    with pytest.raises(ValueError, match="dropout is 1"):
+        TiedDropout(1)
+
+
+def test_a_block_refuses_a_reset_its_layer_does_not_know():
+    x, reset = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="Identity.forward takes no `reset`"):
+        ResidualBlock(4, Identity(4))(x, reset=reset)
+    block = ResidualBlock(4, S4D(4, d_state=4), "layer")
+    reset[0, 2] = True
+    torch.testing.assert_close(block(x + 1, reset=reset)[:, 2:], block(x[:, 2:] + 1))
+
+
+def test_norm_names():
+    with pytest.raises(ValueError, match="norm is 'group'; it must be one of batch, layer, rms"):
+        make_norm("group", 4)
+
+
+def test_layer_spec_is_a_plain_dict_with_the_public_path():
+    spec = LayerSpec(S4D, d_state=8)
+    assert spec.as_dict() == {"class_path": "lra_ssm.layers.S4D", "init_args": {"d_state": 8}}
+    again = LayerSpec.of(spec.as_dict())
+    assert again.cls is S4D and again(4).A_log.shape == (4, 4)
+    assert LayerSpec.of(S4D).as_dict()["init_args"] == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
+        (lambda: LayerSpec("lra_ssm.layers.S5"), "'lra_ssm.layers.S5' cannot be imported"),
+        (lambda: LayerSpec.of({"init_args": {}}), "class_path"),
+        (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
+    ],
+)
+def test_layer_specs_that_mean_nothing(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

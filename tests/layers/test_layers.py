@@ -1,0 +1,218 @@
+"""S4D, S6 and B2S6 against the papers' equations as loops; padding, steps, states, document boundaries."""
+
+import pytest
+import torch
+
+from lra_ssm.layers import B2S6, S4D, S6
+from tests.layers import naive
+
+D = 6
+LAYERS = {
+    "s4d": lambda **k: S4D(D, d_state=8, **k),
+    "s4d-tied": lambda **k: S4D(D, d_state=4, init="inv", tie_A=True, tie_B=True, tie_C=True, **k),
+    "s4d-real-init": lambda **k: S4D(D, d_state=4, init="real", **k),
+    "s6": lambda **k: S6(D, d_state=4, **k),
+    "s6-paper": lambda **k: S6(D, d_state=3, form="paper", **k),
+    "b2s6": lambda **k: B2S6(D, num_blocks=3, d_state=8, **k),
+    "b2s6-one-block": lambda **k: B2S6(D, num_blocks=1, d_state=4, init="lin", **k),
+    "b2s6-no-bias": lambda **k: B2S6(D, num_blocks=2, d_state=4, bias=False, **k),
+    "b2s6-real": lambda **k: B2S6(D, num_blocks=2, d_state=3, complex_A=False, **k),
+    "b2s6-complex-C": lambda **k: B2S6(D, num_blocks=6, d_state=4, complex_C=True, **k),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+either_way = pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+
+
+def build(name, bidirectional=False):
+    torch.manual_seed(0)
+    # Larger Δ than at initialization, so that states forget within a test's length.
+    return LAYERS[name](bidirectional=bidirectional, delta_min=0.05, delta_max=0.5).double()
+
+
+def sequences(B=2, L=7):
+    return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(y, inputs):
+    weights = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
+    return torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True)
+
+
+def assert_same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@every_layer
+@either_way
+@pytest.mark.parametrize("L", [1, 2, 63])
+def test_equals_the_papers_equations_with_every_gradient(name, bidirectional, L):
+    layer = build(name, bidirectional)
+    x = sequences(L=L).requires_grad_()
+    inputs = dict(layer.named_parameters()) | {"x": x}
+    fast, slow = layer(x), naive.forward(layer, x)
+    assert_same(fast, slow)
+    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
+        assert a.abs().sum() > 0 or L == 1, f"{key} has no gradient"
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@every_layer
+@either_way
+def test_padding_never_leaks(name, bidirectional):
+    layer = build(name, bidirectional)
+    x = sequences(B=3, L=9)
+    lengths = torch.tensor([9, 4, 1])
+    x[1, 4:], x[2, 1:] = 1e3, torch.nan  # whatever stands at padding, it must not be seen
+    y = layer(x, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        assert_same(y[i, :n], layer(x[i : i + 1, :n])[0])
+        assert (y[i, n:] == 0).all()
+
+
+@every_layer
+def test_steps_equal_the_parallel_form_with_gradients(name):
+    layer = build(name)
+    x = sequences(L=11).requires_grad_()
+    inputs = [x, *layer.parameters()]
+    whole, last = layer(x, return_last_state=True)
+    assert_same(whole, layer(x))
+    state, outputs = layer.initial_state(2), []
+    for t in range(11):
+        y, state = layer.step(x[:, t], state)
+        outputs.append(y)
+    assert_same(torch.stack(outputs, 1), whole)
+    assert_same(state, last)
+    for a, b in zip(gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    # the last state carries gradients too
+    for a, b in zip(
+        torch.autograd.grad(state.abs().sum(), inputs, allow_unused=True),
+        torch.autograd.grad(last.abs().sum(), inputs, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(*(torch.zeros(()) if g is None else g for g in (a, b)), rtol=1e-8, atol=1e-10)
+
+
+@every_layer
+def test_a_prefix_and_its_state_go_on_as_the_whole(name):
+    layer = build(name)
+    x = sequences(L=12)
+    whole = layer(x)
+    y, state = layer(x[:, :5], return_last_state=True)
+    rest, end = layer(x[:, 5:], initial_state=state, return_last_state=True)
+    assert_same(torch.cat([y, rest], 1), whole)
+    assert_same(end, layer(x, return_last_state=True)[1])
+    assert_same(layer.step(x[:, 5], state)[0], whole[:, 5])
+
+
+@every_layer
+def test_the_last_state_is_the_one_after_the_last_real_position(name):
+    layer = build(name)
+    x = sequences(B=2, L=9)
+    lengths = torch.tensor([9, 4])
+    y, state = layer(x, lengths, return_last_state=True)
+    alone, own = layer(x[1:, :4], return_last_state=True)
+    assert_same(state[1:], own)
+    assert_same(y[1:, :4], alone)
+
+
+@every_layer
+@either_way
+def test_a_reset_separates_documents(name, bidirectional):
+    layer = build(name, bidirectional)
+    x = sequences(B=2, L=10)
+    reset = torch.zeros(2, 10, dtype=torch.bool)
+    reset[0, 4] = reset[1, 0] = reset[1, 7] = True
+    y = layer(x, reset=reset)
+    assert_same(y[0], torch.cat([layer(x[:1, :4])[0], layer(x[:1, 4:])[0]]))
+    assert_same(y[1], torch.cat([layer(x[1:, :7])[0], layer(x[1:, 7:])[0]]))
+
+
+@every_layer
+def test_a_reset_drops_the_initial_state(name):
+    layer = build(name)
+    x = sequences(L=5)
+    state = layer(x, return_last_state=True)[1]
+    first = torch.zeros(2, 5, dtype=torch.bool)
+    first[:, 0] = True
+    assert_same(layer(x, reset=first, initial_state=state), layer(x))
+    assert not torch.allclose(layer(x, initial_state=state), layer(x))
+
+
+@every_layer
+def test_a_bidirectional_layer_refuses_states(name):
+    layer, x = build(name, bidirectional=True), sequences()
+    state = build(name).initial_state(2)
+    for call in (
+        lambda: layer(x, initial_state=state),
+        lambda: layer(x, return_last_state=True),
+        lambda: layer.initial_state(2),
+        lambda: layer.step(x[:, 0], state),
+    ):
+        with pytest.raises(ValueError, match="is bidirectional"):
+            call()
+
+
+@every_layer
+@either_way
+def test_roles_name_parameters(name, bidirectional):
+    layer = build(name, bidirectional)
+    roles = layer.optim_roles()
+    assert set(roles) <= {n for n, _ in layer.named_parameters()}
+    assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
+
+
+def test_roles_are_the_documented_ones():
+    assert S4D(4).optim_roles() == {
+        "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "recurrent", "D": "no_decay",
+    }  # fmt: skip
+    assert S6(4).optim_roles() == {
+        "units.0.A_log": "recurrent", "units.0.delta_bias": "delta", "units.0.delta_down": "delta",
+        "units.0.delta_up": "delta", "units.0.D": "no_decay",
+    }  # fmt: skip
+    assert B2S6(4, num_blocks=2).optim_roles() == {
+        "units.0.A_log": "recurrent", "units.0.A_imag": "recurrent", "units.0.delta_weight": "delta",
+        "units.0.delta_bias": "delta", "units.0.B_bias": "no_decay", "units.0.D": "no_decay",
+    }  # fmt: skip
+
+
+@every_layer
+def test_bfloat16_autocast_stays_near_float32(name):
+    layer, x = build(name).float(), sequences(L=32).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = layer(x)
+    full = layer(x)
+    assert (low.float() - full).norm() < 0.05 * full.norm()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: B2S6(10, num_blocks=4), "d_model 10 is not divisible by num_blocks 4"),
+        (lambda: B2S6(8, num_blocks=0), "num_blocks 0"),
+        (lambda: B2S6(8, d_state=5), "d_state 5 is odd"),
+        (lambda: B2S6(8, complex_A=False, complex_C=True), "complex_C needs complex_A"),
+        (lambda: B2S6(8, init="hippo"), "hippo"),
+        (lambda: S4D(8, d_state=5), "d_state 5 is odd"),
+        (lambda: S6(8, form="mamba2"), "form is 'mamba2'"),
+        (lambda: S6(8, form="paper", delta_rank=2), "delta_rank belongs to form='mamba'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_initial_values_are_the_documented_ones():
+    torch.manual_seed(0)
+    s6 = S6(64).units[0]
+    delta = torch.nn.functional.softplus(s6.delta_bias)
+    assert s6.delta_up.shape == (64, 4)
+    torch.testing.assert_close(s6.A_log.exp(), torch.arange(1.0, 17).repeat(64, 1))
+    assert 1e-3 * 0.99 <= delta.min() and delta.max() <= 1e-1 * 1.01
+    assert delta.log().std() > 0.9  # log-uniform over two decades: 4.6 / sqrt(12) = 1.33
+    b2s6 = B2S6(64, d_state=32).units[0]
+    assert (torch.view_as_complex(b2s6.B_bias) == 1).all()
+    assert b2s6.B_weight.shape == (8, 8, 32) and b2s6.C.shape == (8, 8, 16)
+    s4d = S4D(64)
+    torch.testing.assert_close(torch.view_as_complex(s4d.C).abs().square().mean(), torch.tensor(1.0), rtol=0.1, atol=0)

@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import nn
+
+from lra_ssm.layers import B2S6, S6
+from lra_ssm.models import Classifier, LayerSpec
+
+
+class OwnLayer(nn.Module):
+    """All that a user's layer needs."""
+
+    def __init__(self, d_model: int, width: int = 3) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(d_model, d_model, width, padding="same")
+
+    def forward(self, x, lengths=None):
+        return self.mix(x.transpose(1, 2)).transpose(1, 2)
+
+
+SPEC = LayerSpec(B2S6, num_blocks=2, d_state=4, bidirectional=True)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "max"])
+@pytest.mark.parametrize("prenorm", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_batch_in_any_padding_gives_the_same_logits(pooling, prenorm, training):
+    torch.manual_seed(0)
+    model = Classifier(SPEC, 3, vocab_size=7, d_model=4, n_layers=2, prenorm=prenorm, pooling=pooling).train(training)
+    ids = torch.randint(1, 7, (3, 8))
+    lengths = torch.tensor([8, 3, 1])
+    wider = torch.cat([ids, torch.randint(0, 7, (3, 4))], 1)
+    torch.testing.assert_close(model(ids, lengths), model(wider, lengths), rtol=1e-4, atol=1e-5)
+
+
+def test_each_sequence_alone_gives_its_row():
+    torch.manual_seed(0)
+    model = Classifier(SPEC, 3, vocab_size=7, d_model=4, n_layers=2).eval()
+    ids, lengths = torch.randint(1, 7, (3, 8)), torch.tensor([8, 3, 1])
+    together = model(ids, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        torch.testing.assert_close(together[i], model(ids[i : i + 1, :n])[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "max"])
+def test_pooling_over_known_values(pooling):
+    from lra_ssm.models.classifier import pool
+
+    x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
+    lengths = torch.tensor([3, 1])
+    expected = {"mean": [-1 / 3, -2], "last": [3, -2], "max": [3, -2]}[pooling]
+    torch.testing.assert_close(pool(x, lengths, pooling)[:, 0], torch.tensor(expected, dtype=x.dtype))
+    full = {"mean": -0.25, "last": 0.0, "max": 3.0}[pooling]
+    assert pool(x, None, pooling)[0, 0].item() == pytest.approx(full)
+
+
+def test_features_and_a_layer_of_ones_own():
+    torch.manual_seed(0)
+    model = Classifier(LayerSpec(OwnLayer, width=5), 2, d_input=3, d_model=4, n_layers=1)
+    logits = model(torch.randn(2, 6, 3))
+    assert logits.shape == (2, 2)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert model.blocks[0].layer.mix.kernel_size == (5,)
+
+
+def test_layers_are_built_apart():
+    model = Classifier(S6, 2, vocab_size=3, d_model=4, n_layers=2)
+    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+    assert model.blocks[0].layer is not model.blocks[1].layer
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "vocab_size for token inputs or d_input"),
+        ({"vocab_size": 3, "d_input": 3}, "not both"),
+        ({"vocab_size": 3, "pooling": "sum"}, "pooling is 'sum'"),
+        ({"vocab_size": 3, "d_model": 9}, "d_model 9 is not divisible by num_blocks 2"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(SPEC, 2, **settings)
