@@ -1,0 +1,192 @@
+"""ListOps: vocabulary, meaning of the operators, and the sampling of one numbered block of expressions.
+
+Standard library alone: the generator starts this file as a script, once per worker, so that a worker costs 30 ms and
+shares nothing (threads, locks, torch) with the process that started it.
+
+Source: Nangia and Bowman, "ListOps" (2018); settings as in google-research/long-range-arena,
+lra_benchmarks/data/listops.py.
+"""
+
+import hashlib
+import json
+import random
+import signal
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, NamedTuple
+
+DIGITS = tuple("0123456789")
+CLOSE = "]"
+
+
+def _median(values: Sequence[int]) -> int:
+    """int(np.median(values)): the middle value, or the truncated mean of the middle two."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2
+
+
+def _sum_modulo(values: Sequence[int]) -> int:
+    return sum(values) % 10
+
+
+# In the order of their vocabulary ids. The one place that says what an operator means.
+OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": _median,
+    "[SM": _sum_modulo,
+}
+
+# The order is ours and fixed: three specials, the digits by value, the operators, the closing bracket.
+VOCABULARY: tuple[str, ...] = ("<pad>", "<unk>", "<eos>", *DIGITS, *OPERATORS, CLOSE)
+PAD_ID, UNK_ID, EOS_ID = 0, 1, 2
+FIRST_DIGIT_ID = VOCABULARY.index("0")
+FIRST_OPERATOR_ID = VOCABULARY.index("[MIN")
+CLOSE_ID = VOCABULARY.index(CLOSE)
+
+OPERATOR_PROBABILITY = 0.25
+ATTEMPTS_PER_BLOCK = 500
+
+
+def evaluate(tokens: Sequence[str]) -> int:
+    """The value, 0 to 9, of an expression given as tokens without parentheses, e.g. `["[MAX", "2", "9", "]"]`.
+
+    Raises:
+        ValueError: no well-formed expression.
+    """
+    stack: list[tuple[str, list[int]]] = []
+    top: list[int] = []
+    for position, token in enumerate(tokens):
+        if not stack and top:
+            raise ValueError(f"token {position} ({token!r}) follows a finished expression")
+        arguments = stack[-1][1] if stack else top
+        if token in OPERATORS:
+            stack.append((token, []))
+        elif token == CLOSE:
+            if not stack or not arguments:
+                raise ValueError(f"token {position}: {CLOSE!r} without an operator or its arguments")
+            operator, values = stack.pop()
+            (stack[-1][1] if stack else top).append(OPERATORS[operator](values))
+        elif len(token) == 1 and token in DIGITS:
+            arguments.append(int(token))
+        else:
+            raise ValueError(f"token {position}: {token!r} is not in the vocabulary")
+    if stack or not top:
+        raise ValueError("the expression is not finished")
+    return top[0]
+
+
+class TreeSettings(NamedTuple):
+    """What an expression is drawn from. Lengths count leaves and two tokens per operator; both bounds are strict."""
+
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_args: int = 10
+
+
+class Block(NamedTuple):
+    """The kept expressions of one block, in order: vocabulary ids (one byte each, no `<eos>`) and values 0 to 9."""
+
+    expressions: list[bytes]
+    labels: bytes
+
+
+class _TooLong(Exception):
+    pass
+
+
+def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
+    """Draws ATTEMPTS_PER_BLOCK expressions and keeps those within the length bounds.
+
+    Bit for bit a function of its arguments on every supported Python: of `random.Random` it uses seeding with an
+    integer and `.random()` alone, which the standard library promises not to change.
+
+    LRA draws trees whose root is an operator with probability .25 and a leaf otherwise, then drops those outside the
+    bounds. Two shortcuts leave the distribution of the kept ones as it is. The root is always an operator here: a
+    leaf has length 1 and is never kept. And a tree is abandoned as soon as it is too long: how far the stream was
+    read by then depends on numbers already drawn alone, so what follows is as independent of the past as before.
+    """
+    digest = hashlib.sha256(f"listops/{seed}/{number}".encode()).digest()
+    draw = random.Random(int.from_bytes(digest, "big")).random
+    max_length, max_depth, argument_choices = settings.max_length, settings.max_depth, settings.max_args - 1
+    functions = tuple(OPERATORS.values())
+    tokens = bytearray()
+    emit = tokens.append
+
+    def operator(depth: int) -> int:
+        kind = int(draw() * 4)
+        emit(FIRST_OPERATOR_ID + kind)
+        child_depth = depth + 1
+        values = []
+        for _ in range(2 + int(draw() * argument_choices)):
+            if child_depth < max_depth and draw() < OPERATOR_PROBABILITY:
+                values.append(operator(child_depth))
+            else:
+                digit = int(draw() * 10)
+                emit(FIRST_DIGIT_ID + digit)
+                values.append(digit)
+        emit(CLOSE_ID)
+        if len(tokens) >= max_length:
+            raise _TooLong
+        return functions[kind](values)
+
+    expressions, labels = [], bytearray()
+    for _ in range(ATTEMPTS_PER_BLOCK):
+        tokens.clear()
+        try:
+            label = operator(1)
+        except _TooLong:
+            continue
+        if len(tokens) > settings.min_length:
+            expressions.append(bytes(tokens))
+            labels.append(label)
+    return Block(expressions, bytes(labels))
+
+
+def write_block(stream: BinaryIO, block: Block) -> None:
+    """Writes a block to a pipe: number of expressions, their lengths, labels, tokens."""
+    lengths = array("I", map(len, block.expressions)).tobytes()
+    stream.write(struct.pack("=I", len(block.labels)) + lengths + block.labels + b"".join(block.expressions))
+    stream.flush()
+
+
+def read_block(stream: BinaryIO) -> Block:
+    """Reads what `write_block` wrote.
+
+    Raises:
+        EOFError: the stream ended before a whole block.
+    """
+
+    def take(size: int) -> bytes:
+        data = stream.read(size)
+        if len(data) != size:
+            raise EOFError
+        return data
+
+    (count,) = struct.unpack("=I", take(4))
+    lengths = array("I", take(count * array("I").itemsize))
+    labels = take(count)
+    return Block([take(length) for length in lengths], labels)
+
+
+def _worker(arguments: str) -> None:
+    """Writes blocks first, first + step, … to standard output until nobody reads any more."""
+    settings, seed, first, step = json.loads(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent is the one to act on it
+    number = first
+    try:
+        while True:
+            write_block(sys.stdout.buffer, sample_block(TreeSettings(*settings), seed, number))
+            number += step
+    except BrokenPipeError:
+        # The parent has all it needs, or was killed: either way there is nothing left to do. Standard output is
+        # closed by hand, for the interpreter would complain about the broken pipe when it flushes at exit.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    _worker(sys.argv[1])

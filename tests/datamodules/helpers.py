@@ -1,0 +1,45 @@
+"""Small data in the published layouts, and a tiny prepared dataset."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lra_ssm.datamodules.listops_trees import EOS_ID, VOCABULARY
+from lra_ssm.datamodules.storage import DatasetWriter, PreparedDataset, SequenceSplit, open_prepared
+
+# Expressions as LRA writes them, with their values.
+LINES = {
+    "train": ["( ( ( [MAX 2 ) 9 ) ] )\t9", "( ( ( [SM 7 ) ( ( ( [MIN 5 ) 8 ) ] ) ) ] )\t2"],
+    "val": ["( ( ( ( [MED 1 ) 4 ) 5 ) ] )\t4"],
+    "test": ["( ( ( [MED 3 ) 6 ) ] )\t4"],
+}
+
+
+def write_tsv(folder: Path, lines: Mapping[str, Sequence[str]] = LINES, header: str = "Source\tTarget") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in lines.items():
+        (folder / f"basic_{split}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    return folder
+
+
+def words(split: SequenceSplit, index: int) -> list[str]:
+    """A sequence as tokens, without its `<eos>`."""
+    sequence = split.sequence(index).tolist()
+    assert sequence[-1] == EOS_ID and EOS_ID not in sequence[:-1]
+    return [VOCABULARY[token] for token in sequence[:-1]]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def tiny_dataset(folder: Path, num_train: int = 26, num_val: int = 6) -> PreparedDataset:
+    """Sequences of lengths 1 to 7 whose label is their index."""
+    folder.mkdir(parents=True)
+    writer = DatasetWriter(folder, dataset="tiny", vocabulary=list("abcde"), num_classes=num_train, max_length=7)
+    for name, count in (("train", num_train), ("val", num_val)):
+        split = writer.split(name)
+        for index in range(count):
+            length = 1 + index % 7
+            split.extend([1 + index % 4] * length, [length], [index])
+    writer.finish({"kind": "test"})
+    return open_prepared(folder)

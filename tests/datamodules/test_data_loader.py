@@ -1,0 +1,259 @@
+"""Batches, their order, and exact resumption inside Lightning."""
+
+import logging
+import pickle
+import random
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lra_ssm.datamodules.loader import Batch, EpochBatches, ResumableLoader, SequenceDataset
+from lra_ssm.datamodules.storage import PreparedDataset
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import tiny_dataset
+
+NUM_TRAIN, NUM_VAL, BATCH = 26, 6, 4
+NUM_BATCHES = 7
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return tiny_dataset(tmp_path_factory.mktemp("tiny") / "data", NUM_TRAIN, NUM_VAL)
+
+
+def loader(tiny: PreparedDataset, num_workers: int = 0, **arguments: Any) -> ResumableLoader:
+    return ResumableLoader(
+        SequenceDataset(tiny.split("train")), EpochBatches(NUM_TRAIN, BATCH, 7), num_workers, **arguments
+    )
+
+
+def labels(batches: Any) -> list[list[int]]:
+    return [batch.labels.tolist() for batch in batches]
+
+
+def test_batches_are_padded_on_the_right(tiny: PreparedDataset) -> None:
+    dataset = SequenceDataset(tiny.split("train"))
+    batch = dataset.__getitems__([2, 6, 0])
+    assert isinstance(batch, Batch) and all(part.dtype == torch.int64 for part in batch)
+    assert batch.inputs.tolist() == [[3, 3, 3, 0, 0, 0, 0], [3] * 7, [1, 0, 0, 0, 0, 0, 0]]
+    assert batch.lengths.tolist() == [3, 7, 1] and batch.labels.tolist() == [2, 6, 0]
+    assert dataset[8].inputs.tolist() == [[1, 1]]
+
+
+def test_a_split_is_sent_to_other_processes_without_its_data(tiny: PreparedDataset) -> None:
+    dataset = SequenceDataset(tiny.split("train"))
+    first = dataset[3]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.split._mapped == {} and len(pickle.dumps(dataset)) < 4000
+    assert torch.equal(copy[3].inputs, first.inputs)
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.split.tokens[0] = 1
+
+
+def test_order_is_a_function_of_seed_and_epoch() -> None:
+    def order(seed: int | None, epoch: int) -> list[list[int]]:
+        batches = EpochBatches(NUM_TRAIN, BATCH, seed)
+        batches.set_epoch(epoch)
+        torch.rand(1), np.random.rand(), random.random()
+        return list(batches)
+
+    assert order(7, 3) == order(7, 3)
+    assert len({str(order(seed, epoch)) for seed in (0, 1, 2**32, -1) for epoch in range(3)}) == 12
+    assert order(None, 0) == order(None, 5) and sum(order(None, 0), []) == list(range(NUM_TRAIN))
+    assert sorted(sum(order(7, 1), [])) == list(range(NUM_TRAIN))
+    # The frozen stream: another order here would change every published run.
+    assert EpochBatches(8, 4, 1).order(0).tolist() == [6, 2, 3, 7, 1, 4, 5, 0]
+
+
+@pytest.mark.parametrize(("examples", "batch", "world"), [(26, 4, 2), (26, 8, 4), (24, 8, 4), (25, 8, 4), (3, 4, 2)])
+def test_ranks_share_each_global_batch(examples: int, batch: int, world: int) -> None:
+    whole = list(EpochBatches(examples, batch, 7))
+    ranks = [EpochBatches(examples, batch, 7, rank, world) for rank in range(world)]
+    shares = [list(rank) for rank in ranks]
+    assert len({len(rank) for rank in ranks}) == 1 and all(len(r) == len(s) for r, s in zip(ranks, shares, strict=True))
+    assert all(share for rank in shares for share in rank)  # no rank is without work, or all would wait for it
+    joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
+    assert sorted(sum(joined, [])) == list(range(examples))
+    assert joined[0][: len(whole[0])] == sorted(whole[0]) or len(joined) == 1
+    if examples % batch == 0 or examples % batch >= world:
+        assert joined == [sorted(part) for part in whole]
+
+
+def test_batches_that_cannot_be_shared() -> None:
+    with pytest.raises(InputError, match="batch_size 6: .* multiple of the number of devices, 4"):
+        EpochBatches(100, 6, 0, 0, 4)
+    with pytest.raises(InputError, match="batch_size 0"):
+        EpochBatches(100, 0)
+    with pytest.raises(InputError, match="3 examples cannot"):
+        EpochBatches(3, 4, 0, 0, 4)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_change_nothing(tiny: PreparedDataset, num_workers: int) -> None:
+    def batches(workers: int) -> list[Batch]:
+        return list(loader(tiny, workers))
+
+    for one, other in zip(batches(0), batches(num_workers), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterating_leaves_the_global_generators_alone(tiny: PreparedDataset, num_workers: int) -> None:
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+    before = states()
+    list(loader(tiny, num_workers))
+    assert states() == before
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("done", [0, 1, NUM_BATCHES - 1, NUM_BATCHES, 2 * NUM_BATCHES + 3])
+def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: PreparedDataset, num_workers: int, done: int) -> None:
+    order = EpochBatches(NUM_TRAIN, BATCH, 7)
+    whole = [batch for epoch in range(4) for batch in order.batches(epoch)]
+    resumed = loader(tiny, num_workers, trained=lambda: done)
+    assert len(resumed) == NUM_BATCHES
+    assert labels(resumed) == whole[done : done + NUM_BATCHES]
+
+
+def test_state_of_other_data_is_refused(tiny: PreparedDataset) -> None:
+    state = loader(tiny).state_dict()
+    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25)):
+        with pytest.raises(InputError, match=f"{key} {value}"):
+            loader(tiny).load_state_dict(state | {key: value})
+
+
+# -- inside Lightning --------------------------------------------------------------------------------------------
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, tiny: PreparedDataset, num_workers: int) -> None:
+        super().__init__()
+        self.tiny, self.num_workers = tiny, num_workers
+
+    def train_dataloader(self) -> ResumableLoader:
+        assert self.trainer is not None
+        total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        return loader(self.tiny, self.num_workers, trained=lambda: total.completed)
+
+    def val_dataloader(self) -> ResumableLoader:
+        return ResumableLoader(SequenceDataset(self.tiny.split("val")), EpochBatches(NUM_VAL, BATCH))
+
+
+class Model(L.LightningModule):
+    """Its weight sums up what it was trained on, in an order-dependent way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.trained: list[list[int]] = []
+        self.validated: list[list[int]] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        self.trained.append(batch.labels.tolist())
+        return (self.weight * batch.labels.double().mean()).sin()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validated.append(batch.labels.tolist())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class SaveEverywhere(L.Callback):
+    """Writes a checkpoint in every hook where ModelCheckpoint or a signal may write one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved: list[tuple[Path, int]] = []  # checkpoint, optimizer steps before it
+
+    def save(self, trainer: L.Trainer, hook: str) -> None:
+        path = self.folder / f"{len(self.saved):03}-{hook}.ckpt"
+        trainer.save_checkpoint(path)
+        self.saved.append((path, trainer.global_step))
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "batch-start")
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "before-step")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "batch-end")
+
+    def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "validation-start")
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "validation-end")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "epoch-end")
+
+
+def fit(
+    tiny: PreparedDataset, settings: dict[str, Any], num_workers: int, callback: L.Callback | None, path: Path | None
+) -> Model:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    model = Model()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[callback] if callback else [],
+        **settings,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, datamodule=Data(tiny, num_workers), ckpt_path=path)
+    return model
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "epochs": {"max_epochs": 2},
+    "epochs, validation within": {"max_epochs": 2, "val_check_interval": 3},
+    "epochs, no validation": {"max_epochs": 2, "limit_val_batches": 0},
+    "epochs cut short": {"max_epochs": 3, "limit_train_batches": 5},
+    "steps": {"max_steps": 16, "max_epochs": -1},
+    "steps, validation within": {"max_steps": 16, "max_epochs": -1, "val_check_interval": 3},
+    "steps, validation by steps": {
+        "max_steps": 16, "max_epochs": -1, "val_check_interval": 5, "check_val_every_n_epoch": None
+    },
+    "steps, no validation": {"max_steps": 16, "max_epochs": -1, "limit_val_batches": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [*((name, 0) for name in SETTINGS), ("epochs", 2), ("steps, validation within", 2)]
+)
+def test_lightning_resumes_exactly_everywhere(
+    tiny: PreparedDataset, tmp_path: Path, name: str, num_workers: int
+) -> None:
+    settings, callback = SETTINGS[name], SaveEverywhere(tmp_path)
+    whole = fit(tiny, settings, num_workers, callback, None)
+    steps = len(whole.trained)
+    per_epoch = settings.get("limit_train_batches", NUM_BATCHES)
+    assert steps == settings.get("max_steps", settings["max_epochs"] * per_epoch)
+    saved = callback.saved if not num_workers else callback.saved[::3]
+    for path, done in saved:
+        resumed = fit(tiny, settings, num_workers, None, path)
+        assert resumed.trained == whole.trained[done:], path.name
+        assert resumed.weight.item() == whole.weight.item(), path.name
+
+
+def test_lightning_epochs_and_validation(tiny: PreparedDataset) -> None:
+    model = fit(tiny, {"max_epochs": 2, "num_nodes": 1}, 0, None, None)
+    expected = EpochBatches(NUM_TRAIN, BATCH, 7)
+    assert model.trained == [*expected.batches(0), *expected.batches(1)]
+    assert model.validated == [[0, 1, 2, 3], [4, 5]] * 2
+    assert all(one != other for one, other in pairwise(model.trained))

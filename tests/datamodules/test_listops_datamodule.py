@@ -1,0 +1,172 @@
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lra_ssm.datamodules import ListOps
+from lra_ssm.datamodules.listops_trees import VOCABULARY, evaluate
+from lra_ssm.datamodules.storage import open_prepared
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import contents, words
+
+SMALL = {"length_bounds": (3, 50), "max_depth": 4, "num_train": 300, "num_val": 30, "num_test": 20, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("root"))
+
+
+@pytest.fixture(scope="module")
+def data(root: str) -> ListOps:
+    data = ListOps(root=root, **SMALL)  # type: ignore[arg-type]
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def test_vocabulary_is_fixed() -> None:
+    assert VOCABULARY == tuple("<pad> <unk> <eos> 0 1 2 3 4 5 6 7 8 9 [MIN [MAX [MED [SM ]".split())
+    assert (ListOps.vocab_size, ListOps.num_classes, ListOps.vocabulary) == (18, 10, VOCABULARY)
+
+
+def test_generated_splits_are_disjoint_and_right(data: ListOps) -> None:
+    prepared = open_prepared(data.prepared_folder, verify=True)
+    seen = set()
+    for name, count in (("train", 300), ("val", 30), ("test", 20)):
+        split = prepared.split(name)
+        assert len(split) == count
+        for index in range(count):
+            expression = words(split, index)
+            assert 3 < len(expression) < 50 and evaluate(expression) == split.labels[index]
+            seen.add(tuple(expression))
+    assert len(seen) == 350
+    assert data.manifest()["source"]["kind"] == "generated" and data.manifest()["source"]["seed"] == 0
+    assert "300 train, 30 val, 20 test" in data.describe()
+
+
+def test_other_settings_have_another_folder(root: str, data: ListOps) -> None:
+    folders = {data.prepared_folder}
+    for change in (
+        {"generator_seed": 1},
+        {"max_depth": 5},
+        {"max_args": 9},
+        {"num_val": 31},
+        {"length_bounds": (3, 51)},
+    ):
+        folders.add(ListOps(root=root, **(SMALL | change)).prepared_folder)  # type: ignore[arg-type]
+    assert len(folders) == 6
+    for change in ({"batch_size": 4}, {"max_length": 100}, {"shuffle_seed": 3}, {"num_workers": 1}):
+        assert ListOps(root=root, **(SMALL | change)).prepared_folder == data.prepared_folder  # type: ignore[arg-type]
+
+
+def test_generated_again_it_is_the_same(data: ListOps, tmp_path: Path) -> None:
+    other = ListOps(root=str(tmp_path), **SMALL)  # type: ignore[arg-type]
+    other.prepare_data()
+    assert contents(other.prepared_folder) == contents(data.prepared_folder)
+
+
+def test_loaders(data: ListOps) -> None:
+    train = data.train_dataloader()
+    assert len(train) == 38
+    examples = [row for batch in train for row in batch.inputs.tolist()]
+    assert len(examples) == 300
+    split = open_prepared(data.prepared_folder).split("val")
+    position = 0
+    for batch in data.val_dataloader():
+        for row, length, label in zip(*batch, strict=True):
+            assert row[:length].tolist() == split.sequence(position).tolist() and not row[length:].any()
+            assert label == split.labels[position]
+            position += 1
+        assert batch.inputs.shape[1] == batch.lengths.max()
+    assert position == 30
+    assert sum(len(batch.labels) for batch in data.test_dataloader()) == 20
+    assert len(list(data.predict_dataloader())) == 3
+
+
+def test_stages_open_only_their_splits(root: str, data: ListOps) -> None:
+    stages = {"fit": {"train", "val"}, "validate": {"val"}, "test": {"test"}, "predict": {"test"}}
+    for stage, splits in stages.items():
+        fresh = ListOps(root=root, **SMALL)  # type: ignore[arg-type]
+        fresh.setup(stage)
+        assert set(fresh._splits) == splits
+
+
+def test_shuffle_seed(root: str, data: ListOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(seed: int | None) -> list[int]:
+        data = ListOps(root=root, shuffle_seed=seed, **SMALL)  # type: ignore[arg-type]
+        data.setup("fit")
+        return next(iter(data.train_dataloader())).inputs.tolist()
+
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    assert first(None) == first(0) != first(5)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+    assert first(None) == first(5) and first(0) != first(5)
+
+
+def test_not_prepared(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not prepared"):
+        ListOps(root=str(tmp_path)).setup("fit")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"length_bounds": (50, 50)},
+        {"length_bounds": (3, 3000)},
+        {"max_length": 49},
+        {"num_test": 0},
+        {"batch_size": 0},
+        {"eval_batch_size": 0},
+        {"num_workers": -1},
+        {"max_depth": 1},
+    ],
+)
+def test_impossible_settings(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(InputError) as error:
+        ListOps(root=str(tmp_path), **(SMALL | change))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_left_where_the_bounds_hold_too_few(tmp_path: Path) -> None:
+    data = ListOps(root=str(tmp_path / "root"), length_bounds=(3, 5), max_depth=2, max_args=2, num_train=1000)
+    with pytest.raises(InputError, match="turned up"):
+        data.prepare_data()
+    assert not list(tmp_path.iterdir())
+
+
+def test_constructor_is_fit_for_the_command_line() -> None:
+    parameters = inspect.signature(ListOps.__init__).parameters.values()
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in list(parameters)[1:])
+
+
+def test_generators_and_readers_load_neither_torch_nor_lightning() -> None:
+    code = (
+        "import sys, lra_ssm.datamodules.listops_build, lra_ssm.datamodules.prepare\n"
+        "assert not {'torch', 'lightning'} & set(sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.slow
+def test_the_whole_published_setting(tmp_path: Path) -> None:
+    data = ListOps(root=str(tmp_path))
+    data.prepare_data()
+    splits = data.manifest()["splits"]
+    assert [split["examples"] for split in splits.values()] == [96_000, 2_000, 2_000]
+    assert [split["arrays"]["tokens"]["sha256"][:16] for split in splits.values()] == [
+        "b4362476db98622a",
+        "91d8e41d0cda57ae",
+        "ff4d1a828ebe8793",
+    ]
+    train = splits["train"]
+    assert abs(train["length"]["mean"] - 1036.5) < 0.01 and train["class_counts"][0] == 16_309
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert batch.inputs.shape[0] == 32 and batch.inputs.dtype == torch.int64
