@@ -1,0 +1,4 @@
+from lra_ssm.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,259 @@
+"""Callbacks and the small Trainer plugins every run of the command line has.
+
+Randomness by step, stop on a loss that is not finite, throughput, the `last` checkpoint, the optimizer groups' table,
+predictions as a file; `AtomicCheckpointIO` and `CSVRunLogger` are what the run directory needs of the Trainer.
+"""
+
+import csv
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from lra_ssm.errors import InputError
+from lra_ssm.tasks.optim import format_groups
+
+
+class SeedByStep(Callback):
+    """Seeds torch, numpy and random before every training batch from (seed, batches trained so far, rank).
+
+    The randomness of a step (dropout) then depends on its place in the run alone, so that a run resumed at any step
+    draws what an uninterrupted one draws, on any device, without random states in checkpoints.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        words = np.random.SeedSequence((self.seed, done, trainer.global_rank)).generate_state(3, np.uint32)
+        torch_seed, numpy_seed, python_seed = words.tolist()
+        torch.manual_seed(torch_seed)
+        np.random.seed(numpy_seed)
+        random.seed(python_seed)
+
+
+class StopOnNonFinite(Callback):
+    """Raises InputError, before the weights are touched, when the loss is NaN or infinite.
+
+    The message has the step, the loss and the largest gradient of the step before by parameter name: the gradients of
+    a loss that is not finite say nothing. Costs one pass over the gradients and one device synchronisation a step.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._norms: list[Tensor] = []
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        named = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None]
+        self._names = [name for name, _ in named]
+        self._norms = list(torch._foreach_norm([grad for _, grad in named], torch.inf)) if named else []
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if torch.isfinite(loss.detach()):
+            return
+        largest = "no gradient was computed yet"
+        if self._norms:
+            # NaN sorts last, hence is the largest: it is what we want to name.
+            values = torch.stack([norm.float().cpu() for norm in self._norms])
+            i = int(values.argsort()[-1])
+            largest = f"largest gradient of the step before: {values[i].item():.3g} in {self._names[i]}"
+        raise InputError(
+            f"loss is {loss.item()} at step {trainer.global_step} (epoch {trainer.current_epoch}); {largest}"
+        )
+
+
+class Throughput(Callback):
+    """Logs `train/samples_per_s` over all devices, between two log steps, validation left out."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._seconds = 0.0
+        self._started = 0.0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # The time from the end of one batch to the start of the next belongs to the data; validation does not.
+        self._started = self._started or time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._samples += len(batch.labels)
+        if (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set when the trainer is built
+            return
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
+        now = time.perf_counter()
+        self._seconds += now - self._started
+        rate = self._samples * trainer.world_size / self._seconds
+        pl_module.log("train/samples_per_s", rate, prog_bar=True)
+        self._samples, self._seconds, self._started = 0, 0.0, now
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._started:
+            self._seconds += time.perf_counter() - self._started
+            self._started = 0.0
+
+
+class ShowOptimizerGroups(Callback):
+    """Prints the optimizer's groups at the start of a fit, one row each."""
+
+    @rank_zero_only
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        print(format_groups(trainer.optimizers[0].param_groups), flush=True)
+
+
+class SaveLast(Checkpoint):
+    """Keeps `path` at most `every_n_steps` optimizer steps, and never more than an epoch, behind the run.
+
+    A `Checkpoint`, so that Lightning calls it after the callbacks whose state it saves (the best checkpoint's).
+    """
+
+    def __init__(self, path: Path, every_n_steps: int, code_version: str) -> None:
+        self.path = path
+        self.every_n_steps = every_n_steps
+        self.code_version = code_version
+        self._saved_at = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # While gradients accumulate, the step stands still: a save then would lose them.
+        self._saved_at = trainer.global_step
+        loop = trainer.fit_loop
+        if loop.restarted_on_epoch_end:
+            # With max_steps, Lightning (2.6) takes up what was saved at the end of an epoch as an epoch without
+            # batches, and counts one epoch too many. It is the start of the next one.
+            loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
+            loop._restarting = False  # its setter would keep it true
+            loop.epoch_loop.restarting = False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # Lightning (2.6) takes up some checkpoints with its step for loggers one too high.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        # The end of an epoch is saved after its validation, or a resumed run would have to validate first.
+        if step % self.every_n_steps == 0 and step != self._saved_at and not trainer.is_last_batch:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        self._saved_at = trainer.global_step
+        trainer.save_checkpoint(self.path)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["lra_ssm_code_version"] = self.code_version
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and renames it: whoever reads it finds the old one or the new one, whole.
+
+    (Lightning's own write goes through the system's temporary folder, and is a copy where that is another disk.)
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        with open(partial, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+
+
+class WritePredictions(BasePredictionWriter):
+    """Writes `predictions.csv`: one row per example with its most probable class and the probabilities."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(write_interval="epoch")
+        self.path = path
+
+    def write_on_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any
+    ) -> None:
+        rows = torch.cat(list(predictions)).float().cpu()
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        with open(partial, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["example", "prediction", *(f"p{i}" for i in range(rows.shape[1]))])
+            for i, row in enumerate(rows):
+                writer.writerow([i, int(row.argmax()), *(f"{p:.6g}" for p in row.tolist())])
+        os.replace(partial, self.path)
+        print(f"{len(rows)} predictions in {self.path}")
+
+
+class CSVRunLogger(Logger):
+    """metrics.csv of a run: one row per log call, `step` and `epoch` first; appended to when the run goes on.
+
+    (Lightning's CSVLogger deletes the rows of before.) `forget_from(step)` drops the rows of steps that a killed run
+    had logged after the checkpoint it goes on from: they are about to be made again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._columns: list[str] = []
+        if path.is_file():
+            with open(path, newline="") as file:
+                self._columns = next(csv.reader(file), [])
+
+    @property
+    def name(self) -> str:
+        return self.path.parent.parent.name
+
+    @property
+    def version(self) -> str:
+        return self.path.parent.name
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row = {
+            "step": step,
+            "epoch": int(metrics.get("epoch", 0)),
+            **{k: v for k, v in metrics.items() if k != "epoch"},
+        }
+        new = [key for key in row if key not in self._columns]
+        if new:
+            rows = self._rows()
+            self._columns += new
+            self._write(rows)
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def forget_from(self, step: int) -> None:
+        # A kill may leave half a row at the end: its step may be missing.
+        self._write([row for row in self._rows() if (row["step"] or "").isdigit() and int(row["step"]) < step])
+
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.path.is_file():
+            return []
+        with open(self.path, newline="") as file:
+            return list(csv.DictReader(file))
+
+    def _write(self, rows: list[dict[str, str]]) -> None:
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        with open(partial, "w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(partial, self.path)

@@ -1,0 +1,70 @@
+"""The commands: `lightning fit …` is `lra-ssm fit …` is `python -m lra_ssm fit …`.
+
+This module loads neither torch nor lightning, so that `--help` and a mistyped command answer at once; each command's
+own module does.
+"""
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from lra_ssm import __version__
+from lra_ssm.errors import InputError
+
+# name -> (module, function, what it does); the function takes the arguments after the command and returns an exit code.
+COMMANDS = {
+    "fit": ("lra_ssm.cli.run", "fit", "train a model; started again, a killed run goes on where it was"),
+    "validate": ("lra_ssm.cli.run", "validate", "score a run's best checkpoint on the validation split"),
+    "test": ("lra_ssm.cli.run", "test", "score a run's best checkpoint on the test split"),
+    "predict": ("lra_ssm.cli.run", "predict", "write a run's predictions on the test split"),
+    "prepare": ("lra_ssm.cli.prepare", "prepare", "make a dataset ready: generate it, or read its published files"),
+}
+
+HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)
+
+State-space models on the Long Range Arena and on language.
+
+commands:
+{chr(10).join(f"  {name:<10} {text}" for name, (_, _, text) in COMMANDS.items())}
+
+example:
+  lightning fit --config configs/quickstart.yaml
+
+`lra-ssm COMMAND --help` lists a command's options. LRA_SSM_DEBUG=1 shows the traceback behind a one-line error.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. Bad input is one line on stderr and exit code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    command, *rest = arguments
+    if command in ("-V", "--version"):
+        print(f"lra_ssm {__version__}")
+        return 0
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        return _fail(f"unknown command {command!r}; {hint}")
+    # A console script does not search the working folder; a user's own layer lives there (class_path: my_layer.Mine).
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    module, function, _ = COMMANDS[command]
+    try:
+        return getattr(import_module(module), function)(rest)
+    except InputError as error:
+        if os.environ.get("LRA_SSM_DEBUG"):
+            traceback.print_exc()
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted", code=130)
+
+
+def _fail(reason: str, code: int = 2) -> int:
+    print(f"lra-ssm: error: {reason}", file=sys.stderr)
+    return code

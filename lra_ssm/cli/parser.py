@@ -1,0 +1,79 @@
+"""One-line errors out of jsonargparse's many lines, with the nearest valid key."""
+
+import difflib
+import inspect
+import re
+from importlib import import_module
+from typing import Any, NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lra_ssm.errors import InputError
+
+
+class RunParser(LightningArgumentParser):
+    """Lightning's parser; what is wrong with the arguments is raised as one line (`InputError`)."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:  # jsonargparse tries alternatives with such parsers
+            super().error(message, ex)
+        raise InputError(one_line(message, _options(self))) from ex
+
+
+def one_line(message: str, options: list[str]) -> str:
+    """The cause among jsonargparse's lines. `options`: every dotted option the command takes."""
+    if found := re.search(r"unrecognized arguments: (.+)", message):
+        name = found[1].split()[0].split("=")[0].lstrip("-")
+        return _unknown(f"option --{name}", name, options)
+    if found := re.search(r"does not accept (?:option|nested key) '([^']+)'", message):
+        return _unknown(f"key {found[1]!r}", found[1], options)
+    keys = ".".join(re.findall(r'Parser key "([^"]+)"', message))
+    at = f"{keys}: " if keys else ""
+    if found := re.search(r"Option '([^']+)' is not accepted", message):
+        name = found[1]
+        owner = re.search(r"class_path='([^']+)'", message[found.end() :].split("\n")[0])
+        before = re.findall(r"given class_path '([^']+)'", message[: found.start()])
+        class_path = owner[1] if owner else before[-1] if before else None
+        return at + _unknown(f"{class_path or 'this'} takes no key {name!r}", name, _arguments(class_path), verb="")
+    for pattern in (
+        r"the following arguments are required: .+",
+        r"Expected an? <class '(?!NoneType)\w+'>\. Got value: [^\n]*?(?=\. Got value:|\n|$)",
+        r"module '[^']+' has no attribute '[^']+'",
+        r"No module named '[^']+'",
+        r"File does not exist: .+",
+        r"Problems? (?:with|parsing) config.*",
+    ):
+        if found := re.search(pattern, message, re.DOTALL if "config" in pattern else 0):
+            return at + _squeeze(re.sub(r"<class '(\w+)'>", r"\1", found[0]))
+    return _squeeze(message)
+
+
+def _unknown(what: str, name: str, valid: list[str], verb: str = "unknown ") -> str:
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    if not near and "." in name:
+        near = difflib.get_close_matches(name.split(".")[-1], [v for v in valid if "." not in v], n=1)
+    return f"{verb}{what}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(valid)}" if len(valid) < 25 else ""
+    )
+
+
+def _arguments(class_path: str | None) -> list[str]:
+    if class_path is None:
+        return []
+    module, _, name = class_path.rpartition(".")
+    names = list(inspect.signature(getattr(import_module(module), name)).parameters)
+    return [n for n in names if n != "d_model"] if names[:1] == ["d_model"] else names
+
+
+def _options(parser: Any) -> list[str]:
+    options = []
+    for action in parser._actions:
+        for choice in getattr(action, "_name_parser_map", None) or {}:
+            options += _options(action._name_parser_map[choice])
+        if action.dest not in ("help", "subcommand"):
+            options.append(action.dest)
+    return sorted(set(options))
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())

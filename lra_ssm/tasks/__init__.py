@@ -1,0 +1,5 @@
+"""LightningModules: what a training, validation, test and prediction step is, and how parameters are trained."""
+
+from lra_ssm.tasks.classification import Classification
+
+__all__ = ["Classification"]

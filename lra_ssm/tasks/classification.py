@@ -1,0 +1,92 @@
+"""Sequence classification as a LightningModule.
+
+Shapes: B batch, L length.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from lra_ssm.layers import LayerSpec
+from lra_ssm.models import Classifier
+from lra_ssm.tasks.optim import parameter_groups, warmup_cosine
+
+
+class Classification(L.LightningModule):
+    """Trains a `Classifier` with cross-entropy; reports micro accuracy, as the LRA tables do.
+
+    A batch has `inputs` (B, L) int64 or (B, L, features), `lengths` (B,) or None, and `labels` (B,) int64.
+    The first ten arguments are the Classifier's. lr, recurrent_lr, delta_lr_factor, weight_decay: see
+    `lra_ssm.tasks.optim`. warmup_steps: optimizer steps of linear warm-up before the cosine.
+    """
+
+    def __init__(
+        self,
+        layer: Callable[[int], nn.Module],
+        num_classes: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_model: int = 128,
+        n_layers: int = 8,
+        norm: Literal["batch", "layer", "rms"] = "batch",
+        prenorm: bool = False,
+        dropout: float = 0.0,
+        pooling: Literal["mean", "last", "max"] = "mean",
+        lr: float = 0.01,
+        recurrent_lr: float = 0.001,
+        delta_lr_factor: float | None = None,
+        weight_decay: float = 0.05,
+        warmup_steps: int = 1000,
+    ) -> None:
+        super().__init__()
+        spec = LayerSpec.of(layer)
+        self.model = Classifier(
+            spec, num_classes, vocab_size, d_input, d_model, n_layers, norm, prenorm, dropout, pooling
+        )
+        layer = spec.as_dict()  # type: ignore[assignment]  # what save_hyperparameters stores: the plain dict
+        self.save_hyperparameters()
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.model(inputs, lengths)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self(batch.inputs, batch.lengths)
+        loss = F.cross_entropy(logits, batch.labels)
+        accuracy = (logits.argmax(-1) == batch.labels).float().mean()
+        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/accuracy", accuracy)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "val", self.val_accuracy)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test", self.test_accuracy)
+
+    def _evaluate(self, batch: Any, split: str, accuracy: MulticlassAccuracy) -> None:
+        logits = self(batch.inputs, batch.lengths)
+        accuracy(logits, batch.labels)
+        # The loss is weighted by the batch's size, so that a smaller last batch counts its own examples alone.
+        size = len(batch.labels)
+        loss = F.cross_entropy(logits, batch.labels)
+        self.log(f"{split}/loss", loss, on_epoch=True, batch_size=size, sync_dist=True)
+        self.log(f"{split}/accuracy", accuracy, on_epoch=True, prog_bar=True, batch_size=size)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Probabilities (B, num_classes)."""
+        return self(batch.inputs, batch.lengths).softmax(-1)
+
+    def configure_optimizers(self) -> Any:
+        h = self.hparams
+        groups = parameter_groups(self.model, h["lr"], h["recurrent_lr"], h["weight_decay"], h["delta_lr_factor"])
+        optimizer = torch.optim.AdamW(groups)
+        total = int(self.trainer.estimated_stepping_batches)
+        schedule = warmup_cosine(optimizer, h["warmup_steps"], total)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,72 @@
+"""Classes that tests name by class_path."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import nn
+
+
+class Smooth(nn.Module):
+    """A layer of a user's own: forward(x, lengths=None) and nothing else."""
+
+    def __init__(self, d_model: int, width: int = 3) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(d_model, d_model, width, padding="same")
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        return self.mix(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Blowing(Smooth):
+    """Its output is infinite from the third call in training on."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(x, lengths) * (torch.inf if self.calls > 2 else 1)
+
+
+class KillMe(Callback):
+    """SIGKILL to its own process at the event and the number in KILL_AT, as in "train_batch_start:5"; without, nothing.
+
+    DELAY sleeps that long at the start of every training batch.
+    """
+
+    def __init__(self) -> None:
+        event, _, number = os.environ.get("KILL_AT", ":").partition(":")
+        self.event, self.number, self.seen = event, int(number or 0), 0
+
+    def _at(self, event: str) -> None:
+        if event == self.event:
+            self.seen += 1
+            if self.seen == self.number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        time.sleep(float(os.environ.get("DELAY", 0)))
+        self._at("train_batch_start")
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._at("train_batch_end")
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._at("validation_batch_end")
+
+    def on_validation_end(self, *args: Any) -> None:
+        self._at("validation_end")
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self._at("train_epoch_start")
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self._at("train_epoch_end")
+
+    def on_save_checkpoint(self, *args: Any) -> None:
+        self._at("save_checkpoint")

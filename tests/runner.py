@@ -1,0 +1,80 @@
+"""Runs `lra_ssm.cli.main` as a process of its own without paying for the imports each time.
+
+A fork server that has imported the trainer starts each command; what a test kills is a real process.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["lra_ssm.cli.run", "lra_ssm.datamodules.listops", "tests.helpers"])
+
+
+class Result(NamedTuple):
+    code: int  # negative: the signal that ended it
+    out: str
+    err: str
+
+
+class Command:
+    """A started command; `wait()` gives its result."""
+
+    def __init__(self, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
+        self._out, self._err = (tempfile.NamedTemporaryFile("w+", suffix=".txt") for _ in range(2))
+        names = (self._out.name, self._err.name)
+        self.process = _context.Process(target=_child, args=(arguments, str(cwd), env or {}, *names))
+        self.process.start()
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float = 240) -> Result:
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, "the command did not end"
+        return Result(self.process.exitcode, Path(self._out.name).read_text(), Path(self._err.name).read_text())
+
+
+def run(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
+    return Command(arguments, cwd, env).wait()
+
+
+def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
+    result = run(arguments, cwd, env)
+    assert result.code == 0, (
+        f"{' '.join(arguments)} ended with {result.code}:\n{result.out[-2000:]}\n{result.err[-3000:]}"
+    )
+    return result
+
+
+def fail(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> str:
+    """The one line on stderr that a command with bad input ends with."""
+    result = run(arguments, cwd, env)
+    assert result.code > 0, f"{' '.join(arguments)} ended with {result.code}\n{result.out}\n{result.err[-3000:]}"
+    lines = [line for line in result.err.splitlines() if line.startswith("lra-ssm: error: ")]
+    assert len(lines) == 1 and result.err.strip().endswith(lines[0]), f"not one line:\n{result.err[-3000:]}"
+    assert "Traceback" not in result.err
+    return lines[0].removeprefix("lra-ssm: error: ")
+
+
+def _child(arguments: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
+    os.chdir(cwd)
+    os.environ.update(env)
+    sys.argv = ["lra-ssm", *arguments]
+    sys.path.append(str(Path(__file__).parents[1]))
+    for stream, name in ((1, out), (2, err)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC), stream)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    import torch
+
+    from lra_ssm.cli import main
+
+    torch.set_num_threads(1)
+    code = main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.models import Classifier, LayerSpec
+from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_roles, warmup_cosine
+
+
+def model(layer, **settings):
+    return Classifier(LayerSpec(layer, **settings), 3, vocab_size=5, d_model=4, n_layers=1, norm="batch")
+
+
+OUTSIDE = {
+    "encoder.weight": "base",
+    "blocks.0.norm.norm.weight": "no_decay",
+    "blocks.0.norm.norm.bias": "no_decay",
+    "blocks.0.glu.weight": "base",
+    "blocks.0.glu.bias": "no_decay",
+    "head.weight": "base",
+    "head.bias": "no_decay",
+}
+
+
+@pytest.mark.parametrize(
+    ("built", "inside"),
+    [
+        (
+            model(S4D, d_state=4),
+            {"log_delta": "recurrent", "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "C": "base",
+             "D": "no_decay"},
+        ),
+        (
+            model(S6, d_state=4),
+            {"units.0.A_log": "recurrent", "units.0.delta_down": "delta", "units.0.delta_up": "delta",
+             "units.0.delta_bias": "delta", "units.0.B": "base", "units.0.C": "base", "units.0.D": "no_decay"},
+        ),
+        (
+            model(B2S6, num_blocks=2, d_state=4),
+            {"units.0.A_log": "recurrent", "units.0.A_imag": "recurrent", "units.0.delta_weight": "delta",
+             "units.0.delta_bias": "delta", "units.0.B_weight": "base", "units.0.B_bias": "no_decay",
+             "units.0.C": "base", "units.0.D": "no_decay"},
+        ),
+    ],
+    ids=["s4d", "s6", "b2s6"],
+)  # fmt: skip
+def test_every_parameter_has_the_documented_role(built, inside):
+    assert parameter_roles(built) == OUTSIDE | {f"blocks.0.layer.{name}": role for name, role in inside.items()}
+
+
+def test_groups_have_the_documented_rates_and_hold_every_parameter_once():
+    built = model(B2S6, num_blocks=2, d_state=4)
+    groups = parameter_groups(built, lr=0.01, recurrent_lr=0.001, weight_decay=0.05)
+    rates = {g["name"]: (g["lr"], g["weight_decay"]) for g in groups}
+    assert rates == {
+        "base": (0.01, 0.05), "no_decay": (0.01, 0), "recurrent": (0.001, 0), "delta": (pytest.approx(0.001), 0),
+    }  # fmt: skip
+    ids = [id(p) for g in groups for p in g["params"]]
+    assert sorted(ids) == sorted(id(p) for p in built.parameters())
+
+
+def test_factor_zero_freezes_delta():
+    torch.manual_seed(0)
+    built = model(B2S6, num_blocks=2, d_state=4)
+    optimizer = torch.optim.AdamW(parameter_groups(built, 0.01, 0.001, 0.05, delta_lr_factor=0))
+    before = {name: p.detach().clone() for name, p in built.named_parameters()}
+    built(torch.randint(0, 5, (2, 6))).square().sum().backward()
+    optimizer.step()
+    roles = parameter_roles(built)
+    for name, p in built.named_parameters():
+        frozen = torch.equal(p, before[name])
+        assert frozen == (roles[name] == "delta") or p.grad.abs().sum() == 0, name
+    assert "delta" in format_groups(optimizer.param_groups) and "0 (frozen)" in format_groups(optimizer.param_groups)
+    assert parameter_groups(built, 0.01, 0.001, 0.05, delta_lr_factor=0.3)[-1]["lr"] == pytest.approx(0.003)
+
+
+def test_a_layer_without_roles_takes_base_rate_and_decay():
+    class Own(nn.Module):
+        def __init__(self, d_model: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(d_model, d_model)
+
+        def forward(self, x, lengths=None):
+            return self.linear(x)
+
+    roles = parameter_roles(Classifier(Own, 3, vocab_size=5, d_model=4, n_layers=1))
+    assert roles["blocks.0.layer.linear.weight"] == roles["blocks.0.layer.linear.bias"] == "base"
+
+
+def test_roles_that_mean_nothing_are_errors():
+    class Wrong(nn.Linear):
+        roles = {"wieght": "recurrent"}
+
+        def optim_roles(self):
+            return self.roles
+
+    with pytest.raises(ValueError, match="names 'wieght', which is no parameter"):
+        parameter_roles(Wrong(2, 2))
+    Wrong.roles = {"weight": "fast"}
+    with pytest.raises(ValueError, match="gives weight the role 'fast'; it must be one of"):
+        parameter_roles(Wrong(2, 2))
+
+
+def test_the_table_has_one_row_per_group():
+    lines = format_groups(parameter_groups(model(S4D), 0.01, 0.001, 0.05)).splitlines()
+    assert [line.split()[0] for line in lines] == ["group", "base", "no_decay", "recurrent"]
+    assert len({len(line) for line in lines}) == 1  # it lines up
+
+
+def test_warmup_then_cosine_on_every_group():
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]
+    optimizer = torch.optim.AdamW(groups)
+    schedule = warmup_cosine(optimizer, warmup_steps=4, total_steps=12)
+    seen = []
+    for _ in range(13):
+        seen.append([g["lr"] for g in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    for step, (a, b) in enumerate(seen):
+        factor = step / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * (step - 4) / 8))
+        assert a == pytest.approx(0.1 * factor) and b == pytest.approx(0.01 * factor)
+    assert seen[12][0] == pytest.approx(0, abs=1e-12)

@@ -1,0 +1,103 @@
+"""Who imports whom: ops ← layers ← models ← tasks ← cli, datamodules ← cli; see the README's architecture section."""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "lra_ssm"
+STDLIB = set(sys.stdlib_module_names)
+
+# room -> rooms of the package that it may import besides itself
+ALLOWED = {
+    "ops": set(),
+    "layers": {"ops"},
+    "models": {"ops", "layers", "checkpoints"},
+    "tasks": {"ops", "layers", "models"},
+    "datamodules": {"errors"},
+    "callbacks": {"tasks", "errors"},
+    "cluster": {"errors"},
+    "checkpoints": {"errors"},
+    "errors": set(),
+    "cli": {"ops", "layers", "models", "tasks", "datamodules", "callbacks", "cluster", "checkpoints", "errors"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+LIGHTNING = {"tasks", "datamodules", "callbacks", "cli"}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[str]:
+    """Absolute names of everything a file imports, at the top or inside functions."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_forward(path):
+    here = room(path)
+    assert here in ALLOWED, f"{path} is in a room that the architecture does not know"
+    for name in imports(path):
+        if name == "lra_ssm" or name.startswith("lra_ssm.__"):
+            continue  # the version
+        top, *rest = name.split(".")
+        if top == "lra_ssm":
+            target = rest[0]
+            assert target == here or target in ALLOWED[here], f"{here} imports {name}"
+        elif top in ("lightning", "pytorch_lightning"):
+            assert here in LIGHTNING, f"{here} imports {name}"
+        elif here == "ops":
+            backends = {"triton", "mamba_ssm", "filelock"} if "backends" in path.parts else set()
+            assert top in STDLIB | {"torch", "numpy"} | backends, f"ops imports {name}"
+
+
+def test_no_cycles_between_files():
+    graph = defaultdict(set)
+    modules = {
+        ".".join(["lra_ssm", *p.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): p for p in FILES
+    }
+    for name, path in modules.items():
+        for imported in imports(path):
+            if imported in modules and imported != name and path.name != "__init__.py":
+                graph[name].add(imported)
+    done, active = set(), []
+
+    def visit(name: str) -> None:
+        assert name not in active, " → ".join([*active[active.index(name) :], name])
+        if name not in done:
+            active.append(name)
+            for after in graph[name]:
+                if modules[after].name != "__init__.py":
+                    visit(after)
+            active.pop()
+            done.add(name)
+
+    for name in modules:
+        visit(name)
+
+
+@pytest.mark.parametrize("code", ["import lra_ssm", "import sys; from lra_ssm.cli import main; main(['--help'])"])
+def test_import_and_help_load_neither_torch_nor_lightning(code):
+    check = f"{code}\nimport sys\nassert not {{'torch', 'lightning', 'numpy'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+def test_files_stay_short():
+    long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > 400}
+    assert not long, f"over 400 lines: {long}"

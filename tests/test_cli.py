@@ -1,0 +1,332 @@
+"""The commands: traps of LightningCLI closed, bad input in one line, nothing half-written."""
+
+import csv
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.runner import fail, run, succeed
+
+TINY = Path(__file__).parent / "tiny.yaml"
+FIT = ["fit", "--config", str(TINY)]
+SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
+
+
+def only_run(folder: Path, experiment: str = "tiny") -> Path:
+    (found,) = (folder / "runs" / experiment).iterdir()
+    return found
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+# --- entry points ---
+
+
+def test_the_lightning_command_is_ours():
+    scripts = {e.name: e.value for e in entry_points(group="console_scripts") if e.name in ("lightning", "lra-ssm")}
+    assert scripts == {"lightning": "lra_ssm.cli:main", "lra-ssm": "lra_ssm.cli:main"}
+
+
+@pytest.mark.parametrize("command", [["lightning"], ["lra-ssm"], [sys.executable, "-m", "lra_ssm"]])
+def test_all_three_ways_to_start(command):
+    command = [str(Path(sys.executable).parent / command[0]), *command[1:]] if len(command) == 1 else command
+    out = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "usage: lra-ssm COMMAND" in out and "lightning fit --config" in out
+    wrong = subprocess.run([*command, "fitt"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean fit?\n"
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare"])
+def test_every_command_has_help(command, tmp_path):
+    assert "usage" in succeed([command, "--help"], tmp_path).out
+
+
+# --- what a run leaves ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    result = succeed([*FIT, *SHORT], folder)
+    return folder, result
+
+
+def test_the_run_directory_has_what_the_design_says(trained):
+    folder, result = trained
+    path = only_run(folder)
+    assert {p.name for p in path.iterdir() if not p.name.startswith(".")} == {
+        "config.yaml", "run.json", "metrics.csv", "checkpoints",
+    }  # fmt: skip
+    assert {p.name for p in (path / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    record = json.loads((path / "run.json").read_text())
+    assert record["status"] == "finished" and record["run_id"] == path.name
+    (start,) = record["starts"]
+    assert start["versions"]["torch"] == torch.__version__ and start["versions"]["lra_ssm"].startswith("0.")
+    assert start["hardware"]["cpus"] >= 1 and start["command"][1] == "fit"
+    with open(path / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["0", "1", "1"]
+    assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])
+    assert rows[2]["val/accuracy"] and rows[2]["val/loss"]
+    assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
+
+
+def test_the_groups_are_printed_one_row_each(trained):
+    lines = trained[1].out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("group "))
+    assert [line.split()[0] for line in lines[start + 1 : start + 5]] == ["base", "no_decay", "recurrent", "delta"]
+
+
+def test_the_saved_config_is_complete_and_starts_the_same_run(trained):
+    folder, _ = trained
+    saved = only_run(folder) / "config.yaml"
+    assert yaml.safe_load(saved.read_text())["model"]["init_args"]["layer"]["init_args"]["num_blocks"] == 2
+    assert "is finished" in succeed(["fit", "--config", str(saved)], folder).out
+
+
+def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
+    folder, _ = trained
+    path = only_run(folder)
+    for command in ("validate", "test"):
+        succeed([command, *FIT[1:], *SHORT], folder)
+        written = json.loads((path / f"{command}.json").read_text())
+        assert written["checkpoint"].endswith("best.ckpt")
+        assert 0 <= written["metrics"][f"{'val' if command == 'validate' else 'test'}/accuracy"] <= 1
+    with open(path / "metrics.csv", newline="") as file:
+        scored = [float(row["val/accuracy"]) for row in csv.DictReader(file) if row["val/accuracy"]]
+    assert json.loads((path / "validate.json").read_text())["metrics"]["val/accuracy"] == pytest.approx(max(scored))
+    succeed(["predict", *FIT[1:], *SHORT], folder)
+    with open(path / "predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20
+    for row in rows:
+        probabilities = [float(row[f"p{i}"]) for i in range(10)]
+        assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+        assert probabilities[int(row["prediction"])] == max(probabilities)
+    test_accuracy = json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"]
+    from lra_ssm.datamodules import ListOps
+
+    settings = yaml.safe_load((path / "config.yaml").read_text())["data"]["init_args"]
+    data = ListOps(**{**settings, "root": str(folder / "data")})
+    data.setup("test")
+    labels = torch.cat([batch.labels for batch in data.test_dataloader()]).tolist()
+    right = sum(int(row["prediction"]) == label for row, label in zip(rows, labels, strict=True))
+    assert right / 20 == pytest.approx(test_accuracy)
+
+
+def test_fit_never_touches_the_test_split(tmp_path):
+    succeed([*FIT, *SHORT, "--data.num_test=7"], tmp_path)
+    (prepared,) = (p for p in (tmp_path / "data/listops").iterdir() if p.is_dir())
+    for file in prepared.glob("test*"):
+        file.chmod(0)
+        file.unlink()
+    again = run([*FIT, *SHORT, "--data.num_test=7", "--fresh"], tmp_path)
+    # Without the files of the test split a fit still runs, or the dataset is refused whole before anything is read.
+    assert again.code == 0 or "test" in again.err
+
+
+# --- the traps of LightningCLI ---
+
+
+def test_a_second_start_is_no_error_because_of_config_yaml(trained):
+    folder, _ = trained
+    assert run([*FIT, *SHORT], folder).code == 0
+
+
+def test_a_checkpoint_never_overrides_flags(trained, tmp_path):
+    folder, _ = trained
+    best = only_run(folder) / "checkpoints/best.ckpt"
+    data = f"--data.root={folder / 'data'}"
+    message = fail([*FIT, *SHORT, data, f"--ckpt_path={best}", "--model.lr=0.5"], tmp_path)
+    assert "lr 0.01 there, 0.5 here" in message and "--init_from" in message
+    message = fail([*FIT, *SHORT, data, f"--ckpt_path={best}", "--model.d_model=16"], tmp_path)
+    assert "of another shape" in message or "d_model 8 there, 16 here" in message
+    # its weights alone: the flags hold
+    fresh = succeed([*FIT, *SHORT, data, f"--init_from={best}", "--model.lr=0.5"], tmp_path)
+    assert "0.5" in next(line for line in fresh.out.splitlines() if line.startswith("base"))
+
+
+def test_init_from_starts_from_the_weights(trained, tmp_path):
+    folder, _ = trained
+    last = only_run(folder) / "checkpoints/last.ckpt"
+    flags = [f"--data.root={folder / 'data'}", f"--init_from={last}", "--model.lr=1e-30", "--model.recurrent_lr=0",
+             "--model.weight_decay=0"]  # fmt: skip
+    succeed([*FIT, *SHORT, *flags], tmp_path)
+    ours = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    theirs = torch.load(last, weights_only=True)["state_dict"]
+    names = [n for n in ours if "running" not in n and "batches" not in n]
+    assert names and all(torch.allclose(ours[n], theirs[n], atol=1e-12) for n in names)
+
+
+def test_optimizer_cannot_replace_the_groups(tmp_path):
+    assert "unknown option --optimizer" in fail([*FIT, "--optimizer=SGD"], tmp_path)
+    assert everything_below(tmp_path) == []
+
+
+def test_checkpoints_from_the_cli_and_from_python_load_alike(trained, tmp_path):
+    import lightning as L
+
+    from lra_ssm.datamodules import ListOps
+    from lra_ssm.layers import B2S6, LayerSpec
+    from lra_ssm.tasks import Classification
+
+    folder, _ = trained
+    task = Classification(
+        LayerSpec(B2S6, num_blocks=2, d_state=4, bidirectional=True), 10, 18, d_model=8, n_layers=1, warmup_steps=2
+    )
+    data = ListOps(
+        root=str(tmp_path), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=16, num_val=8, num_test=8
+    )
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tmp_path, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(task, data)
+    trainer.save_checkpoint(tmp_path / "python.ckpt")
+    for path in (tmp_path / "python.ckpt", only_run(folder) / "checkpoints/best.ckpt"):
+        checkpoint = torch.load(path, weights_only=True)
+        layer = checkpoint["hyper_parameters"]["layer"]
+        assert layer["class_path"] == "lra_ssm.layers.B2S6" and layer["init_args"]["num_blocks"] == 2
+        loaded = Classification.load_from_checkpoint(path, weights_only=True)
+        for name, value in loaded.state_dict().items():
+            assert torch.equal(value, checkpoint["state_dict"][name])
+
+
+def test_dotted_overrides_and_print_config(tmp_path):
+    flags = [
+        "--model.layer.init_args.num_blocks=4",
+        "--model.init_args.lr=0.5",
+        "--model.n_layers=3",
+        "--data.batch_size=7",
+    ]
+    printed = yaml.safe_load(succeed([*FIT, *flags, "--print_config"], tmp_path).out)
+    model = printed["model"]["init_args"]
+    assert model["layer"]["init_args"]["num_blocks"] == 4 and model["lr"] == 0.5 and model["n_layers"] == 3
+    assert printed["data"]["init_args"]["batch_size"] == 7
+    swapped = succeed([*FIT, "--model.layer=lra_ssm.layers.S6", "--print_config"], tmp_path).out
+    assert yaml.safe_load(swapped)["model"]["init_args"]["layer"]["class_path"] == "lra_ssm.layers.S6"
+    assert everything_below(tmp_path) == []
+
+
+def test_a_layer_of_ones_own_by_class_path(tmp_path):
+    (tmp_path / "my_layer.py").write_text((Path(__file__).parent / "helpers.py").read_text())
+    config = yaml.safe_load(TINY.read_text())
+    config["model"]["init_args"]["layer"] = {"class_path": "my_layer.Smooth", "init_args": {"width": 5}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    succeed(["fit", "--config", "own.yaml", *SHORT], tmp_path)
+    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
+    assert saved["model"]["init_args"]["layer"] == {"class_path": "my_layer.Smooth", "init_args": {"width": 5}}
+
+
+@pytest.mark.parametrize("logger", ["WandbLogger", "TensorBoardLogger"])
+def test_other_loggers_by_config_stand_beside_the_csv(logger, tmp_path):
+    init = {"offline": True, "project": "lra"} if logger == "WandbLogger" else {"save_dir": "."}
+    config = yaml.safe_load(TINY.read_text())
+    config["trainer"]["logger"] = {"class_path": f"lightning.pytorch.loggers.{logger}", "init_args": init}
+    (tmp_path / "logged.yaml").write_text(yaml.safe_dump(config))
+    succeed(["fit", "--config", "logged.yaml", *SHORT], tmp_path, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    path = only_run(tmp_path)
+    assert (path / "metrics.csv").is_file()
+    if logger == "WandbLogger":
+        assert list(path.glob(f"wandb/offline-run-*-{path.name}"))
+    else:
+        assert list(path.glob("tensorboard/events.*"))
+    assert set(everything_below(tmp_path)) >= {"runs", "data"} and not (tmp_path / "wandb").exists()
+
+
+def test_what_cannot_change_the_result_is_no_part_of_the_identity(tmp_path):
+    succeed([*FIT, *SHORT], tmp_path)
+    neutral = ["--data.num_workers=1", f"--data.root={tmp_path / 'elsewhere'}", "--trainer.log_every_n_steps=2",
+               "--trainer.profiler=simple", "--trainer.enable_progress_bar=true", "--trainer.logger=false"]  # fmt: skip
+    assert "is finished" in succeed([*FIT, *SHORT, *neutral], tmp_path).out
+    for other in ("--seed_everything=2", "--model.lr=0.02", "--data.generator_seed=3"):
+        succeed([*FIT, *SHORT, other], tmp_path)
+    assert len(list((tmp_path / "runs/tiny").iterdir())) == 4
+
+
+# --- a loss that is not finite ---
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+    message = fail([*FIT, "--model.layer=tests.helpers.Blowing", "--trainer.max_epochs=1"], tmp_path)
+    assert message.startswith("loss is nan at step 2 (epoch 0); largest gradient of the step before: ")
+    name = message.rsplit(" in ", 1)[1]
+    assert name.startswith("model.")
+    path = only_run(tmp_path)
+    assert json.loads((path / "run.json").read_text())["status"] != "finished"
+    weights = torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.isfinite(w).all() for w in weights.values())
+
+
+# --- bad input ---
+
+BAD = {
+    "unknown flag": (["--trainer.max_stepz=5"], "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
+    "unknown model key": (["--model.lrr=5"], "lra_ssm.tasks.Classification takes no key 'lrr'; did you mean 'lr'"),
+    "unknown data key": (["--data.rooot=x"], "takes no key 'rooot'; did you mean 'root'"),
+    "unknown layer key": (
+        ["--model.layer.init_args.num_bloks=5"],
+        "takes no key 'num_bloks'; did you mean 'num_blocks'",
+    ),
+    "unknown layer": (["--model.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'"),
+    "wrong type": (["--model.lr=fast"], "Expected a float. Got value: fast"),
+    "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    "blocks do not divide": (["--model.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
+    "no such root": (["--data.root=nowhere/data"], "nowhere"),
+    "no such source": (["--data.source=nowhere"], "nowhere"),
+    "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
+    "impossible lengths": (["--data.length_bounds=[30,20]"], "length_bounds"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path):
+    flags, expected = BAD[case]
+    assert expected in fail([*FIT, *flags], tmp_path)
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trainer: {max_stepz: 3}", "'trainer.max_stepz'"),
+        ("modle: {init_args: {lr: 3}}", "modle"),
+        ("model: {class_path: lra_ssm.tasks.Classification, init_args: {d_modle: 3}}", "did you mean 'd_model'"),
+        ("data: {class_path: lra_ssm.datamodules.ListOps, init_args: {btch_size: 3}}", "did you mean 'batch_size'"),
+        ("trainer: [1", "onfig"),
+    ],
+)
+def test_bad_config_files(text, expected, tmp_path):
+    (tmp_path / "bad.yaml").write_text(text)
+    assert expected in fail([*FIT, "--config", "bad.yaml"], tmp_path)
+    assert everything_below(tmp_path) == ["bad.yaml"]
+
+
+def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):
+    folder, _ = trained
+    best = only_run(folder) / "checkpoints/best.ckpt"
+    data = f"--data.root={folder / 'data'}"
+    message = fail(["test", *FIT[1:], data, "--model.d_model=16", f"--ckpt_path={best}"], tmp_path)
+    assert "other settings" in message or "is of another shape" in message
+    (tmp_path / "half.ckpt").write_bytes(best.read_bytes()[:5000])
+    assert "cannot be read" in fail([*FIT, data, "--ckpt_path=half.ckpt"], tmp_path)
+    assert "fit it first" in fail(["test", *FIT[1:], data], tmp_path)
+
+
+def test_prepare_says_what_it_made_and_refuses_what_it_cannot(tmp_path):
+    flags = ["--num_train=20", "--num_val=5", "--num_test=5", "--length_bounds=[3,20]", "--max_depth=3"]
+    first = succeed(["prepare", "listops", "--root=data", *flags], tmp_path)
+    assert str(tmp_path / "data/listops/generated-") in first.out
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    assert succeed(["prepare", "listops", "--root=data", *flags], tmp_path).out == first.out
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert "unknown dataset 'lisops'; did you mean listops?" in fail(["prepare", "lisops"], tmp_path)
+    assert "num_trian" in fail(["prepare", "listops", "--num_trian=3"], tmp_path)

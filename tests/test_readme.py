@@ -1,0 +1,75 @@
+"""Every block of the README is tested: install and pytest lines by .ci/run, which takes them from the README;
+full-size fit lines by parsing and one step on a small dataset; the rest by running it."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.runner import succeed
+from tests.test_configs import SMALL_DATA
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+LINES = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]
+
+
+def test_the_readme_has_no_other_blocks():
+    assert {kind for kind, _ in BLOCKS} == {"bash", "python", "yaml", ""}
+
+
+def test_the_install_lines_are_what_ci_runs():
+    installs = [line for line in LINES if line.startswith("pip ")]
+    ci = (ROOT / ".ci/run").read_text()
+    patterns = re.findall(r"grep -m1 '([^']+)' README.md", ci)
+    assert len(patterns) == 2
+    for line in installs:
+        if ".[dev]" not in line:
+            assert any(re.match(pattern, line) for pattern in patterns), line
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith("pip ")])
+def test_commands_run(line, tmp_path):
+    program, *arguments = shlex.split(line)
+    assert program in ("lightning", "lra-ssm")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (own,) = (text for kind, text in BLOCKS if kind == "python" and "my_layer.py" in text)
+    (tmp_path / "my_layer.py").write_text(own)
+    if arguments[0] == "fit" and "quickstart" not in line:  # full size
+        arguments += SMALL_DATA
+    elif arguments[0] != "prepare":
+        arguments += SHORT
+    if arguments[0] == "test":
+        succeed(["fit", *arguments[1:]], tmp_path)
+    succeed(arguments, tmp_path)
+
+
+@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
+def test_python_blocks_run(text):
+    exec(compile(text, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "yaml"])
+def test_yaml_blocks_are_taken(text, tmp_path):
+    (tmp_path / "more.yaml").write_text(text)
+    tiny = str(ROOT / "tests/tiny.yaml")
+    flags = ["--config", tiny, "--config", "more.yaml", "--trainer.max_epochs=1", "--data.num_train=16"]
+    succeed(["fit", *flags], tmp_path, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+
+
+def test_the_table_names_every_config():
+    named = set(re.findall(r"\]\((configs/[^)]+)\)", README))
+    assert named == {str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml")}
+
+
+def test_the_yaml_of_the_readme_is_yaml():
+    assert all(isinstance(yaml.safe_load(text), dict) for kind, text in BLOCKS if kind == "yaml")
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
