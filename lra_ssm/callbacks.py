@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lra_ssm.errors import InputError
@@ -44,33 +45,42 @@ class SeedByStep(Callback):
 
 
 class StopOnNonFinite(Callback):
-    """Raises InputError, before the weights are touched, when the loss is NaN or infinite.
+    """Raises InputError, before the weights are touched, when the loss or a gradient is NaN or infinite.
 
-    The message has the step, the loss and the largest gradient of the step before by parameter name: the gradients of
-    a loss that is not finite say nothing. Costs one pass over the gradients and one device synchronisation a step.
+    The message has the step, the loss and the largest gradient by parameter name; of the step before, where the loss
+    is not finite: its gradients say nothing. With a gradient scaler (16-mixed) infinite gradients are its business.
+    Costs one pass over the gradients and two device synchronisations a step.
     """
 
     def __init__(self) -> None:
+        self._loss = torch.zeros(())
         self._names: list[str] = []
-        self._norms: list[Tensor] = []
+        self._norms: Tensor | None = None
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._loss = loss.detach()
+        if not torch.isfinite(self._loss):
+            raise InputError(f"loss is {loss.item()} {_place(trainer)}; {self._largest_gradient('of the step before')}")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         named = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None]
-        self._names = [name for name, _ in named]
-        self._norms = list(torch._foreach_norm([grad for _, grad in named], torch.inf)) if named else []
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if torch.isfinite(loss.detach()):
+        if not named:
             return
-        largest = "no gradient was computed yet"
-        if self._norms:
-            # NaN sorts last, hence is the largest: it is what we want to name.
-            values = torch.stack([norm.float().cpu() for norm in self._norms])
-            i = int(values.argsort()[-1])
-            largest = f"largest gradient of the step before: {values[i].item():.3g} in {self._names[i]}"
-        raise InputError(
-            f"loss is {loss.item()} at step {trainer.global_step} (epoch {trainer.current_epoch}); {largest}"
-        )
+        self._names = [name for name, _ in named]
+        self._norms = torch.stack([n.float() for n in torch._foreach_norm([g for _, g in named], torch.inf)])
+        if getattr(trainer.precision_plugin, "scaler", None) is None and not torch.isfinite(self._norms).all():
+            raise InputError(f"loss is {self._loss.item():.4g} {_place(trainer)}, but {self._largest_gradient('is')}")
+
+    def _largest_gradient(self, when: str) -> str:
+        if self._norms is None:
+            return "no gradient was computed before"
+        norms = self._norms.cpu()
+        i = int(norms.argsort()[-1])  # NaN sorts last, hence is the largest: it is what we want to name
+        return f"the largest gradient {when} {norms[i].item():.3g} in {self._names[i]}"
+
+
+def _place(trainer: Trainer) -> str:
+    return f"at step {trainer.global_step} (epoch {trainer.current_epoch})"
 
 
 class Throughput(Callback):
@@ -88,7 +98,7 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += len(batch.labels)
+        self._samples += extract_batch_size(batch)
         if (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set when the trainer is built
             return
         if pl_module.device.type == "cuda":
@@ -111,6 +121,16 @@ class ShowOptimizerGroups(Callback):
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         print(format_groups(trainer.optimizers[0].param_groups), flush=True)
+
+
+class SaveBest(ModelCheckpoint):
+    """The checkpoint with the best `monitor`; a name that validation does not log is an error at once."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking and self.monitor not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics))
+            raise InputError(f"checkpoint.monitor is {self.monitor!r}, which validation does not log; it logs {logged}")
+        super().on_validation_end(trainer, pl_module)
 
 
 class SaveLast(Checkpoint):
@@ -187,6 +207,8 @@ class WritePredictions(BasePredictionWriter):
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any
     ) -> None:
+        if trainer.world_size > 1:
+            raise InputError("predict writes what one device saw: run it with --trainer.devices=1")
         rows = torch.cat(list(predictions)).float().cpu()
         partial = self.path.with_name(f".{self.path.name}.partial")
         with open(partial, "w", newline="") as file:

@@ -33,6 +33,19 @@ class Blowing(Smooth):
         return super().forward(x, lengths) * (torch.inf if self.calls > 2 else 1)
 
 
+class BadGradient(Smooth):
+    """Its weight's gradient is infinite from the third backward on, while the loss stays finite."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.calls = 0
+        self.mix.weight.register_hook(self._blow)
+
+    def _blow(self, grad: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return grad * (torch.inf if self.calls > 2 else 1)
+
+
 class KillMe(Callback):
     """SIGKILL to its own process at the event and the number in KILL_AT, as in "train_batch_start:5"; without, nothing.
 

@@ -46,7 +46,8 @@ def test_all_three_ways_to_start(command):
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare"])
 def test_every_command_has_help(command, tmp_path):
-    assert "usage" in succeed([command, "--help"], tmp_path).out
+    out = succeed([command, "--help"], tmp_path).out
+    assert "usage" in out and "example" in out
 
 
 # --- what a run leaves ---
@@ -111,26 +112,29 @@ def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
         probabilities = [float(row[f"p{i}"]) for i in range(10)]
         assert sum(probabilities) == pytest.approx(1, abs=1e-4)
         assert probabilities[int(row["prediction"])] == max(probabilities)
-    test_accuracy = json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"]
+    accuracy = json.loads((path / "validate.json").read_text())["metrics"]["val/accuracy"]
     from lra_ssm.datamodules import ListOps
 
     settings = yaml.safe_load((path / "config.yaml").read_text())["data"]["init_args"]
     data = ListOps(**{**settings, "root": str(folder / "data")})
-    data.setup("test")
-    labels = torch.cat([batch.labels for batch in data.test_dataloader()]).tolist()
+    data.setup("predict")
+    labels = torch.cat([batch.labels for batch in data.predict_dataloader()]).tolist()
     right = sum(int(row["prediction"]) == label for row, label in zip(rows, labels, strict=True))
-    assert right / 20 == pytest.approx(test_accuracy)
+    assert right / 20 == pytest.approx(accuracy)
 
 
-def test_fit_never_touches_the_test_split(tmp_path):
-    succeed([*FIT, *SHORT, "--data.num_test=7"], tmp_path)
+def test_fit_and_validate_never_touch_the_test_split(tmp_path):
+    succeed([*FIT, *SHORT], tmp_path)
     (prepared,) = (p for p in (tmp_path / "data/listops").iterdir() if p.is_dir())
-    for file in prepared.glob("test*"):
-        file.chmod(0)
-        file.unlink()
-    again = run([*FIT, *SHORT, "--data.num_test=7", "--fresh"], tmp_path)
-    # Without the files of the test split a fit still runs, or the dataset is refused whole before anything is read.
-    assert again.code == 0 or "test" in again.err
+    files = list(prepared.glob("test*"))
+    assert files
+    for file in files:  # the same size, no meaning: whoever reads it fails
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    succeed([*FIT, *SHORT, "--fresh"], tmp_path)
+    succeed(["validate", *FIT[1:], *SHORT], tmp_path)
+    assert run(["test", *FIT[1:], *SHORT], tmp_path).code != 0
+    one, two = (torch.load(p, weights_only=True)["state_dict"] for p in tmp_path.rglob("last.ckpt"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 # --- the traps of LightningCLI ---
@@ -191,13 +195,16 @@ def test_checkpoints_from_the_cli_and_from_python_load_alike(trained, tmp_path):
     )  # fmt: skip
     trainer.fit(task, data)
     trainer.save_checkpoint(tmp_path / "python.ckpt")
+    settings = []
     for path in (tmp_path / "python.ckpt", only_run(folder) / "checkpoints/best.ckpt"):
         checkpoint = torch.load(path, weights_only=True)
+        settings.append(checkpoint["hyper_parameters"])
         layer = checkpoint["hyper_parameters"]["layer"]
         assert layer["class_path"] == "lra_ssm.layers.B2S6" and layer["init_args"]["num_blocks"] == 2
         loaded = Classification.load_from_checkpoint(path, weights_only=True)
         for name, value in loaded.state_dict().items():
             assert torch.equal(value, checkpoint["state_dict"][name])
+    assert settings[0] == settings[1] | {"dropout": 0.0}
 
 
 def test_dotted_overrides_and_print_config(tmp_path):
@@ -245,7 +252,8 @@ def test_other_loggers_by_config_stand_beside_the_csv(logger, tmp_path):
 def test_what_cannot_change_the_result_is_no_part_of_the_identity(tmp_path):
     succeed([*FIT, *SHORT], tmp_path)
     neutral = ["--data.num_workers=1", f"--data.root={tmp_path / 'elsewhere'}", "--trainer.log_every_n_steps=2",
-               "--trainer.profiler=simple", "--trainer.enable_progress_bar=true", "--trainer.logger=false"]  # fmt: skip
+               "--trainer.profiler=simple", "--trainer.enable_progress_bar=true", "--trainer.logger=false",
+               "--data.eval_batch_size=3", "--trainer.limit_test_batches=1"]  # fmt: skip
     assert "is finished" in succeed([*FIT, *SHORT, *neutral], tmp_path).out
     for other in ("--seed_everything=2", "--model.lr=0.02", "--data.generator_seed=3"):
         succeed([*FIT, *SHORT, other], tmp_path)
@@ -257,13 +265,55 @@ def test_what_cannot_change_the_result_is_no_part_of_the_identity(tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     message = fail([*FIT, "--model.layer=tests.helpers.Blowing", "--trainer.max_epochs=1"], tmp_path)
-    assert message.startswith("loss is nan at step 2 (epoch 0); largest gradient of the step before: ")
-    name = message.rsplit(" in ", 1)[1]
-    assert name.startswith("model.")
+    assert message.startswith("loss is nan at step 2 (epoch 0); the largest gradient of the step before ")
+    assert message.rsplit(" in ", 1)[1].startswith("model.")
     path = only_run(tmp_path)
     assert json.loads((path / "run.json").read_text())["status"] != "finished"
     weights = torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.isfinite(w).all() for w in weights.values())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_are_touched(tmp_path):
+    flags = ["--model.layer=tests.helpers.BadGradient", "--trainer.max_epochs=1", "--checkpoint.every_n_steps=1"]
+    message = fail([*FIT, *flags], tmp_path)
+    assert "at step 2 (epoch 0), but the largest gradient is " in message
+    assert message.endswith(" in model.blocks.0.layer.mix.weight")
+    last = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 2 and all(torch.isfinite(w).all() for w in last["state_dict"].values())
+
+
+# --- Lightning's ways to run less ---
+
+
+def test_fast_dev_run_leaves_nothing(tmp_path):
+    succeed([*FIT, "--trainer.fast_dev_run=2"], tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_overfit_batches_are_the_same_in_every_epoch(tmp_path):
+    succeed([*FIT, "--trainer.overfit_batches=1", "--trainer.max_epochs=3", "--model.lr=0", "--model.recurrent_lr=0",
+             "--model.dropout=0"], tmp_path)  # fmt: skip
+    with open(only_run(tmp_path) / "metrics.csv", newline="") as file:
+        losses = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]]
+    assert len(losses) == 3 and len(set(losses)) == 1
+
+
+def test_without_a_logger_a_run_still_finishes(tmp_path):
+    succeed([*FIT, *SHORT, "--trainer.logger=false"], tmp_path)
+    path = only_run(tmp_path)
+    assert not (path / "metrics.csv").exists() and (path / "checkpoints/best.ckpt").is_file()
+    assert "val/accuracy" in json.loads((path / "run.json").read_text())["metrics"]
+
+
+def test_two_commands_in_one_process_are_two_runs(tmp_path, monkeypatch, capsys):
+    from lra_ssm.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        assert main([*FIT, *SHORT, f"--seed_everything={seed}"]) == 0
+    assert main([*FIT, *SHORT, "--seed_everything=1"]) == 0
+    assert "is finished" in capsys.readouterr().out
+    assert len(list((tmp_path / "runs/tiny").iterdir())) == 2
 
 
 # --- bad input ---
@@ -277,9 +327,16 @@ BAD = {
         "takes no key 'num_bloks'; did you mean 'num_blocks'",
     ),
     "unknown layer": (["--model.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'"),
+    "no such accelerator": (["--trainer.accelerator=quantum"], "quantum"),
+    "no such strategy": (["--trainer.strategy=guess"], "guess"),
+    "negative rate": (["--model.lr=-1"], "lr is -1.0; it must be a number of at least 0"),
+    "negative width": (["--model.d_model=-8"], "d_model is -8"),
+    "never saving": (["--checkpoint.every_n_steps=0"], "checkpoint.every_n_steps is 0"),
+    "no end": (["--trainer.max_epochs=-1"], "max_epochs and max_steps are both -1"),
     "wrong type": (["--model.lr=fast"], "Expected a float. Got value: fast"),
     "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
     "blocks do not divide": (["--model.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
+    "another vocabulary": (["--model.vocab_size=17"], "model.vocab_size is 17, but ListOps has 18"),
     "no such root": (["--data.root=nowhere/data"], "nowhere"),
     "no such source": (["--data.source=nowhere"], "nowhere"),
     "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
@@ -308,6 +365,30 @@ def test_bad_config_files(text, expected, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)
     assert expected in fail([*FIT, "--config", "bad.yaml"], tmp_path)
     assert everything_below(tmp_path) == ["bad.yaml"]
+
+
+def test_a_metric_that_is_not_logged_is_said_before_training(tmp_path):
+    flags = ["--checkpoint.monitor=val/acc", "--trainer.num_sanity_val_steps=1"]
+    message = fail([*FIT, *flags], tmp_path)
+    assert "checkpoint.monitor is 'val/acc', which validation does not log; it logs val/accuracy, val/loss" in message
+
+
+def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_path):
+    folder, _ = trained
+    best = only_run(folder) / "checkpoints/best.ckpt"
+    data = f"--data.root={folder / 'data'}"
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    copied = tmp_path / "run/checkpoints/best.ckpt"
+    copied.write_bytes(best.read_bytes())
+    succeed(["predict", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21
+    before = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
+    (tmp_path / "run/run.json").write_text('{"status": "finished"}')
+    succeed(["test", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
+    assert json.loads((tmp_path / "run/test.json").read_text())["checkpoint"] == str(copied)
+    after = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
+    assert before == after
+    assert "belong to fit" in fail(["test", *FIT[1:], data, "--fresh"], tmp_path)
 
 
 def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):

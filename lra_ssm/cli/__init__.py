@@ -19,7 +19,7 @@ COMMANDS = {
     "fit": ("lra_ssm.cli.run", "fit", "train a model; started again, a killed run goes on where it was"),
     "validate": ("lra_ssm.cli.run", "validate", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.run", "test", "score a run's best checkpoint on the test split"),
-    "predict": ("lra_ssm.cli.run", "predict", "write a run's predictions on the test split"),
+    "predict": ("lra_ssm.cli.run", "predict", "write a run's predictions on the validation split"),
     "prepare": ("lra_ssm.cli.prepare", "prepare", "make a dataset ready: generate it, or read its published files"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lra_ssm.cli.checks import squeeze
 from lra_ssm.errors import InputError
 
 
@@ -44,8 +45,8 @@ def one_line(message: str, options: list[str]) -> str:
         r"Problems? (?:with|parsing) config.*",
     ):
         if found := re.search(pattern, message, re.DOTALL if "config" in pattern else 0):
-            return at + _squeeze(re.sub(r"<class '(\w+)'>", r"\1", found[0]))
-    return _squeeze(message)
+            return at + squeeze(re.sub(r"<class '(\w+)'>", r"\1", found[0]))
+    return squeeze(message)
 
 
 def _unknown(what: str, name: str, valid: list[str], verb: str = "unknown ") -> str:
@@ -73,7 +74,3 @@ def _options(parser: Any) -> list[str]:
         if action.dest not in ("help", "subcommand"):
             options.append(action.dest)
     return sorted(set(options))
-
-
-def _squeeze(text: str) -> str:
-    return " ".join(text.split())

@@ -39,7 +39,11 @@ def prepare(arguments: list[str]) -> int:
         )
     module, _, cls = DATASETS[name].rpartition(".")
     datamodule_class = getattr(import_module(module), cls)
-    parser: LightningArgumentParser = RunParser(prog=f"lra-ssm prepare {name}", description=f"Makes {name} ready.")
+    parser: LightningArgumentParser = RunParser(
+        prog=f"lra-ssm prepare {name}",
+        description=f"Makes {name} ready.",
+        epilog=f"example: lra-ssm prepare {name} --root=data",
+    )
     parser.add_class_arguments(datamodule_class, skip=LOADING)
     settings = parser.parse_args(rest)
     datamodule = datamodule_class(**settings.as_dict())

@@ -5,17 +5,16 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 """
 
 import copy
+import inspect
 import json
-import logging
 import os
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -23,6 +22,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lra_ssm.callbacks import (
     AtomicCheckpointIO,
     CSVRunLogger,
+    SaveBest,
     SaveLast,
     SeedByStep,
     ShowOptimizerGroups,
@@ -30,6 +30,8 @@ from lra_ssm.callbacks import (
     Throughput,
     WritePredictions,
 )
+from lra_ssm.cli.checks import check_data, check_shapes, differing_settings, existing, load_checkpoint, squeeze
+from lra_ssm.cli.output import place_loggers, quiet
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cluster import RunDirectory, code_version, environment, run_identity, write_json
 from lra_ssm.errors import InputError
@@ -60,13 +62,18 @@ class _Done(Exception):
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    _quiet()
+    quiet()
+    held: list[RunDirectory] = []
     try:
-        RunCLI(args=[command, *arguments])
+        RunCLI([command, *arguments], held)
     except _Done:
         pass
     except MisconfigurationException as error:
-        raise InputError(_squeeze(str(error))) from error
+        raise InputError(squeeze(str(error))) from error
+    finally:  # the same process may run another command
+        for run in held:
+            os.environ.pop(_RUN_PATH)
+            run.release()
     return 0
 
 
@@ -76,8 +83,12 @@ class RunCLI(LightningCLI):
     run_directory: RunDirectory | None = None
     checkpoint: Path | None = None
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], held: list[RunDirectory]) -> None:
+        """args: the command and its arguments; held: takes the run directory that this process locks."""
+        self.held = held
+        epilog = "example: lightning {} --config configs/quickstart.yaml"
         super().__init__(
+            parser_kwargs={command: {"epilog": epilog.format(command)} for command in self.subcommands()},
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -124,15 +135,25 @@ class RunCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         if self._config.seed_everything is False:
             raise InputError("seed_everything is false; a run's identity has a seed: give a number")
-        dumped = self.parser.dump(self.config, skip_none=False, skip_validation=True, format="json")
+        config = self._config
+        if self.subcommand != "fit" and (config.fresh or config.init_from or config.strict_resume):
+            raise InputError(
+                f"--fresh, --init_from and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
+            )
+        if config.checkpoint.every_n_steps < 1:
+            raise InputError(f"checkpoint.every_n_steps is {config.checkpoint.every_n_steps}; it must be at least 1")
+        if self.subcommand == "fit" and config.trainer.max_epochs == config.trainer.max_steps == -1:
+            raise InputError("max_epochs and max_steps are both -1: the schedule spans the run, so give one of them")
+        dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         self.resolved = json.loads(dumped)[self.subcommand]
-        run_id = run_identity(self.resolved)
-        if self.subcommand == "fit":
-            self._find_own_run(run_id)
-        else:
+        run_id = run_identity(_without_trainer_defaults(self.resolved))
+        if self.subcommand != "fit":
             self._find_trained_run(run_id)
+        elif not config.trainer.fast_dev_run:  # which leaves nothing
+            self._find_own_run(run_id)
         self._freeze_layers()
-        self._place_loggers()
+        if self.run_directory is not None:
+            place_loggers(self._config.trainer.logger, self.run_directory.path, self._config.experiment)
 
     def _freeze_layers(self) -> None:
         """Layer specifications reach the model as such, not as jsonargparse's anonymous functions."""
@@ -140,29 +161,6 @@ class RunCLI(LightningCLI):
         layer = settings.get("layer")
         if hasattr(layer, "class_path"):
             settings["layer"] = LayerSpec(layer.class_path, **layer.get("init_args", Namespace()).as_dict())
-
-    def _place_loggers(self) -> None:
-        """wandb and TensorBoard loggers learn the run's identity where the configuration leaves it open."""
-        run, given = self.run_directory, self._config.trainer.logger
-        if run is None:
-            return
-        for logger in given if isinstance(given, list) else [given]:
-            name = getattr(logger, "class_path", "").rpartition(".")[2]
-            if name == "WandbLogger":  # the fixed id makes a requeued job go on in the same wandb run
-                ours = {
-                    "id": run.path.name,
-                    "name": f"{self._config.experiment}/{run.path.name}",
-                    "save_dir": str(run.path),
-                }
-                defaults: dict[str, Any] = {"id": None, "name": None, "save_dir": "."}
-            elif name == "TensorBoardLogger":
-                ours, defaults = {"save_dir": str(run.path), "name": "tensorboard", "version": ""}, {
-                    "save_dir": ".", "name": "lightning_logs", "version": None}  # fmt: skip
-            else:
-                continue
-            for key, value in ours.items():
-                if logger.init_args.get(key) == defaults[key]:
-                    logger.init_args[key] = value
 
     # --- the run directory ---
 
@@ -184,7 +182,7 @@ class RunCLI(LightningCLI):
         elif given == "last":
             raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
         elif given:
-            self.checkpoint = _existing(given)
+            self.checkpoint = existing(given)
 
     def _find_trained_run(self, run_id: str) -> None:
         """validate, test, predict: the checkpoint to score, and its run where it is this configuration's."""
@@ -199,8 +197,9 @@ class RunCLI(LightningCLI):
                     "fit it first with the same options, or give --ckpt_path=FILE"
                 )
         else:
-            self.checkpoint = _existing(given)
-        if run.path.is_dir():
+            self.checkpoint = existing(given)
+            run = RunDirectory(self.checkpoint.absolute().parents[1])
+        if run.record:
             self.run_directory = run
 
     # --- model, data, trainer ---
@@ -209,67 +208,65 @@ class RunCLI(LightningCLI):
         try:
             self.config_init = self.parser.instantiate_classes(self.config)
         except ValueError as error:  # a constructor refused its arguments; jsonargparse wraps what it said
-            raise InputError(_squeeze(str(_first_cause(error)))) from error
+            raise InputError(squeeze(str(_cause(error)))) from error
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
+        check_data(self.model, self.datamodule)
         if self.checkpoint is not None:
-            state = _load(self.checkpoint)
-            self._check_settings(state)
-            _check_shapes(self.model, state, self.checkpoint)
-            if self.subcommand == "fit":
-                self._check_code(state)
+            self._check_checkpoint(self.checkpoint, load_checkpoint(self.checkpoint))
         elif self.subcommand == "fit" and self._config.init_from:
-            source = _existing(self._config.init_from)
-            state = _load(source)
-            _check_shapes(self.model, state, source)
+            source = existing(self._config.init_from)
+            state = load_checkpoint(source)
+            check_shapes(self.model, state, source)
             self.model.load_state_dict(state["state_dict"])
         self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         self.config_init[self.subcommand]["weights_only"] = True
-        self.trainer = self.instantiate_trainer()
+        try:
+            self.trainer = self.instantiate_trainer()
+        except ValueError as error:
+            raise InputError(squeeze(str(error))) from error
 
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""
         run = self.run_directory
-        assert run is not None
-        if not _is_first_process():
+        if run is None or not _is_first_process():
             return
         if self.datamodule is not None:
             self.datamodule.prepare_data()
         if _RUN_PATH not in os.environ:
             run.lock()
+            self.held.append(run)
             os.environ[_RUN_PATH] = str(run.path)
             if run.finished or run.last.is_file() != (self.checkpoint == run.last):
                 raise InputError(f"{run.path} was trained by another process just now; start again")
         run.save_config(self._dump())
         starts = [*run.record.get("starts", []), environment()]
-        run.write_record(run_id=run.path.name, experiment=self._config.experiment, status="started", starts=starts)
+        record = {"run_id": run.path.name, "experiment": self._config.experiment, "status": "started", "starts": starts}
+        if hasattr(self.datamodule, "manifest"):
+            record["data"] = self.datamodule.manifest()
+            print(self.datamodule.describe())
+        run.write_record(**record)
         print(f"run {run.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
         for logger in self.trainer.loggers:
             if isinstance(logger, CSVRunLogger):
-                logger.forget_from(int(_load(self.checkpoint)["global_step"]) if self.checkpoint else 0)
+                logger.forget_from(int(load_checkpoint(self.checkpoint)["global_step"]) if self.checkpoint else 0)
             logger.log_hyperparams(self.resolved)  # Lightning logs the model's settings alone
 
-    def _check_settings(self, state: dict[str, Any]) -> None:
-        """The model's settings in the checkpoint and in the configuration are the same, or one line says which not."""
-        ours = dict(self.model.hparams)
-        theirs = state.get("hyper_parameters") or {}
-        differing = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
-        if not differing:
-            return
-        pairs = ", ".join(f"{key} {theirs[key]!r} there, {ours[key]!r} here" for key in differing)
-        where = f"{self.checkpoint} was made with other settings: {pairs}"
-        if self.subcommand == "fit":
-            raise InputError(f"{where}; give the same ones to go on with it, or --init_from to start from its weights")
-        print(f"note: {where}")
-
-    def _check_code(self, state: dict[str, Any]) -> None:
-        before = state.get("lra_ssm_code_version")
-        if before == code_version():
-            return
-        line = f"{self.checkpoint} was made by lra_ssm {before}, this is {code_version()}"
-        if self._config.strict_resume:
-            raise InputError(f"{line}; --strict-resume refuses to go on")
-        print(f"warning: {line}: the run may not end as it would have")
+    def _check_checkpoint(self, path: Path, state: dict[str, Any]) -> None:
+        """Settings and code of the checkpoint against ours: an error for fit, else a note."""
+        fit = self.subcommand == "fit"
+        if differing := differing_settings(self.model, state):
+            line = f"{path} was made with other settings: {differing}"
+            if fit:
+                raise InputError(f"{line}; give the same to go on with it, or --init_from to start from its weights")
+            print(f"note: {line}")
+        check_shapes(self.model, state, path)
+        made_by = state.get("lra_ssm_code_version")
+        if fit and made_by != code_version():
+            line = f"{path} was made by lra_ssm {made_by}, this is {code_version()}"
+            if self._config.strict_resume:
+                raise InputError(f"{line}; --strict-resume refuses to go on")
+            print(f"warning: {line}: the run may not end as it would have")
 
     def _dump(self) -> str:
         """The resolved configuration as YAML that `fit --config` takes."""
@@ -283,31 +280,38 @@ class RunCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
         run = self.run_directory
-        if run is None:  # a checkpoint from elsewhere: nothing is written
-            return super().instantiate_trainer(logger=False, enable_checkpointing=False)
         callbacks = list(config.get("callbacks") or [])
         loggers: Any = False
+        if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RichProgressBar())
         if self.subcommand == "fit":
-            loggers = self._loggers(config.get("logger"), run)
             callbacks += [
                 SeedByStep(self._config.seed_everything),
                 StopOnNonFinite(),
                 ShowOptimizerGroups(),
                 Throughput(),
             ]
-            if not config.get("fast_dev_run"):
+            if run is not None:
+                loggers = self._loggers(config.get("logger"), run)
                 callbacks += self._checkpoints(run)
         elif self.subcommand == "predict":
-            callbacks.append(WritePredictions(run.path / "predictions.csv"))
+            # A checkpoint from outside a run directory gets its predictions into the working folder.
+            callbacks.append(WritePredictions((run.path if run else Path()) / "predictions.csv"))
         plugins = config.get("plugins") or []
         plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        root = str(run.path) if run else None
         return super().instantiate_trainer(
-            callbacks=callbacks, logger=loggers, plugins=plugins, default_root_dir=str(run.path), **kwargs
+            callbacks=callbacks,
+            logger=loggers,
+            plugins=plugins,
+            default_root_dir=root,
+            enable_checkpointing=run is not None and self.subcommand == "fit",
+            **kwargs,
         )
 
     def _checkpoints(self, run: RunDirectory) -> list[Any]:
         config = self._config.checkpoint
-        best = ModelCheckpoint(
+        best = SaveBest(
             dirpath=run.best.parent,
             filename=run.best.stem,
             monitor=config.monitor,
@@ -318,7 +322,7 @@ class RunCLI(LightningCLI):
         return [best, SaveLast(run.last, config.every_n_steps, code_version())]
 
     def _loggers(self, given: Any, run: RunDirectory) -> Any:
-        """metrics.csv always; beside it what the configuration names, told the run's identity."""
+        """metrics.csv, and what the configuration names beside it; nothing for `logger: false`."""
         if given is False:
             return False
         more = given if isinstance(given, list) else [given] if given not in (None, True) else []
@@ -326,12 +330,7 @@ class RunCLI(LightningCLI):
 
     def after_fit(self) -> None:
         run = self.run_directory
-        assert run is not None
-        if (
-            not self.trainer.is_global_zero
-            or self.trainer.interrupted
-            or self._get(self.config_init, "trainer").get("fast_dev_run")
-        ):
+        if run is None or not self.trainer.is_global_zero or self.trainer.interrupted:
             return
         metrics = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
         best = self.trainer.checkpoint_callback
@@ -351,55 +350,27 @@ class RunCLI(LightningCLI):
     after_test = _after_evaluation
 
 
+def _without_trainer_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """So that an argument which a new Lightning brings does not make every run another one."""
+    defaults = {name: p.default for name, p in inspect.signature(Trainer).parameters.items()}
+    given = {key: value for key, value in config["trainer"].items() if value != defaults[key]}
+    return {**config, "trainer": given}
+
+
 def _is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    while cause := error.__cause__ or error.__context__:
-        error = cause
-    return error
+def _cause(error: BaseException) -> BaseException:
+    """The first error of the chain that this package raised, else the innermost."""
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    return next((e for e in chain if _raised_here(e)), chain[-1])
 
 
-def _squeeze(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _existing(path: str) -> Path:
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"checkpoint {path} does not exist")
-    return file
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise InputError(f"checkpoint {path} cannot be read: {_squeeze(str(error))[:200]}") from error
-
-
-def _check_shapes(model: LightningModule, state: dict[str, Any], path: Path) -> None:
-    ours = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    theirs = {name: tuple(value.shape) for name, value in state.get("state_dict", {}).items()}
-    wrong = [
-        f"{name} is {theirs.get(name, 'missing')} in the checkpoint, {ours.get(name, 'missing')} in the model"
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
-    ]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise InputError(f"checkpoint {path} is of another shape: {wrong[0]}{more}")
-
-
-def _quiet() -> None:
-    """Silences what tells a user nothing here."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-
-    class NoAdvertisement(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            # It suggests a package that overwrites the `lightning` command.
-            return "litlogger" not in record.getMessage().lower()
-
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(NoAdvertisement())
+def _raised_here(error: BaseException) -> bool:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")

@@ -132,12 +132,12 @@ class ListOps(LightningDataModule):
         prepare(self.root, DATASET, self._name(), build)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the splits that a stage needs: fit train and val, validate val, test and predict test; None all.
+        """Opens the splits that a stage needs: fit train and val, validate and predict val, test test; None all.
 
         Raises:
             InputError: not prepared, or damaged.
         """
-        needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}
+        needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("val",)}
         prepared = self._open()
         for split in needed[stage] if stage is not None else ("train", "val", "test"):
             if split not in self._splits:
@@ -190,7 +190,7 @@ class ListOps(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch."""
-        # Overfitting means the same batches in every epoch.
+        # Overfitting means the same batches in every epoch, and in the same order.
         shuffle = not getattr(self.trainer, "overfit_batches", 0)
         return self._loader("train", self.batch_size, self._resolved_shuffle_seed() if shuffle else None)
 
@@ -203,8 +203,8 @@ class ListOps(LightningDataModule):
         return self._loader("test", self.eval_batch_size, None)
 
     def predict_dataloader(self) -> ResumableLoader:
-        """Every test example once, in order."""
-        return self.test_dataloader()
+        """Every validation example once, in order: the test split is for `test` alone."""
+        return self.val_dataloader()
 
     def _loader(self, split: str, batch_size: int, seed: int | None) -> ResumableLoader:
         dataset, trainer = self._splits[split], self.trainer
@@ -215,7 +215,10 @@ class ListOps(LightningDataModule):
 
     def _batches_trained(self) -> int:
         assert self.trainer is not None
-        return self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        trained = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        if getattr(self.trainer, "overfit_batches", 0):
+            return trained % int(self.trainer.num_training_batches)
+        return trained
 
     def _resolved_shuffle_seed(self) -> int:
         if self.shuffle_seed is not None:

@@ -1,13 +1,14 @@
 """Preparation that happens once, whoever asks, and leaves either a whole folder or none."""
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from lra_ssm.datamodules.root import ensure_root
 from lra_ssm.datamodules.storage import MANIFEST
@@ -70,48 +71,24 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
 
 @contextmanager
 def _locked(root: Path, folder: Path) -> Iterator[None]:
-    """Holds the lock of a dataset's folder, creating both.
-
-    Not the filelock package: a failed preparation removes its lock file, and a process that waited on the removed
-    file must notice that it holds a lock on nothing, which not every version does.
-    """
-    path = folder / LOCK
-    while True:
+    """Holds the lock of a dataset's folder, creating both."""
+    lock = FileLock(folder / LOCK)
+    while not lock.is_locked:
         try:
             folder.mkdir(exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                log.warning("%s: waiting for another process that prepares this dataset", folder)
+                lock.acquire()
         except FileNotFoundError:
             ensure_root(root)  # removed again by a failed preparation after we had looked
-            continue
         except OSError as error:
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
-        try:
-            _wait_for(descriptor, folder)
-            if _is_at(descriptor, path):
-                yield
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the opened file is still the one at `path`."""
+            raise InputError(f"{folder}: cannot be written or locked ({error.strerror})") from error
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _wait_for(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        log.warning("%s: waiting for another process that prepares this dataset", folder)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: its file system has no file locks ({error.strerror}); choose another data root"
-        ) from error
+        yield
+    finally:
+        lock.release()
 
 
 def _remove_if_unused(folder: Path) -> None:

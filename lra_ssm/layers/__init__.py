@@ -11,7 +11,7 @@ from lra_ssm.layers.masking import mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s6 import S6
-from lra_ssm.layers.spec import LayerSpec
+from lra_ssm.layers.spec import LayerSpec, Role
 
 __all__ = [
     "B2S6",
@@ -22,6 +22,7 @@ __all__ = [
     "LayerSpec",
     "RMSNorm",
     "ResidualBlock",
+    "Role",
     "TiedDropout",
     "make_norm",
     "mask_padding",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lra_ssm.layers.selective import ScanUnit, SelectiveLayer
+from lra_ssm.layers.spec import Role
 from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta
 
 
@@ -112,8 +113,8 @@ class _B2S6Unit(ScanUnit):
             out = torch.view_as_complex(out.unflatten(-1, (self.N, 2)))
         return out.permute(0, 2, 3, 1)
 
-    def role_names(self) -> dict[str, str]:
-        roles = {"A_log": "recurrent", "delta_weight": "delta", "delta_bias": "delta", "D": "no_decay"}
+    def optim_roles(self) -> dict[str, Role]:
+        roles: dict[str, Role] = {"A_log": "recurrent", "delta_weight": "delta", "delta_bias": "delta", "D": "no_decay"}
         if self.complex_state:
             roles["A_imag"] = "recurrent"
         if self.B_bias is not None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import mask_padding
 from lra_ssm.layers.norms import NormName, make_norm
+from lra_ssm.layers.spec import Role
 
 
 class ResidualBlock(nn.Module):
@@ -25,6 +26,7 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
+        self.takes_reset = "reset" in inspect.signature(layer.forward).parameters
         self.norm = make_norm(norm, d_model)
         self.prenorm = prenorm
         self.dropout = TiedDropout(dropout)
@@ -35,7 +37,7 @@ class ResidualBlock(nn.Module):
         y = self.norm(x, lengths) if self.prenorm else x
         if reset is None:
             y = self.layer(y, lengths)
-        elif "reset" in inspect.signature(self.layer.forward).parameters:
+        elif self.takes_reset:
             y = self.layer(y, lengths, reset=reset)
         else:
             raise ValueError(
@@ -47,5 +49,5 @@ class ResidualBlock(nn.Module):
             y = self.norm(y, lengths)
         return mask_padding(y, lengths)
 
-    def optim_roles(self) -> dict[str, str]:
+    def optim_roles(self) -> dict[str, Role]:
         return {"glu.bias": "no_decay"}

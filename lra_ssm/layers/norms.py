@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lra_ssm.layers.masking import valid_mask
+from lra_ssm.layers.spec import Role
 
 NormName = Literal["batch", "layer", "rms"]
 
@@ -31,7 +32,7 @@ class BatchNorm(nn.Module):
         packed = self.norm(x[valid])
         return torch.zeros_like(x, dtype=packed.dtype).index_put((valid,), packed)
 
-    def optim_roles(self) -> dict[str, str]:
+    def optim_roles(self) -> dict[str, Role]:
         return {"norm.weight": "no_decay", "norm.bias": "no_decay"}
 
 
@@ -44,7 +45,7 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
-    def optim_roles(self) -> dict[str, str]:
+    def optim_roles(self) -> dict[str, Role]:
         return {"weight": "no_decay", "bias": "no_decay"}
 
 
@@ -57,7 +58,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
-    def optim_roles(self) -> dict[str, str]:
+    def optim_roles(self) -> dict[str, Role]:
         return {"weight": "no_decay"}
 
 

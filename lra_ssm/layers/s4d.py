@@ -5,13 +5,14 @@ Sources: Gu et al. 2022, "On the Parameterization and Initialization of Diagonal
 Yu & Erichson 2025, eq. 1-2.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.masking import mask_padding, valid_mask
+from lra_ssm.layers.masking import mask_padding, real_resets, valid_mask
 from lra_ssm.layers.selective import flip_reset, refuse_state
+from lra_ssm.layers.spec import Role
 from lra_ssm.ops import (
     bidirectional_convolution,
     causal_convolution,
@@ -28,7 +29,8 @@ class S4D(nn.Module):
     d_state: real states; the layer holds d_state / 2 conjugate pairs. init: A's diagonal, "legs", "lin", "inv" or
     "real". tie_A, tie_B, tie_C: one for all channels, else one per channel (Yu & Erichson 2025, section 3, ablates B
     and C; their eq. 1 ties A, the public S4D does not). Δ is always per channel, at initialization log-uniform in
-    [delta_min, delta_max]; B starts at 1, C complex normal with E|C|² = 1 and D normal, as in the public code.
+    [delta_min, delta_max]. B starts at 1 (the public full kernel takes LegS's B from HiPPO; its minimal form, and ours,
+    leaves it to C), C complex normal with E|C|² = 1 and D normal, as in the public code.
     bidirectional: the public S4's: a second C for the reversed direction, which starts one position later; A, B and Δ
     are shared.
     Raises ValueError for an odd d_state.
@@ -84,7 +86,7 @@ class S4D(nn.Module):
         """
         if self.bidirectional and (initial_state is not None or return_last_state):
             refuse_state(self)
-        x = mask_padding(x, lengths)
+        x, reset = mask_padding(x, lengths), real_resets(reset, lengths)
         if reset is None and initial_state is None and not return_last_state:
             return mask_padding(self._convolve(x), lengths)
         valid = valid_mask(lengths, x.shape[1]) if lengths is not None else None
@@ -139,5 +141,11 @@ class S4D(nn.Module):
         y, state = self._scan(x_t.unsqueeze(1), 0, initial_state=state)
         return y.squeeze(1) + self.D * x_t, state
 
-    def optim_roles(self) -> dict[str, Any]:
-        return {**dict.fromkeys(("A_log", "A_imag", "B", "log_delta"), "recurrent"), "D": "no_decay"}
+    def optim_roles(self) -> dict[str, Role]:
+        return {
+            "A_log": "recurrent",
+            "A_imag": "recurrent",
+            "B": "recurrent",
+            "log_delta": "recurrent",
+            "D": "no_decay",
+        }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.selective import ScanUnit, SelectiveLayer
+from lra_ssm.layers.spec import Role
 from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta
 
 
@@ -42,6 +43,8 @@ class S6(SelectiveLayer):
             raise ValueError(
                 "S6 delta_rank belongs to form='mamba': the paper's Δ has one vector w, no low-rank matrix"
             )
+        if delta_rank is not None and delta_rank < 1:
+            raise ValueError(f"S6 delta_rank is {delta_rank}; it must be at least 1, or None for ceil(d_model / 16)")
         rank = (delta_rank or math.ceil(d_model / 16)) if form == "mamba" else 0
         super().__init__(
             [_S6Unit(d_model, d_state, rank, delta_min, delta_max) for _ in range(2 if bidirectional else 1)]
@@ -87,9 +90,11 @@ class _S6Unit(ScanUnit):
             "discretization": self.discretization,
         }
 
-    def role_names(self) -> dict[str, str]:
-        delta = ("delta_down", "delta_up") if self.low_rank else ("delta_weight",)
-        return {"A_log": "recurrent", "D": "no_decay", "delta_bias": "delta", **dict.fromkeys(delta, "delta")}
+    def optim_roles(self) -> dict[str, Role]:
+        roles: dict[str, Role] = {"A_log": "recurrent", "D": "no_decay", "delta_bias": "delta"}
+        for name in ("delta_down", "delta_up") if self.low_rank else ("delta_weight",):
+            roles[name] = "delta"
+        return roles
 
 
 def _uniform(*shape: int, bound: float) -> Tensor:

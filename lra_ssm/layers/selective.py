@@ -6,31 +6,33 @@ A subclass of `SelectiveLayer` says which `ScanUnit` it is made of; a unit compu
 Shapes: B batch, L length, D channels, N states (conjugate pairs where complex), H blocks.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.masking import mask_padding, valid_mask
+from lra_ssm.layers.masking import mask_padding, real_resets, valid_mask
+from lra_ssm.layers.spec import Role
 from lra_ssm.ops import selective_scan
 
 # softplus(delta + bias) is exactly 0 for any sane bias: the state stands still at padding.
 _NO_TIME = -1e4
 
 
-class ScanUnit(nn.Module):
+class ScanUnit(nn.Module, ABC):
     """One causal selective recurrence. `state_shape` (D, N); `complex_state` says which dtype a state has."""
 
     state_shape: tuple[int, int]
     complex_state: bool
 
+    @abstractmethod
     def scan_arguments(self, x: Tensor) -> dict[str, Any]:
         """x (B, L, D) -> the keyword arguments of `selective_scan`, `delta` before bias and softplus."""
-        raise NotImplementedError(f"{type(self).__name__} must say how its scan's arguments come from x")
 
-    def role_names(self) -> dict[str, str]:
-        """Optimizer roles of this unit's own parameters by name; see `SelectiveLayer.optim_roles`."""
-        raise NotImplementedError(f"{type(self).__name__} must say how its parameters are trained")
+    @abstractmethod
+    def optim_roles(self) -> dict[str, Role]:
+        """How the optimizer treats this unit's parameters, by name; see lra_ssm.tasks.optim."""
 
     def scan(
         self,
@@ -88,7 +90,7 @@ class SelectiveLayer(nn.Module):
         """
         if self.bidirectional and (initial_state is not None or return_last_state):
             refuse_state(self)
-        x = mask_padding(x, lengths)
+        x, reset = mask_padding(x, lengths), real_resets(reset, lengths)
         if not self.bidirectional:
             # Padding moves the state only where somebody asks for it, so time is stopped only then.
             valid = valid_mask(lengths, x.shape[1]) if lengths is not None and return_last_state else None
@@ -118,11 +120,11 @@ class SelectiveLayer(nn.Module):
         y, state = self._unit(0).scan(x_t.unsqueeze(1), initial_state=state, return_last_state=True)
         return y.squeeze(1), state
 
-    def optim_roles(self) -> dict[str, str]:
+    def optim_roles(self) -> dict[str, Role]:
         return {
             f"units.{i}.{name}": role
             for i in range(len(self.units))
-            for name, role in self._unit(i).role_names().items()
+            for name, role in self._unit(i).optim_roles().items()
         }
 
 

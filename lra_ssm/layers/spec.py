@@ -9,9 +9,12 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
+
+# How the optimizer treats a parameter that a module names in `optim_roles()`; see lra_ssm.tasks.optim.
+Role = Literal["recurrent", "delta", "no_decay"]
 
 
 class LayerSpec:
@@ -24,13 +27,16 @@ class LayerSpec:
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, **init_args: Any) -> None:
         self.cls = _import(class_or_path) if isinstance(class_or_path, str) else class_or_path
         self.class_path = _public_path(self.cls)
-        self.init_args = dict(init_args)
-        names = list(inspect.signature(self.cls).parameters)
-        for key in self.init_args:
-            if key not in names[1:]:
-                near = difflib.get_close_matches(key, names[1:], n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names[1:])}"
+        _, *parameters = inspect.signature(self.cls).parameters.values()  # without d_model
+        named = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+        for key in init_args if len(named) == len(parameters) else ():
+            if key not in named:
+                near = difflib.get_close_matches(key, named, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(named)}"
                 raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint}")
+        # Defaults are written out, as in the configuration: a checkpoint says everything.
+        defaults = {key: value for key, value in named.items() if value is not inspect.Parameter.empty}
+        self.init_args = {**defaults, **init_args}
 
     @classmethod
     def of(cls, spec: "LayerSpec | Mapping[str, Any] | Callable[..., nn.Module]") -> "LayerSpec":

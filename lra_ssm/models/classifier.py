@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers import LayerSpec, ResidualBlock, make_norm, mask_padding, valid_mask
+from lra_ssm.layers import LayerSpec, ResidualBlock, Role, make_norm, mask_padding, valid_mask
 from lra_ssm.layers.norms import NormName
 
 Pooling = Literal["mean", "last", "max"]
@@ -42,8 +42,15 @@ class Classifier(nn.Module):
             raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
         if pooling not in ("mean", "last", "max"):
             raise ValueError(f"pooling is {pooling!r}; it must be mean, last or max")
+        for name, value in {"num_classes": num_classes, "d_model": d_model, "n_layers": n_layers}.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
         spec = LayerSpec.of(layer)
-        self.encoder = nn.Embedding(vocab_size, d_model) if vocab_size else nn.Linear(d_input or 0, d_model)
+        self.encoder: nn.Module
+        if vocab_size is not None:
+            self.encoder = nn.Embedding(vocab_size, d_model)
+        elif d_input is not None:
+            self.encoder = nn.Linear(d_input, d_model)
         self.blocks = nn.ModuleList(
             ResidualBlock(d_model, spec(d_model), norm, prenorm, dropout) for _ in range(n_layers)
         )
@@ -60,11 +67,11 @@ class Classifier(nn.Module):
             x = mask_padding(self.norm(x, lengths), lengths)
         return self.head(pool(x, lengths, self.pooling))
 
-    def optim_roles(self) -> dict[str, str]:
-        return {
-            "head.bias": "no_decay",
-            **({"encoder.bias": "no_decay"} if "bias" in dict(self.encoder.named_parameters()) else {}),
-        }
+    def optim_roles(self) -> dict[str, Role]:
+        roles: dict[str, Role] = {"head.bias": "no_decay"}
+        if isinstance(self.encoder, nn.Linear):
+            roles["encoder.bias"] = "no_decay"
+        return roles
 
 
 def pool(x: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:

@@ -96,9 +96,7 @@ def selective_scan_reference(
     return (y, last_state) if return_last_state else y
 
 
-def s4d_kernel_reference(
-    delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh"
-) -> Tensor:
+def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
     """`s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
     check_kernel_inputs(delta, A, B, C, L, discretization)
     delta = delta.unsqueeze(-1)

@@ -78,9 +78,7 @@ def _check_types(tensors: dict[str, Tensor | None], reset: Tensor | None, u: Ten
             raise ValueError(f"{name}: on {x.device}; expected {u.device}, where u is")
 
 
-def _input_or_output_matrix(
-    name: str, x: Tensor, complex_A: bool, batch: int, D: int, N: int, L: int
-) -> Tensor:
+def _input_or_output_matrix(name: str, x: Tensor, complex_A: bool, batch: int, D: int, N: int, L: int) -> Tensor:
     """B or C as constant (D, N) or variable (B, G, N, L or 2L); ValueError otherwise."""
     if x.dim() == 2:
         if tuple(x.shape) != (D, N):

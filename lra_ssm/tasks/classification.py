@@ -3,6 +3,7 @@
 Shapes: B batch, L length.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lra_ssm.layers import LayerSpec
@@ -44,12 +46,22 @@ class Classification(L.LightningModule):
         warmup_steps: int = 1000,
     ) -> None:
         super().__init__()
+        rates = {
+            "lr": lr,
+            "recurrent_lr": recurrent_lr,
+            "delta_lr_factor": delta_lr_factor,
+            "weight_decay": weight_decay,
+        }
+        for name, value in {**rates, "warmup_steps": warmup_steps}.items():
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be a number of at least 0")
         spec = LayerSpec.of(layer)
         self.model = Classifier(
             spec, num_classes, vocab_size, d_input, d_model, n_layers, norm, prenorm, dropout, pooling
         )
         layer = spec.as_dict()  # type: ignore[assignment]  # what save_hyperparameters stores: the plain dict
         self.save_hyperparameters()
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -65,19 +77,19 @@ class Classification(L.LightningModule):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.val_accuracy)
+        self._evaluate(batch, "val", self.val_loss, self.val_accuracy)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate(batch, "test", self.test_accuracy)
+        self._evaluate(batch, "test", self.test_loss, self.test_accuracy)
 
-    def _evaluate(self, batch: Any, split: str, accuracy: MulticlassAccuracy) -> None:
+    def _evaluate(self, batch: Any, split: str, mean_loss: MeanMetric, accuracy: MulticlassAccuracy) -> None:
+        """Every example counts once, whatever the sizes of batches and the shares of devices."""
         logits = self(batch.inputs, batch.lengths)
-        accuracy(logits, batch.labels)
-        # The loss is weighted by the batch's size, so that a smaller last batch counts its own examples alone.
         size = len(batch.labels)
-        loss = F.cross_entropy(logits, batch.labels)
-        self.log(f"{split}/loss", loss, on_epoch=True, batch_size=size, sync_dist=True)
-        self.log(f"{split}/accuracy", accuracy, on_epoch=True, prog_bar=True, batch_size=size)
+        mean_loss(F.cross_entropy(logits, batch.labels), weight=size)
+        accuracy(logits, batch.labels)
+        self.log(f"{split}/loss", mean_loss, on_step=False, on_epoch=True, batch_size=size)
+        self.log(f"{split}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Probabilities (B, num_classes)."""

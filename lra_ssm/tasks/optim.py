@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-ROLES = ("base", "no_decay", "recurrent", "delta")
+GROUPS = ("base", "no_decay", "recurrent", "delta")
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
@@ -40,9 +40,9 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
                 raise ValueError(
                     f"optim_roles of {prefix or type(model).__name__} names {name!r}, which is no parameter of it"
                 )
-            if role not in ROLES[1:]:
+            if role not in GROUPS[1:]:
                 raise ValueError(
-                    f"optim_roles gives {full} the role {role!r}; it must be one of {', '.join(ROLES[1:])}"
+                    f"optim_roles gives {full} the role {role!r}; it must be one of {', '.join(GROUPS[1:])}"
                 )
             roles[full] = role
     return roles
@@ -62,12 +62,11 @@ def parameter_groups(
 
     lr: base. recurrent_lr: absolute. delta_lr_factor: times lr; None is recurrent_lr / lr, 0 freezes Δ.
     """
-    if delta_lr_factor is None:
-        delta_lr_factor = recurrent_lr / lr
-    rates = {"base": lr, "no_decay": lr, "recurrent": recurrent_lr, "delta": delta_lr_factor * lr}
+    delta_lr = recurrent_lr if delta_lr_factor is None else delta_lr_factor * lr
+    rates = {"base": lr, "no_decay": lr, "recurrent": recurrent_lr, "delta": delta_lr}
     roles = parameter_roles(model)
     groups = []
-    for role in ROLES:
+    for role in GROUPS:
         params = [p for name, p in model.named_parameters() if roles[name] == role]
         if params:
             decay = weight_decay if role == "base" else 0.0

@@ -44,7 +44,7 @@ def assert_same(a, b):
 
 @every_layer
 @either_way
-@pytest.mark.parametrize("L", [1, 2, 63])
+@pytest.mark.parametrize("L", [1, 2, 63, 257])
 def test_equals_the_papers_equations_with_every_gradient(name, bidirectional, L):
     layer = build(name, bidirectional)
     x = sequences(L=L).requires_grad_()
@@ -128,6 +128,24 @@ def test_a_reset_separates_documents(name, bidirectional):
     assert_same(y[1], torch.cat([layer(x[1:, :7])[0], layer(x[1:, 7:])[0]]))
 
 
+@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6"])
+def test_long_sequences_equal_the_papers_equations(name):
+    layer, x = build(name, bidirectional=True), sequences(B=1, L=1024)
+    assert_same(layer(x), naive.forward(layer, x))
+
+
+@every_layer
+def test_a_reset_at_padding_starts_nothing(name):
+    layer, x = build(name), sequences(B=2, L=9)
+    lengths = torch.tensor([9, 4])
+    reset = torch.zeros(2, 9, dtype=torch.bool)
+    reset[1, 6] = True
+    y, state = layer(x, lengths, reset=reset, return_last_state=True)
+    expected, own = layer(x[1:, :4], return_last_state=True)
+    assert_same(y[1:, :4], expected)
+    assert_same(state[1:], own)
+
+
 @every_layer
 def test_a_reset_drops_the_initial_state(name):
     layer = build(name)
@@ -195,6 +213,7 @@ def test_bfloat16_autocast_stays_near_float32(name):
         (lambda: B2S6(8, init="hippo"), "hippo"),
         (lambda: S4D(8, d_state=5), "d_state 5 is odd"),
         (lambda: S6(8, form="mamba2"), "form is 'mamba2'"),
+        (lambda: S6(8, delta_rank=0), "delta_rank is 0"),
         (lambda: S6(8, form="paper", delta_rank=2), "delta_rank belongs to form='mamba'"),
     ],
 )

@@ -74,6 +74,8 @@ def test_layers_are_built_apart():
     [
         ({}, "vocab_size for token inputs or d_input"),
         ({"vocab_size": 3, "d_input": 3}, "not both"),
+        ({"vocab_size": 3, "d_model": -8}, "d_model is -8"),
+        ({"vocab_size": 3, "n_layers": 0}, "n_layers is 0"),
         ({"vocab_size": 3, "pooling": "sum"}, "pooling is 'sum'"),
         ({"vocab_size": 3, "d_model": 9}, "d_model 9 is not divisible by num_blocks 2"),
     ],

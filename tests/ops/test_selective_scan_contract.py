@@ -150,6 +150,20 @@ def test_float32_error(complex_A, discretization):
     assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6)
 
 
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_float32_gradient_of_small_A(complex_A):
+    """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
+    wide = make_inputs(complex_A, "2 real", "1 real", N=8, L=200, optional=("B_bias",))
+    direction = wide["A"] / wide["A"].abs()
+    wide["A"] = direction * torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
+    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
+    wide = {name: x.to(wide[name].dtype) for name, x in narrow.items()}
+    truth = run(wide, "reference", discretization="zoh")["A"]
+    error = (run(narrow, "cpu", discretization="zoh")["A"] - truth).abs()
+    assert (truth != 0).all()
+    assert (error <= 3e-5 * truth.abs()).all()
+
+
 def test_autocast_does_not_lower_the_precision():
     inputs = make_inputs(False, "2 real", "1 real", dtype=torch.float32)
     for backend in ("cpu", "reference"):

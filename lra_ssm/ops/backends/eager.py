@@ -234,6 +234,4 @@ def run_eager(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         inputs.initial_state, inputs.reset,
     )  # fmt: skip
     with torch.autocast(inputs.u.device.type, enabled=False):
-        return _EagerScan.apply(
-            inputs.discretization == "zoh", inputs.delta_softplus, inputs.dtype, keep, *tensors
-        )
+        return _EagerScan.apply(inputs.discretization == "zoh", inputs.delta_softplus, inputs.dtype, keep, *tensors)

@@ -1,0 +1,57 @@
+"""What must fit together before a run starts: checkpoint and model, model and data. One line where it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+
+from lra_ssm.errors import InputError
+
+
+def existing(path: str) -> Path:
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"checkpoint {path} does not exist")
+    return file
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The checkpoint on the CPU, its tensors mapped from the file."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise InputError(f"checkpoint {path} cannot be read: {squeeze(str(error))[:200]}") from error
+
+
+def differing_settings(model: LightningModule, state: dict[str, Any]) -> str:
+    """The hyperparameters that are others in the checkpoint than in the model, as text; empty if none is."""
+    ours, theirs = dict(model.hparams), state.get("hyper_parameters") or {}
+    keys = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
+    return ", ".join(f"{key} {theirs[key]!r} there, {ours[key]!r} here" for key in keys)
+
+
+def check_shapes(model: LightningModule, state: dict[str, Any], path: Path) -> None:
+    ours = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    theirs = {name: tuple(value.shape) for name, value in state.get("state_dict", {}).items()}
+    wrong = [
+        f"{name} is {theirs.get(name, 'missing')} in the checkpoint, {ours.get(name, 'missing')} in the model"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise InputError(f"checkpoint {path} is of another shape: {wrong[0]}{more}")
+
+
+def check_data(model: LightningModule, datamodule: Any) -> None:
+    """The vocabulary and the classes that the model was told are the data's."""
+    for key in ("vocab_size", "num_classes"):
+        ours, theirs = model.hparams.get(key), getattr(datamodule, key, None)
+        if ours is not None and theirs is not None and ours != theirs:
+            raise InputError(f"model.{key} is {ours}, but {type(datamodule).__name__} has {theirs}")
+
+
+def squeeze(text: str) -> str:
+    """One line of many."""
+    return " ".join(text.split())

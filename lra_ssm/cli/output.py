@@ -1,0 +1,44 @@
+"""What a command says and where its loggers write."""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def quiet() -> None:
+    """Silences what tells a user of these commands nothing."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated.*")
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+
+    class NoNoise(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            # The first suggests a package that overwrites the `lightning` command; the others are about themselves.
+            noise = (
+                "litlogger",
+                "`weights_only` was not set",
+                "to estimate number of stepping batches",
+                "TPU available",
+            )
+            return not any(text in record.getMessage() for text in noise)
+
+    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").addFilter(NoNoise())
+
+
+def place_loggers(given: Any, run: Path, experiment: str) -> None:
+    """wandb and TensorBoard loggers of a configuration learn the run's identity where it leaves them open."""
+    for logger in given if isinstance(given, list) else [given]:
+        name = getattr(logger, "class_path", "").rpartition(".")[2]
+        if name == "WandbLogger":  # the fixed id makes a requeued job go on in the same wandb run
+            open_values: dict[str, Any] = {"id": None, "name": None, "save_dir": "."}
+            ours = {"id": run.name, "name": f"{experiment}/{run.name}", "save_dir": str(run)}
+        elif name == "TensorBoardLogger":
+            open_values = {"name": "lightning_logs", "version": None, "save_dir": "."}
+            ours = {"name": "tensorboard", "version": "", "save_dir": str(run)}
+        else:
+            continue
+        for key, value in ours.items():
+            if logger.init_args.get(key) == open_values[key]:
+                logger.init_args[key] = value
