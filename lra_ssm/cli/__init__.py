@@ -14,13 +14,13 @@ from importlib import import_module
 from lra_ssm import __version__
 from lra_ssm.errors import InputError
 
-# name -> (module, function, what it does); the function takes the arguments after the command and returns an exit code.
+# name -> (module, what it does); the module's main(command, arguments) returns an exit code.
 COMMANDS = {
-    "fit": ("lra_ssm.cli.run", "fit", "train a model; started again, a killed run goes on where it was"),
-    "validate": ("lra_ssm.cli.run", "validate", "score a run's best checkpoint on the validation split"),
-    "test": ("lra_ssm.cli.run", "test", "score a run's best checkpoint on the test split"),
-    "predict": ("lra_ssm.cli.run", "predict", "write a run's predictions on the validation split"),
-    "prepare": ("lra_ssm.cli.prepare", "prepare", "make a dataset ready: generate it, or read its published files"),
+    "fit": ("lra_ssm.cli.run", "train a model; started again, a killed run goes on where it was"),
+    "validate": ("lra_ssm.cli.run", "score a run's best checkpoint on the validation split"),
+    "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
+    "predict": ("lra_ssm.cli.run", "write a run's predictions on the validation split"),
+    "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: generate it, or read its published files"),
 }
 
 HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)
@@ -28,7 +28,7 @@ HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, pytho
 State-space models on the Long Range Arena and on language.
 
 commands:
-{chr(10).join(f"  {name:<10} {text}" for name, (_, _, text) in COMMANDS.items())}
+{chr(10).join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())}
 
 example:
   lightning fit --config configs/quickstart.yaml
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A console script does not search the working folder; a user's own layer lives there (class_path: my_layer.Mine).
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    module, function, _ = COMMANDS[command]
+    module, _ = COMMANDS[command]
     try:
-        return getattr(import_module(module), function)(rest)
+        return import_module(module).main(command, rest)
     except InputError as error:
         if os.environ.get("LRA_SSM_DEBUG"):
             traceback.print_exc()

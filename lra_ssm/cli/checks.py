@@ -55,3 +55,18 @@ def check_data(model: LightningModule, datamodule: Any) -> None:
 def squeeze(text: str) -> str:
     """One line of many."""
     return " ".join(text.split())
+
+
+def cause(error: BaseException) -> BaseException:
+    """The first error of the chain that this package raised, else the innermost: libraries wrap what a user did."""
+    chain = [error]
+    while before := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(before)
+    return next((e for e in chain if _raised_here(e)), chain[-1])
+
+
+def _raised_here(error: BaseException) -> bool:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")

@@ -1,4 +1,4 @@
-"""One-line errors out of jsonargparse's many lines, with the nearest valid key."""
+"""The parser of the run commands: one-line errors out of jsonargparse's many lines, with the nearest valid key."""
 
 import difflib
 import inspect
@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 from typing import Any, NoReturn
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.checks import squeeze
@@ -19,6 +20,13 @@ class RunParser(LightningArgumentParser):
         if not self.exit_on_error:  # jsonargparse tries alternatives with such parsers
             super().error(message, ex)
         raise InputError(one_line(message, _options(self))) from ex
+
+
+def without_trainer_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """So that an argument which a new Lightning brings does not make every run another one."""
+    defaults = {name: p.default for name, p in inspect.signature(Trainer).parameters.items()}
+    given = {key: value for key, value in config["trainer"].items() if value != defaults[key]}
+    return {**config, "trainer": given}
 
 
 def one_line(message: str, options: list[str]) -> str:

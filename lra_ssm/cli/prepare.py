@@ -27,7 +27,7 @@ examples:
 """
 
 
-def prepare(arguments: list[str]) -> int:
+def main(command: str, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")
         return 0

@@ -5,7 +5,6 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 """
 
 import copy
-import inspect
 import json
 import os
 import warnings
@@ -30,9 +29,9 @@ from lra_ssm.callbacks import (
     Throughput,
     WritePredictions,
 )
-from lra_ssm.cli.checks import check_data, check_shapes, differing_settings, existing, load_checkpoint, squeeze
+from lra_ssm.cli.checks import cause, check_data, check_shapes, differing_settings, existing, load_checkpoint, squeeze
 from lra_ssm.cli.output import place_loggers, quiet
-from lra_ssm.cli.parser import RunParser
+from lra_ssm.cli.parser import RunParser, without_trainer_defaults
 from lra_ssm.cluster import RunDirectory, code_version, environment, run_identity, write_json
 from lra_ssm.errors import InputError
 from lra_ssm.layers import LayerSpec
@@ -41,27 +40,11 @@ from lra_ssm.layers import LayerSpec
 _RUN_PATH = "LRA_SSM_RUN_PATH"
 
 
-def fit(arguments: list[str]) -> int:
-    return _run("fit", arguments)
-
-
-def validate(arguments: list[str]) -> int:
-    return _run("validate", arguments)
-
-
-def test(arguments: list[str]) -> int:
-    return _run("test", arguments)
-
-
-def predict(arguments: list[str]) -> int:
-    return _run("predict", arguments)
-
-
 class _Done(Exception):
     """Nothing is left to do; the command ends well."""
 
 
-def _run(command: str, arguments: list[str]) -> int:
+def main(command: str, arguments: list[str]) -> int:
     quiet()
     held: list[RunDirectory] = []
     try:
@@ -146,7 +129,7 @@ class RunCLI(LightningCLI):
             raise InputError("max_epochs and max_steps are both -1: the schedule spans the run, so give one of them")
         dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         self.resolved = json.loads(dumped)[self.subcommand]
-        run_id = run_identity(_without_trainer_defaults(self.resolved))
+        run_id = run_identity(without_trainer_defaults(self.resolved))
         if self.subcommand != "fit":
             self._find_trained_run(run_id)
         elif not config.trainer.fast_dev_run:  # which leaves nothing
@@ -208,7 +191,7 @@ class RunCLI(LightningCLI):
         try:
             self.config_init = self.parser.instantiate_classes(self.config)
         except ValueError as error:  # a constructor refused its arguments; jsonargparse wraps what it said
-            raise InputError(squeeze(str(_cause(error)))) from error
+            raise InputError(squeeze(str(cause(error)))) from error
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
         check_data(self.model, self.datamodule)
@@ -350,27 +333,5 @@ class RunCLI(LightningCLI):
     after_test = _after_evaluation
 
 
-def _without_trainer_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """So that an argument which a new Lightning brings does not make every run another one."""
-    defaults = {name: p.default for name, p in inspect.signature(Trainer).parameters.items()}
-    given = {key: value for key, value in config["trainer"].items() if value != defaults[key]}
-    return {**config, "trainer": given}
-
-
 def _is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The first error of the chain that this package raised, else the innermost."""
-    chain = [error]
-    while cause := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(cause)
-    return next((e for e in chain if _raised_here(e)), chain[-1])
-
-
-def _raised_here(error: BaseException) -> bool:
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")
