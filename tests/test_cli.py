@@ -268,7 +268,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     assert message.startswith("loss is nan at step 2 (epoch 0); the largest gradient of the step before ")
     assert message.rsplit(" in ", 1)[1].startswith("model.")
     path = only_run(tmp_path)
-    assert json.loads((path / "run.json").read_text())["status"] != "finished"
+    record = json.loads((path / "run.json").read_text())
+    assert record["status"] == "failed" and record["reason"] == message
     weights = torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.isfinite(w).all() for w in weights.values())
 
@@ -349,6 +350,33 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path):
     flags, expected = BAD[case]
     assert expected in fail([*FIT, *flags], tmp_path)
     assert everything_below(tmp_path) == []
+
+
+GOOD_LINE = "( ( ( [MAX 2 ) 9 ) ] )\t9\n"
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (None, "basic_val.tsv: missing"),
+        ("Source\tTarget\n" + GOOD_LINE + "( ( ( [MAX 2 ) 9", "basic_val.tsv:3: no tab and label"),
+        ("Source\tTarget\n( ( [MAX 2 ) 9 )\t9\n", "basic_val.tsv:2: brackets do not match"),
+        ("Source\tTarget\n" + GOOD_LINE + "[AVG 2 9 ]\t5\n", "basic_val.tsv:3: token '[AVG' is none of"),
+        ("Source\tTarget\n[MAX " + "1 " * 30 + "]\t1\n", "basic_val.tsv:2: the expression has 32 tokens, more than"),
+        (GOOD_LINE, "basic_val.tsv:1: the header is"),
+    ],
+)
+def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expected, tmp_path):
+    folder = tmp_path / "lra_release/lra_release/listops-1000"
+    folder.mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        text = broken if split == "val" else "Source\tTarget\n" + GOOD_LINE * 20
+        if text is not None:
+            (folder / f"basic_{split}.tsv").write_text(text)
+    before = everything_below(tmp_path)
+    flags = [f"--data.source={tmp_path}", "--data.max_length=32"]
+    assert expected in fail([*FIT, *flags], tmp_path)
+    assert everything_below(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 def quiet() -> None:
     """Silences what tells a user of these commands nothing."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
 
@@ -25,6 +26,12 @@ def quiet() -> None:
 
     for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
         logging.getLogger(f"lightning.pytorch.{name}").addFilter(NoNoise())
+
+
+def show_metrics(metrics: dict[str, float]) -> None:
+    """One line each, values under each other."""
+    for name, value in metrics.items():
+        print(f"  {name:<20} {value:.6g}")
 
 
 def place_loggers(given: Any, run: Path, experiment: str) -> None:

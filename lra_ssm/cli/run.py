@@ -30,7 +30,7 @@ from lra_ssm.callbacks import (
     WritePredictions,
 )
 from lra_ssm.cli.checks import cause, check_data, check_shapes, differing_settings, existing, load_checkpoint, squeeze
-from lra_ssm.cli.output import place_loggers, quiet
+from lra_ssm.cli.output import place_loggers, quiet, show_metrics
 from lra_ssm.cli.parser import RunParser, without_trainer_defaults
 from lra_ssm.cluster import RunDirectory, code_version, environment, run_identity, write_json
 from lra_ssm.errors import InputError
@@ -51,8 +51,11 @@ def main(command: str, arguments: list[str]) -> int:
         RunCLI([command, *arguments], held)
     except _Done:
         pass
-    except MisconfigurationException as error:
-        raise InputError(squeeze(str(error))) from error
+    except (InputError, MisconfigurationException) as error:
+        reason = squeeze(str(error))
+        for run in held:
+            run.write_record(status="failed", reason=reason)
+        raise InputError(reason) from error
     finally:  # the same process may run another command
         for run in held:
             os.environ.pop(_RUN_PATH)
@@ -79,8 +82,6 @@ class RunCLI(LightningCLI):
             datamodule_class=LightningDataModule,
             # The run directory keeps the configuration, and a second start with it is no error.
             save_config_callback=None,
-            # Our modules' hyperparameters are plain values, the same whether built here or in Python.
-            load_from_checkpoint_support=False,
             # `--optimizer` would replace the parameter groups by one flat group.
             auto_configure_optimizers=False,
             # Sharding is the sampler's work; Lightning's would be a second one.
@@ -107,6 +108,10 @@ class RunCLI(LightningCLI):
             # It warns of `args` beside sys.argv; ours are sys.argv's.
             warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
             super().parse_arguments(parser, args)
+
+    def _add_instantiators(self) -> None:
+        """Lightning would replace the hyperparameters that modules save by the command's. Ours are plain values, the
+        same whether built here or in Python. (An argument says so from Lightning 2.5.2 on.)"""
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would take the model's settings from the checkpoint, over the file's and the flags'. We compare."""
@@ -155,9 +160,8 @@ class RunCLI(LightningCLI):
         else:
             self.run_directory = run = RunDirectory.find(config.runs_dir, config.experiment, run_id, config.fresh)
             if run.finished:
-                print(f"{run.path} is finished (--fresh trains it again):")
-                for name, value in run.record.get("metrics", {}).items():
-                    print(f"  {name:<20} {value:.6g}")
+                print(f"{run.path} is finished (--fresh trains it again)")
+                show_metrics(run.record.get("metrics", {}))
                 raise _Done
         given = config.ckpt_path
         if run.last.is_file():
@@ -321,6 +325,7 @@ class RunCLI(LightningCLI):
             metrics[f"best {best.monitor}"] = float(best.best_model_score)
         run.write_record(status="finished", metrics=metrics)
         print(f"finished: {run.path}")
+        show_metrics(metrics)
 
     def _after_evaluation(self) -> None:
         run = self.run_directory

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
@@ -100,5 +101,9 @@ class Classification(L.LightningModule):
         groups = parameter_groups(self.model, h["lr"], h["recurrent_lr"], h["weight_decay"], h["delta_lr_factor"])
         optimizer = torch.optim.AdamW(groups)
         total = int(self.trainer.estimated_stepping_batches)
+        if h["warmup_steps"] >= total:
+            rank_zero_warn(
+                f"the run has {total} steps, all within warmup_steps {h['warmup_steps']}: lr stays below {h['lr']}"
+            )
         schedule = warmup_cosine(optimizer, h["warmup_steps"], total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
