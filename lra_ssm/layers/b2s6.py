@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lra_ssm.layers.complex import as_complex, stable_diagonal
 from lra_ssm.layers.selective import ScanUnit, SelectiveLayer
 from lra_ssm.layers.spec import Role
 from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta
@@ -66,8 +67,6 @@ class _B2S6Unit(ScanUnit):
         self.state_shape = (D, N)
         self.H, self.P, self.N = H, P, N
         self.complex_state, self.complex_C = A.is_complex(), complex_C
-        # Complex parameters are kept as real ones with a last dimension (re, im): optimizers, DDP and safetensors
-        # take them as they are.
         parts = 2 if A.is_complex() else 1
         self.A_log = nn.Parameter((-A.real).log())
         if A.is_complex():
@@ -90,8 +89,8 @@ class _B2S6Unit(ScanUnit):
         A = -self.A_log.exp()
         B_bias: Tensor | None = self.B_bias
         if self.complex_state:
-            A = torch.complex(A, self.A_imag)
-            B_bias = None if B_bias is None else torch.view_as_complex(B_bias)
+            A = stable_diagonal(self.A_log, self.A_imag)
+            B_bias = None if B_bias is None else as_complex(B_bias)
         return {
             "u": x.transpose(1, 2),
             "delta": delta.reshape(Bt, L, D).transpose(1, 2),
@@ -108,9 +107,7 @@ class _B2S6Unit(ScanUnit):
         """blocks (B, L, H, P) times weight (H, P, N or 2N interleaved) -> (B, H, N, L), real or complex."""
         out = torch.einsum("blhp,hpn->blhn", blocks, weight)
         if is_complex:
-            # Half precision has no complex type that the scan takes; autocast leaves `out` in it.
-            out = out.float() if out.dtype.itemsize < 4 else out
-            out = torch.view_as_complex(out.unflatten(-1, (self.N, 2)))
+            out = as_complex(out.unflatten(-1, (self.N, 2)))
         return out.permute(0, 2, 3, 1)
 
     def optim_roles(self) -> dict[str, Role]:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lra_ssm.layers.complex import as_complex, stable_diagonal
 from lra_ssm.layers.masking import mask_padding, real_resets, valid_mask
 from lra_ssm.layers.selective import flip_reset, refuse_state
 from lra_ssm.layers.spec import Role
@@ -57,7 +58,6 @@ class S4D(nn.Module):
         self.log_delta = nn.Parameter(log_uniform_delta(D, delta_min, delta_max).log())
         self.A_log = nn.Parameter((-A.real).log().repeat(1 if tie_A else D, 1))
         self.A_imag = nn.Parameter(A.imag.repeat(1 if tie_A else D, 1))
-        # Complex parameters are kept as real ones with a last dimension (re, im).
         one = torch.ones(1 if tie_B else D, N, 1)
         self.B = nn.Parameter(torch.cat([one, 0 * one], -1))
         self.C = nn.Parameter(torch.randn(K, 1 if tie_C else D, N, 2) * 0.5**0.5)
@@ -66,9 +66,8 @@ class S4D(nn.Module):
     def _system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """delta (D,), A (D, N), B (D, N), C (K, D, N), the last three complex."""
         D = self.D.shape[0]
-        A = torch.complex(-self.A_log.exp(), self.A_imag).expand(D, -1)
-        B = torch.view_as_complex(self.B).expand(D, -1)
-        return self.log_delta.exp(), A, B, torch.view_as_complex(self.C).expand(-1, D, -1)
+        A = stable_diagonal(self.A_log, self.A_imag).expand(D, -1)
+        return self.log_delta.exp(), A, as_complex(self.B).expand(D, -1), as_complex(self.C).expand(-1, D, -1)
 
     def forward(
         self,

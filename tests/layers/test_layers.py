@@ -203,6 +203,19 @@ def test_bfloat16_autocast_stays_near_float32(name):
     assert (low.float() - full).norm() < 0.05 * full.norm()
 
 
+@every_layer
+@either_way
+def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
+    full = build(name, bidirectional).float()
+    low = build(name, bidirectional).bfloat16()
+    x = sequences(L=16)
+    y = low(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert (y.float() - full(x.float())).norm() < 0.1 * full(x.float()).norm()
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.parameters())
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
