@@ -11,6 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+TINY = Path(__file__).parent / "tiny.yaml"
+FIT = ["fit", "--config", str(TINY)]
+SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["lra_ssm.cli.run", "lra_ssm.datamodules.listops", "tests.helpers"])
 
@@ -78,3 +82,12 @@ def _child(arguments: list[str], cwd: str, env: dict[str, str], out: str, err: s
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def only_run(folder: Path, experiment: str = "tiny") -> Path:
+    (found,) = (folder / "runs" / experiment).iterdir()
+    return found
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))

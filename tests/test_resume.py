@@ -1,4 +1,7 @@
-"""A fit that is killed at any moment and started again ends as one that never was."""
+"""A fit that is killed at any moment and started again ends as one that never was.
+
+tiny.yaml has 2 epochs of 6 batches and saves every second step.
+"""
 
 import csv
 import json
@@ -7,10 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runner import Command, fail, run, succeed
-
-TINY = Path(__file__).parent / "tiny.yaml"  # 2 epochs of 6 batches, a save every second step
-FIT = ["fit", "--config", str(TINY)]
+from tests.runner import FIT, Command, fail, run, succeed
 
 
 def outcome(folder: Path) -> tuple[dict, dict, list]:

@@ -1,0 +1,128 @@
+"""Bad input: one line that says what, where and what would be right; non-zero exit; nothing half-written."""
+
+import json
+
+import pytest
+
+from tests.runner import FIT, SHORT, everything_below, fail, only_run, succeed
+
+BAD = {
+    "unknown flag": (["--trainer.max_stepz=5"], "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
+    "unknown model key": (["--model.lrr=5"], "lra_ssm.tasks.Classification takes no key 'lrr'; did you mean 'lr'"),
+    "unknown data key": (["--data.rooot=x"], "takes no key 'rooot'; did you mean 'root'"),
+    "unknown layer key": (
+        ["--model.layer.init_args.num_bloks=5"],
+        "takes no key 'num_bloks'; did you mean 'num_blocks'",
+    ),
+    "unknown layer": (["--model.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'"),
+    "no such accelerator": (["--trainer.accelerator=quantum"], "quantum"),
+    "no such strategy": (["--trainer.strategy=guess"], "guess"),
+    "negative rate": (["--model.lr=-1"], "lr is -1.0; it must be a number of at least 0"),
+    "negative width": (["--model.d_model=-8"], "d_model is -8"),
+    "never saving": (["--checkpoint.every_n_steps=0"], "checkpoint.every_n_steps is 0"),
+    "no end": (["--trainer.max_epochs=-1"], "max_epochs and max_steps are both -1"),
+    "wrong type": (["--model.lr=fast"], "Expected a float. Got value: fast"),
+    "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    "blocks do not divide": (["--model.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
+    "another vocabulary": (["--model.vocab_size=17"], "model.vocab_size is 17, but ListOps has 18"),
+    "no such root": (["--data.root=nowhere/data"], "nowhere"),
+    "no such source": (["--data.source=nowhere"], "nowhere"),
+    "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
+    "impossible lengths": (["--data.length_bounds=[30,20]"], "length_bounds"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path):
+    flags, expected = BAD[case]
+    assert expected in fail([*FIT, *flags], tmp_path)
+    assert everything_below(tmp_path) == []
+
+
+GOOD_LINE = "( ( ( [MAX 2 ) 9 ) ] )\t9\n"
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (None, "basic_val.tsv: missing"),
+        ("Source\tTarget\n" + GOOD_LINE + "( ( ( [MAX 2 ) 9", "basic_val.tsv:3: no tab and label"),
+        ("Source\tTarget\n( ( [MAX 2 ) 9 )\t9\n", "basic_val.tsv:2: brackets do not match"),
+        ("Source\tTarget\n" + GOOD_LINE + "[AVG 2 9 ]\t5\n", "basic_val.tsv:3: token '[AVG' is none of"),
+        ("Source\tTarget\n[MAX " + "1 " * 30 + "]\t1\n", "basic_val.tsv:2: the expression has 32 tokens, more than"),
+        (GOOD_LINE, "basic_val.tsv:1: the header is"),
+    ],
+)
+def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expected, tmp_path):
+    folder = tmp_path / "lra_release/lra_release/listops-1000"
+    folder.mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        text = broken if split == "val" else "Source\tTarget\n" + GOOD_LINE * 20
+        if text is not None:
+            (folder / f"basic_{split}.tsv").write_text(text)
+    before = everything_below(tmp_path)
+    flags = [f"--data.source={tmp_path}", "--data.max_length=32"]
+    assert expected in fail([*FIT, *flags], tmp_path)
+    assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trainer: {max_stepz: 3}", "'trainer.max_stepz'"),
+        ("modle: {init_args: {lr: 3}}", "modle"),
+        ("model: {class_path: lra_ssm.tasks.Classification, init_args: {d_modle: 3}}", "did you mean 'd_model'"),
+        ("data: {class_path: lra_ssm.datamodules.ListOps, init_args: {btch_size: 3}}", "did you mean 'batch_size'"),
+        ("trainer: [1", "onfig"),
+    ],
+)
+def test_bad_config_files(text, expected, tmp_path):
+    (tmp_path / "bad.yaml").write_text(text)
+    assert expected in fail([*FIT, "--config", "bad.yaml"], tmp_path)
+    assert everything_below(tmp_path) == ["bad.yaml"]
+
+
+def test_a_metric_that_is_not_logged_is_said_before_training(tmp_path):
+    flags = ["--checkpoint.monitor=val/acc", "--trainer.num_sanity_val_steps=1"]
+    message = fail([*FIT, *flags], tmp_path)
+    assert "checkpoint.monitor is 'val/acc', which validation does not log; it logs val/accuracy, val/loss" in message
+
+
+def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_path):
+    folder, _ = trained
+    best = only_run(folder) / "checkpoints/best.ckpt"
+    data = f"--data.root={folder / 'data'}"
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    copied = tmp_path / "run/checkpoints/best.ckpt"
+    copied.write_bytes(best.read_bytes())
+    succeed(["predict", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21
+    before = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
+    (tmp_path / "run/run.json").write_text('{"status": "finished"}')
+    succeed(["test", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
+    assert json.loads((tmp_path / "run/test.json").read_text())["checkpoint"] == str(copied)
+    after = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
+    assert before == after
+    assert "belong to fit" in fail(["test", *FIT[1:], data, "--fresh"], tmp_path)
+
+
+def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):
+    folder, _ = trained
+    best = only_run(folder) / "checkpoints/best.ckpt"
+    data = f"--data.root={folder / 'data'}"
+    message = fail(["test", *FIT[1:], data, "--model.d_model=16", f"--ckpt_path={best}"], tmp_path)
+    assert "other settings" in message or "is of another shape" in message
+    (tmp_path / "half.ckpt").write_bytes(best.read_bytes()[:5000])
+    assert "cannot be read" in fail([*FIT, data, "--ckpt_path=half.ckpt"], tmp_path)
+    assert "fit it first" in fail(["test", *FIT[1:], data], tmp_path)
+
+
+def test_prepare_says_what_it_made_and_refuses_what_it_cannot(tmp_path):
+    flags = ["--num_train=20", "--num_val=5", "--num_test=5", "--length_bounds=[3,20]", "--max_depth=3"]
+    first = succeed(["prepare", "listops", "--root=data", *flags], tmp_path)
+    assert str(tmp_path / "data/listops/generated-") in first.out
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    assert succeed(["prepare", "listops", "--root=data", *flags], tmp_path).out == first.out
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert "unknown dataset 'lisops'; did you mean listops?" in fail(["prepare", "lisops"], tmp_path)
+    assert "num_trian" in fail(["prepare", "listops", "--num_trian=3"], tmp_path)
