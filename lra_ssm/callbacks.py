@@ -99,7 +99,8 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._samples += extract_batch_size(batch)
-        if (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set when the trainer is built
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
+        if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
             return
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
@@ -120,7 +121,8 @@ class ShowOptimizerGroups(Callback):
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        print(format_groups(trainer.optimizers[0].param_groups), flush=True)
+        for optimizer in trainer.optimizers:
+            print(format_groups(optimizer.param_groups), flush=True)
 
 
 class SaveBest(ModelCheckpoint):
@@ -144,6 +146,7 @@ class SaveLast(Checkpoint):
         self.every_n_steps = every_n_steps
         self.code_version = code_version
         self._saved_at = 0
+        self._due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # While gradients accumulate, the step stands still: a save then would lose them.
@@ -160,20 +163,20 @@ class SaveLast(Checkpoint):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # Lightning (2.6) takes up some checkpoints with its step for loggers one too high.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        if self._due:
+            self._save(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        # The end of an epoch is saved after its validation, or a resumed run would have to validate first.
-        if step % self.every_n_steps == 0 and step != self._saved_at and not trainer.is_last_batch:
-            self._save(trainer)
+        # Saved when the next batch starts: a validation that is due at this step has then been done, and is not lost.
+        self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self._saved_at
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        self._saved_at = trainer.global_step
+        self._due, self._saved_at = False, trainer.global_step
         trainer.save_checkpoint(self.path)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -209,6 +212,10 @@ class WritePredictions(BasePredictionWriter):
     ) -> None:
         if trainer.world_size > 1:
             raise InputError("predict writes what one device saw: run it with --trainer.devices=1")
+        if not all(isinstance(p, Tensor) and p.dim() == 2 for p in predictions):
+            raise InputError(
+                "predictions.csv takes what predict_step returns as a tensor (batch, classes), nothing else"
+            )
         rows = torch.cat(list(predictions)).float().cpu()
         partial = self.path.with_name(f".{self.path.name}.partial")
         with open(partial, "w", newline="") as file:
@@ -243,6 +250,10 @@ class CSVRunLogger(Logger):
     def version(self) -> str:
         return self.path.parent.name
 
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """config.yaml has them."""
@@ -263,6 +274,8 @@ class CSVRunLogger(Logger):
             csv.DictWriter(file, self._columns).writerow(row)
 
     def forget_from(self, step: int) -> None:
+        if not self.path.is_file():
+            return
         # A kill may leave half a row at the end: its step may be missing.
         self._write([row for row in self._rows() if (row["step"] or "").isdigit() and int(row["step"]) < step])
 

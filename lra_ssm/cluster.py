@@ -47,6 +47,7 @@ NEUTRAL = (
     "trainer.limit_predict_batches",
     "trainer.limit_test_batches",
     "trainer.log_every_n_steps",
+    "trainer.max_time",
     "trainer.logger",
     "trainer.num_nodes",
     "trainer.profiler",

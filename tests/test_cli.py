@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -11,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from tests.runner import FIT, SHORT, TINY, everything_below, fail, only_run, run, succeed
+from tests.runner import FIT, SHORT, TINY, Command, everything_below, fail, only_run, run, succeed
 
 # --- entry points ---
 
@@ -279,6 +281,48 @@ def test_overfit_batches_are_the_same_in_every_epoch(tmp_path):
     with open(only_run(tmp_path) / "metrics.csv", newline="") as file:
         losses = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]]
     assert len(losses) == 3 and len(set(losses)) == 1
+
+
+def test_sigterm_leaves_a_run_that_goes_on(tmp_path):
+    command = Command(FIT, tmp_path, {"DELAY": "0.3"})
+    while not list(tmp_path.glob("runs/tiny/*/metrics.csv")):
+        assert command.process.is_alive()
+    os.kill(command.process.pid, signal.SIGTERM)
+    assert command.wait().code == 143
+    record = only_run(tmp_path) / "run.json"
+    assert json.loads(record.read_text())["status"] == "interrupted"
+    succeed(FIT, tmp_path)
+    assert json.loads(record.read_text())["status"] == "finished"
+
+
+def test_a_module_and_data_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(
+        """
+import lightning as L, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(L.LightningModule):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 2)
+    def training_step(self, batch, i):
+        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+    def validation_step(self, batch, i):
+        self.log("val/accuracy", (self.linear(batch[0]).argmax(-1) == batch[1]).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long)), batch_size=4)
+    val_dataloader = train_dataloader
+"""
+    )
+    monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
+    trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
+    out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=tiny", *trainer], tmp_path).out
+    assert "group 0" in out and "val/accuracy" in out
+    assert (only_run(tmp_path) / "checkpoints/best.ckpt").is_file()
 
 
 def test_without_a_logger_a_run_still_finishes(tmp_path):

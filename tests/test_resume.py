@@ -54,6 +54,7 @@ ENDS = {
     "steps": ["--trainer.max_epochs=-1", "--trainer.max_steps=15"],
     "both, steps first": ["--trainer.max_epochs=4", "--trainer.max_steps=15"],
     "both, epochs first": ["--trainer.max_epochs=2", "--trainer.max_steps=15"],
+    "validation within epochs": ["--trainer.val_check_interval=2"],
     "accumulated": ["--trainer.accumulate_grad_batches=2", "--trainer.max_epochs=4"],
 }
 # Before the first save, between saves, at and around the end of an epoch, in validation, while saving, at the end.

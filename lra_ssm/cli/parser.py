@@ -46,15 +46,22 @@ def one_line(message: str, options: list[str]) -> str:
         return at + _unknown(f"{class_path or 'this'} takes no key {name!r}", name, _arguments(class_path), verb="")
     for pattern in (
         r"the following arguments are required: .+",
-        r"Expected an? <class '(?!NoneType)\w+'>\. Got value: [^\n]*?(?=\. Got value:|\n|$)",
+        r"Expected an? (?!<class 'NoneType)[^\n]+?\. Got value: [^\n]*?(?=\. Got value:|\n|$)",
+        r"(?<=or a callable class: )[^\n]+?(?=\. Got value:|\n|$)",
         r"module '[^']+' has no attribute '[^']+'",
         r"No module named '[^']+'",
         r"File does not exist: .+",
         r"Problems? (?:with|parsing) config.*",
     ):
         if found := re.search(pattern, message, re.DOTALL if "config" in pattern else 0):
-            return at + squeeze(re.sub(r"<class '(\w+)'>", r"\1", found[0]))
+            return at + _plain(found[0])
+    if found := re.search(r"Subtypes: \[(.+?)\]\n.*Given value: (.+)", message, re.DOTALL):
+        return f"{at}expected one of {_plain(found[1])}; got {squeeze(found[2])}"
     return squeeze(message)
+
+
+def _plain(text: str) -> str:
+    return squeeze(re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).replace("typing.Literal", "value of "))
 
 
 def _unknown(what: str, name: str, valid: list[str], verb: str = "unknown ") -> str:

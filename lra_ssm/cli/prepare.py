@@ -45,7 +45,8 @@ def main(command: str, arguments: list[str]) -> int:
         epilog=f"example: lra-ssm prepare {name} --root=data",
     )
     parser.add_class_arguments(datamodule_class, skip=LOADING)
-    settings = parser.parse_args(rest)
+    # `--data.root` as in fit is `--root` here.
+    settings = parser.parse_args(["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in rest])
     datamodule = datamodule_class(**settings.as_dict())
     datamodule.prepare_data()
     print(f"{datamodule.prepared_folder}: {datamodule.describe()}")

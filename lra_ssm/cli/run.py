@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from lra_ssm.callbacks import (
     AtomicCheckpointIO,
@@ -56,8 +56,12 @@ def main(command: str, arguments: list[str]) -> int:
         for run in held:
             run.write_record(status="failed", reason=reason)
         raise InputError(reason) from error
+    except SIGTERMException:  # Slurm, before the time is up: the run goes on when it is started again
+        return 143
     finally:  # the same process may run another command
         for run in held:
+            if run.record.get("status") == "started":
+                run.write_record(status="interrupted")
             os.environ.pop(_RUN_PATH)
             run.release()
     return 0
@@ -84,8 +88,6 @@ class RunCLI(LightningCLI):
             save_config_callback=None,
             # `--optimizer` would replace the parameter groups by one flat group.
             auto_configure_optimizers=False,
-            # Sharding is the sampler's work; Lightning's would be a second one.
-            trainer_defaults={"use_distributed_sampler": False},
             seed_everything_default=0,
             args=args,
         )
@@ -108,6 +110,11 @@ class RunCLI(LightningCLI):
             # It warns of `args` beside sys.argv; ours are sys.argv's.
             warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
             super().parse_arguments(parser, args)
+        seed = self.config[self.config.subcommand].seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise InputError(
+                f"seed_everything is {seed}; a run's identity has a seed: give a number from 0 to 2^32 - 1"
+            )
 
     def _add_instantiators(self) -> None:
         """Lightning would replace the hyperparameters that modules save by the command's. Ours are plain values, the
@@ -121,8 +128,6 @@ class RunCLI(LightningCLI):
         return self.config[self.subcommand]
 
     def before_instantiate_classes(self) -> None:
-        if self._config.seed_everything is False:
-            raise InputError("seed_everything is false; a run's identity has a seed: give a number")
         config = self._config
         if self.subcommand != "fit" and (config.fresh or config.init_from or config.strict_resume):
             raise InputError(
@@ -130,8 +135,10 @@ class RunCLI(LightningCLI):
             )
         if config.checkpoint.every_n_steps < 1:
             raise InputError(f"checkpoint.every_n_steps is {config.checkpoint.every_n_steps}; it must be at least 1")
-        if self.subcommand == "fit" and config.trainer.max_epochs == config.trainer.max_steps == -1:
-            raise InputError("max_epochs and max_steps are both -1: the schedule spans the run, so give one of them")
+        trainer = config.trainer
+        endless = trainer.max_epochs == -1 or (trainer.max_epochs is None and trainer.max_time is not None)
+        if self.subcommand == "fit" and endless and trainer.max_steps == -1:
+            raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
         dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         self.resolved = json.loads(dumped)[self.subcommand]
         run_id = run_identity(without_trainer_defaults(self.resolved))
@@ -222,10 +229,11 @@ class RunCLI(LightningCLI):
             self.datamodule.prepare_data()
         if _RUN_PATH not in os.environ:
             run.lock()
+            if run.finished or run.last.is_file() != (self.checkpoint == run.last):
+                run.release()
+                raise InputError(f"{run.path} was trained by another process just now; start again")
             self.held.append(run)
             os.environ[_RUN_PATH] = str(run.path)
-            if run.finished or run.last.is_file() != (self.checkpoint == run.last):
-                raise InputError(f"{run.path} was trained by another process just now; start again")
         run.save_config(self._dump())
         starts = [*run.record.get("starts", []), environment()]
         record = {"run_id": run.path.name, "experiment": self._config.experiment, "status": "started", "starts": starts}
@@ -267,7 +275,8 @@ class RunCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
         run = self.run_directory
-        callbacks = list(config.get("callbacks") or [])
+        given = config.get("callbacks") or []
+        callbacks = list(given) if isinstance(given, list) else [given]
         loggers: Any = False
         if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RichProgressBar())
@@ -281,7 +290,9 @@ class RunCLI(LightningCLI):
             if run is not None:
                 loggers = self._loggers(config.get("logger"), run)
                 callbacks += self._checkpoints(run)
-        elif self.subcommand == "predict":
+        else:
+            loggers = _chosen(config.get("logger"))
+        if self.subcommand == "predict":
             # A checkpoint from outside a run directory gets its predictions into the working folder.
             callbacks.append(WritePredictions((run.path if run else Path()) / "predictions.csv"))
         plugins = config.get("plugins") or []
@@ -312,8 +323,8 @@ class RunCLI(LightningCLI):
         """metrics.csv, and what the configuration names beside it; nothing for `logger: false`."""
         if given is False:
             return False
-        more = given if isinstance(given, list) else [given] if given not in (None, True) else []
-        return [CSVRunLogger(run.path / "metrics.csv"), *more]
+        # Ours is last: `self.logger` in a module is the one that its user chose.
+        return [*_chosen(given), CSVRunLogger(run.path / "metrics.csv")]
 
     def after_fit(self) -> None:
         run = self.run_directory
@@ -323,8 +334,11 @@ class RunCLI(LightningCLI):
         best = self.trainer.checkpoint_callback
         if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
             metrics[f"best {best.monitor}"] = float(best.best_model_score)
-        run.write_record(status="finished", metrics=metrics)
-        print(f"finished: {run.path}")
+        timers = [c for c in self.trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
+        out_of_time = any((timer.time_remaining() or 1) <= 0 for timer in timers)
+        status = "stopped by max_time" if out_of_time else "finished"
+        run.write_record(status=status, metrics=metrics)
+        print(f"{status}: {run.path}")
         show_metrics(metrics)
 
     def _after_evaluation(self) -> None:
@@ -336,6 +350,11 @@ class RunCLI(LightningCLI):
 
     after_validate = _after_evaluation
     after_test = _after_evaluation
+
+
+def _chosen(logger: Any) -> list[Any]:
+    """The loggers that a configuration names."""
+    return logger if isinstance(logger, list) else [] if logger in (None, True, False) else [logger]
 
 
 def _is_first_process() -> bool:

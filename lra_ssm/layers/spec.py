@@ -26,6 +26,8 @@ class LayerSpec:
 
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, **init_args: Any) -> None:
         self.cls = _import(class_or_path) if isinstance(class_or_path, str) else class_or_path
+        if not callable(self.cls) or not inspect.signature(self.cls).parameters:
+            raise ValueError(f"{class_or_path!r} is no layer: it must be a class or function that takes d_model first")
         self.class_path = _public_path(self.cls)
         _, *parameters = inspect.signature(self.cls).parameters.values()  # without d_model
         named = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}

@@ -23,7 +23,8 @@ from lra_ssm.tasks.optim import parameter_groups, warmup_cosine
 class Classification(L.LightningModule):
     """Trains a `Classifier` with cross-entropy; reports micro accuracy, as the LRA tables do.
 
-    A batch has `inputs` (B, L) int64 or (B, L, features), `lengths` (B,) or None, and `labels` (B,) int64.
+    A batch is (inputs, lengths, labels) or (inputs, labels): inputs (B, L) int64 or (B, L, features), lengths (B,),
+    labels (B,) int64.
     The first ten arguments are the Classifier's. lr, recurrent_lr, delta_lr_factor, weight_decay: see
     `lra_ssm.tasks.optim`. warmup_steps: optimizer steps of linear warm-up before the cosine.
     """
@@ -70,9 +71,10 @@ class Classification(L.LightningModule):
         return self.model(inputs, lengths)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        logits = self(batch.inputs, batch.lengths)
-        loss = F.cross_entropy(logits, batch.labels)
-        accuracy = (logits.argmax(-1) == batch.labels).float().mean()
+        inputs, lengths, labels = _unpack(batch)
+        logits = self(inputs, lengths)
+        loss = F.cross_entropy(logits, labels)
+        accuracy = (logits.argmax(-1) == labels).float().mean()
         self.log("train/loss", loss, prog_bar=True)
         self.log("train/accuracy", accuracy)
         return loss
@@ -85,16 +87,18 @@ class Classification(L.LightningModule):
 
     def _evaluate(self, batch: Any, split: str, mean_loss: MeanMetric, accuracy: MulticlassAccuracy) -> None:
         """Every example counts once, whatever the sizes of batches and the shares of devices."""
-        logits = self(batch.inputs, batch.lengths)
-        size = len(batch.labels)
-        mean_loss(F.cross_entropy(logits, batch.labels), weight=size)
-        accuracy(logits, batch.labels)
+        inputs, lengths, labels = _unpack(batch)
+        logits = self(inputs, lengths)
+        size = len(labels)
+        mean_loss(F.cross_entropy(logits, labels), weight=size)
+        accuracy(logits, labels)
         self.log(f"{split}/loss", mean_loss, on_step=False, on_epoch=True, batch_size=size)
         self.log(f"{split}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Probabilities (B, num_classes)."""
-        return self(batch.inputs, batch.lengths).softmax(-1)
+        inputs, lengths, _ = _unpack(batch)
+        return self(inputs, lengths).softmax(-1)
 
     def configure_optimizers(self) -> Any:
         h = self.hparams
@@ -107,3 +111,9 @@ class Classification(L.LightningModule):
             )
         schedule = warmup_cosine(optimizer, h["warmup_steps"], total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise TypeError(f"a batch is (inputs, lengths, labels) or (inputs, labels), not {type(batch).__name__}")
+    return batch[0], batch[1] if len(batch) == 3 else None, batch[-1]

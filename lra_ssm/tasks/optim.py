@@ -77,10 +77,17 @@ def parameter_groups(
 def format_groups(groups: list[dict[str, Any]]) -> str:
     """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay."""
     rows = [("group", "parameters", "lr", "weight decay")]
-    for group in groups:
+    for number, group in enumerate(groups):
         count = sum(p.numel() for p in group["params"])
         rate = group.get("initial_lr", group["lr"])
-        rows.append((group["name"], f"{count:,}", f"{rate:g}" if rate else "0 (frozen)", f"{group['weight_decay']:g}"))
+        rows.append(
+            (
+                group.get("name", f"group {number}"),
+                f"{count:,}",
+                f"{rate:g}" if rate else "0 (frozen)",
+                f"{group['weight_decay']:g}",
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(
         row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
