@@ -116,7 +116,7 @@ def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):
     best = only_run(folder) / "checkpoints/best.ckpt"
     data = f"--data.root={folder / 'data'}"
     message = fail(["test", *FIT[1:], data, "--model.d_model=16", f"--ckpt_path={best}"], tmp_path)
-    assert "other settings" in message or "is of another shape" in message
+    assert "is of another shape" in message
     (tmp_path / "half.ckpt").write_bytes(best.read_bytes()[:5000])
     assert "cannot be read" in fail([*FIT, data, "--ckpt_path=half.ckpt"], tmp_path)
     assert "fit it first" in fail(["test", *FIT[1:], data], tmp_path)

@@ -295,6 +295,12 @@ def test_sigterm_leaves_a_run_that_goes_on(tmp_path):
     assert json.loads(record.read_text())["status"] == "finished"
 
 
+def test_max_time_stops_a_run_that_is_not_finished(tmp_path):
+    flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:02"]
+    assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path, {"DELAY": "0.1"}).out
+    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped by max_time"
+
+
 def test_a_module_and_data_of_ones_own(tmp_path):
     (tmp_path / "own.py").write_text(
         """

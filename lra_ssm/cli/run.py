@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer
@@ -192,7 +193,7 @@ class RunCLI(LightningCLI):
                 )
         else:
             self.checkpoint = existing(given)
-            run = RunDirectory(self.checkpoint.absolute().parents[1])
+            run = RunDirectory(self.checkpoint.absolute().parent.parent)
         if run.record:
             self.run_directory = run
 
@@ -265,8 +266,6 @@ class RunCLI(LightningCLI):
 
     def _dump(self) -> str:
         """The resolved configuration as YAML that `fit --config` takes."""
-        import yaml
-
         config = copy.deepcopy(self.resolved)
         for key in ("config", "fresh", "ckpt_path", "weights_only", "strict_resume"):
             config.pop(key, None)
@@ -335,8 +334,8 @@ class RunCLI(LightningCLI):
         if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
             metrics[f"best {best.monitor}"] = float(best.best_model_score)
         timers = [c for c in self.trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
-        out_of_time = any((timer.time_remaining() or 1) <= 0 for timer in timers)
-        status = "stopped by max_time" if out_of_time else "finished"
+        left = [timer.time_remaining() for timer in timers]
+        status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
         run.write_record(status=status, metrics=metrics)
         print(f"{status}: {run.path}")
         show_metrics(metrics)
