@@ -5,8 +5,16 @@ Shapes: u (B, D, L), kernels (D, L), results (B, D, L).  (B batch, D channels, L
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# On a CPU, channels are transformed a few at a time: spectra of this size stay in the cache.  Sixteen at least, which
+# is one line of the cache where channels lie next to each other.
+_SPECTRUM_BYTES, _MIN_CHANNELS = 2 << 20, 16
 
 
 def _check(u: Tensor, **kernels: Tensor) -> None:
@@ -29,18 +37,63 @@ def _fft_length(L: int) -> int:
     return 2 << (L - 1).bit_length()
 
 
+def _pieces(u: Tensor, n: int) -> Iterator[slice]:
+    """Ranges of channels."""
+    batch, D, _ = u.shape
+    size = D
+    if u.device.type == "cpu":
+        size = max(_SPECTRUM_BYTES // (4 * n * max(batch, 1)), _MIN_CHANNELS)
+    return (slice(start, min(start + size, D)) for start in range(0, D, size))
+
+
+class _CircularConvolution(torch.autograd.Function):
+    """u (B, D, L) with kernels (D, M) on a circle of n >= L, M points; the first L points of the result.
+
+    Spectra are computed anew in backward, one transform of six: kept, they are twice as large as u.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, kernel: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        y = torch.empty_like(u)
+        for channels in _pieces(u, n):
+            spectrum = torch.fft.rfft(u[:, channels].to(dtype), n=n)
+            spectrum *= torch.fft.rfft(kernel[channels].to(dtype), n=n)
+            y[:, channels] = torch.fft.irfft(spectrum, n=n)[..., : u.shape[-1]]
+        ctx.save_for_backward(u, kernel)
+        ctx.n, ctx.dtype = n, dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        u, kernel = ctx.saved_tensors
+        n, dtype = ctx.n, ctx.dtype
+        needs_u, needs_kernel = ctx.needs_input_grad[:2]
+        grad_u = torch.empty_like(u) if needs_u else None
+        grad_kernel = torch.empty_like(kernel) if needs_kernel else None
+        with torch.autocast(u.device.type, enabled=False):
+            for channels in _pieces(u, n):
+                grad = torch.fft.rfft(grad_y[:, channels].to(dtype), n=n)
+                if grad_kernel is not None:
+                    product = torch.fft.rfft(u[:, channels].to(dtype), n=n).conj_physical_().mul_(grad).sum(0)
+                    grad_kernel[channels] = torch.fft.irfft(product, n=n)[..., : kernel.shape[-1]].to(kernel.dtype)
+                if grad_u is not None:
+                    grad *= torch.fft.rfft(kernel[channels].to(dtype), n=n).conj_physical_()
+                    grad_u[:, channels] = torch.fft.irfft(grad, n=n)[..., : u.shape[-1]].to(u.dtype)
+        return grad_u, grad_kernel, None, None
+
+
 def causal_convolution(u: Tensor, k: Tensor) -> Tensor:
     """y_t = sum over s <= t of k_{t-s} u_s (S4, eq. 4-5).
 
     u (B, D, L), k (D, L), both real; y has u's shape and dtype.  float64 if either is, otherwise computed in float32.
-    Raises ValueError for a shape or dtype that does not fit.
+    The gradient is not differentiable a second time.  Raises ValueError for a shape or dtype that does not fit.
     """
     _check(u, k=k)
     L, dtype = u.shape[-1], _working_dtype(u, k)
     n = _fft_length(L)
     with torch.autocast(u.device.type, enabled=False):
-        spectrum = torch.fft.rfft(u.to(dtype), n=n) * torch.fft.rfft(k.to(dtype), n=n)
-        return torch.fft.irfft(spectrum, n=n)[..., :L].to(u.dtype)
+        return _CircularConvolution.apply(u, k, n, dtype)
 
 
 def bidirectional_convolution(u: Tensor, k_forward: Tensor, k_backward: Tensor) -> Tensor:
@@ -57,5 +110,4 @@ def bidirectional_convolution(u: Tensor, k_forward: Tensor, k_backward: Tensor) 
         # On a circle of n >= 2L points, lag -1-j is the point n-1-j: the backward kernel stands reversed at the end.
         gap = k_forward.new_zeros((k_forward.shape[0], n - 2 * L), dtype=dtype)
         kernel = torch.cat([k_forward.to(dtype), gap, k_backward.to(dtype).flip(-1)], dim=-1)
-        spectrum = torch.fft.rfft(u.to(dtype), n=n) * torch.fft.rfft(kernel, n=n)
-        return torch.fft.irfft(spectrum, n=n)[..., :L].to(u.dtype)
+        return _CircularConvolution.apply(u, kernel, n, dtype)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lra_ssm.ops.backends.cpu_s4d_kernel import exponential_sums
+from lra_ssm.ops.backends.native_build import library
 from lra_ssm.ops.discretization import bilinear, zoh
 
 # Powers are taken as A_bar^(iT + j) = (A_bar^T)^i A_bar^j: two tables of L/T and T columns and one matrix product
@@ -67,20 +69,34 @@ def s4d_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretiz
     wide = torch.complex128 if A.is_complex() else torch.float64
     D, N = delta.shape[0], A.shape[-1]
     with torch.autocast(delta.device.type, enabled=False):
-        # The tables are small and taken in double: the phase l delta Im(A) reaches thousands of radians.
+        # What has no L is small and taken in double: the phase l delta Im(A) reaches thousands of radians.
         rule = zoh if discretization == "zoh" else bilinear
         A_bar, B_bar = rule(delta.double().unsqueeze(-1), A.to(wide))  # (D, N)
-        T = min(_T, L)
-        blocks = -(-L // T)
-        low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is one block alone
-        high, _ = _powers(A_bar_T, blocks)  # (D, N, blocks)
-        weights = C.to(wide) * B.to(wide) * B_bar  # (D, N) or (K, D, N)
-        # (D, K, blocks, N): K kernels are K times the rows of one product
-        left = (weights.reshape(-1, D, N).unsqueeze(-1) * high).permute(1, 0, 3, 2).to(state_dtype)
-        right = low.transpose(1, 2).to(state_dtype)  # (D, T, N)
-        if A.is_complex():
-            left, right = 2 * left.conj(), right  # Re(a b) is the real dot product of conj(a) and b
-        rows = _real_rows(left.resolve_conj()).flatten(1, 2)  # (D, K blocks, N or 2N)
-        kernel = torch.bmm(rows, _real_rows(right).transpose(1, 2))  # (D, K blocks, T)
-        kernel = kernel.view(D, -1, blocks * T)[..., :L].transpose(0, 1)  # (K, D, L)
+        weights = (C.to(wide) * B.to(wide) * B_bar).reshape(-1, D, N)  # (K, D, N)
+        if A.is_complex() and discretization == "zoh" and _compiled(delta.device):
+            z = (delta.double().unsqueeze(-1) * A.to(wide)).expand(D, N)
+            kernel = exponential_sums(z, weights, L, double)
+        else:
+            kernel = _two_level(A_bar, weights, L, state_dtype)
     return kernel if C.dim() == 3 else kernel[0]
+
+
+def _compiled(device: torch.device) -> bool:
+    return device.type == "cpu" and not isinstance(library(), str)
+
+
+def _two_level(A_bar: Tensor, weights: Tensor, L: int, state_dtype: torch.dtype) -> Tensor:
+    """2 Re sum_n weights_n A_bar_n^l (no 2 Re if real): A_bar (D, N), weights (K, D, N) -> (K, D, L)."""
+    D, N = A_bar.shape
+    T = min(_T, L)
+    blocks = -(-L // T)
+    low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is one block alone
+    high, _ = _powers(A_bar_T, blocks)  # (D, N, blocks)
+    # (D, K, blocks, N): K kernels are K times the rows of one product
+    left = (weights.unsqueeze(-1) * high).permute(1, 0, 3, 2).to(state_dtype)
+    right = low.transpose(1, 2).to(state_dtype)  # (D, T, N)
+    if A_bar.is_complex():
+        left = 2 * left.conj()  # Re(a b) is the real dot product of conj(a) and b
+    rows = _real_rows(left.resolve_conj()).flatten(1, 2)  # (D, K blocks, N or 2N)
+    kernel = torch.bmm(rows, _real_rows(right).transpose(1, 2))  # (D, K blocks, T)
+    return kernel.view(D, -1, blocks * T)[..., :L].transpose(0, 1)  # (K, D, L)

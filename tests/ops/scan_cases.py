@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
-from lra_ssm.ops import selective_scan
+from lra_ssm.ops import scan_backends, selective_scan
+
+NOT_COMPILED = scan_backends()["cpu"]
+needs_compiled = pytest.mark.skipif(NOT_COMPILED is not None, reason=str(NOT_COMPILED))
+# The fast backends of this machine's CPU, each compared with "reference".
+BACKENDS = [pytest.param("cpu", marks=needs_compiled), "eager"]
 
 Inputs = dict[str, Tensor]
 OPTIONAL = ("D", "z", "delta_bias", "B_bias", "initial_state")

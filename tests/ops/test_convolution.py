@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
+import lra_ssm.ops.convolution as convolution
 from lra_ssm.ops import (
     bidirectional_convolution,
     bidirectional_convolution_reference,
@@ -14,6 +17,15 @@ from lra_ssm.ops import (
     s4d_kernel,
     s4d_kernel_reference,
 )
+from tests.ops.scan_cases import needs_compiled
+
+
+@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "two-level tables"])
+def path(request, monkeypatch):
+    """s4d_kernel by C++ and by matrix products; what is not complex zero-order hold takes the second in any case."""
+    if request.param != "compiled":
+        monkeypatch.setattr(sys.modules["lra_ssm.ops.s4d_kernel"], "_compiled", lambda device: False)
+
 
 LENGTHS = [1, 2, 63, 128, 257, 1024]
 
@@ -44,6 +56,23 @@ def test_causal(L):
 def test_bidirectional(L):
     inputs = randn(2, 3, L), randn(3, L, seed=1), randn(3, L, seed=2)
     assert_same(bidirectional_convolution, bidirectional_convolution_reference, *inputs)
+
+
+@pytest.mark.parametrize("form", [causal_convolution, bidirectional_convolution])
+def test_pieces_of_channels(form, monkeypatch):
+    """More channels than one piece takes, and channels next to each other in memory."""
+    monkeypatch.setattr(convolution, "_SPECTRUM_BYTES", 1)
+    kernels = [randn(37, 65, seed=i) for i in range(1 if form is causal_convolution else 2)]
+    slow = causal_convolution_reference if form is causal_convolution else bidirectional_convolution_reference
+    assert_same(form, slow, randn(2, 37, 65), *kernels)
+    assert_same(lambda u, *k: form(u.transpose(1, 2), *k), lambda u, *k: slow(u.transpose(1, 2), *k),
+                randn(2, 65, 37), *kernels)  # fmt: skip
+    u, k = randn(2, 37, 65).requires_grad_(), [k.requires_grad_() for k in kernels]
+    form(u, *(x.detach() for x in k)).sum().backward()
+    form(u.detach(), *k).sum().backward()
+    expected = torch.autograd.grad(slow(u, *k).sum(), [u, *k])
+    for x, want in zip([u, *k], expected, strict=True):
+        torch.testing.assert_close(x.grad, want)
 
 
 def test_bidirectional_by_hand():
@@ -95,13 +124,13 @@ def kernel_inputs(complex_A, *, tied=False, several=0, D=3, N=4):
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("L", LENGTHS)
-def test_kernel(L, complex_A, discretization):
+def test_kernel(L, complex_A, discretization, path):
     inputs = kernel_inputs(complex_A, tied=L % 2 == 1)
     assert_same(*(lambda *x, f=f: f(*x, L, discretization) for f in (s4d_kernel, s4d_kernel_reference)), *inputs)
 
 
 @pytest.mark.parametrize("complex_A", [False, True])
-def test_several_kernels_from_one_table(complex_A):
+def test_several_kernels_from_one_table(complex_A, path):
     delta, A, B, C = kernel_inputs(complex_A, several=2)
     assert_same(*(lambda *x, f=f: f(*x, 300) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
     both = s4d_kernel(delta, A, B, C, 300)
@@ -109,8 +138,17 @@ def test_several_kernels_from_one_table(complex_A):
     torch.testing.assert_close(both, torch.stack([s4d_kernel(delta, A, B, c, 300) for c in C]), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("N", [1, 8, 33])
+def test_numbers_of_states(N, path):
+    delta, A, B, C = kernel_inputs(True, several=2, N=N)
+    assert_same(*(lambda *x, f=f: f(*x, 200) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
+    narrow = [x.to(torch.complex64 if x.is_complex() else torch.float32) for x in (delta, A, B, C)]
+    truth = s4d_kernel(delta, A, B, C, 200)
+    assert (s4d_kernel(*narrow, 200) - truth).abs().max() <= 2e-6 * truth.abs().max()
+
+
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
-def test_kernel_with_a_vanishing_discrete_pole(discretization):
+def test_kernel_with_a_vanishing_discrete_pole(discretization, path):
     """A = 0 for zoh (A_bar = 1), delta A = -2 for bilinear (A_bar = 0): gradients stay finite and right."""
     delta, A, B, C = kernel_inputs(True)
     A[0, 0] = 0 if discretization == "zoh" else -2 / delta[0]
@@ -119,7 +157,7 @@ def test_kernel_with_a_vanishing_discrete_pole(discretization):
 
 
 @pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
-def test_kernel_in_float32(name):
+def test_kernel_in_float32(name, path):
     """From float32 inputs, an error of 1e-6 of the largest value even where l delta Im A is thousands of radians."""
     A = initialize_A(name, 32)
     delta = torch.tensor([1e-3, 1e-2, 1e-1])
@@ -133,7 +171,7 @@ def test_kernel_in_float32(name):
         assert torch.equal(s4d_kernel(delta, A, B, C, 4096), kernel)
 
 
-def test_real_B_and_C_beside_complex_A():
+def test_real_B_and_C_beside_complex_A(path):
     delta, A, B, C = kernel_inputs(True)
     got = s4d_kernel(delta, A, B.real, C.real, 70)
     torch.testing.assert_close(got, s4d_kernel(delta, A, B.real + 0j, C.real + 0j, 70))

@@ -7,9 +7,7 @@ import torch
 
 from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan, selective_scan_reference
 from lra_ssm.ops.backends import eager
-from tests.ops.scan_cases import OPTIONAL, assert_close, make_inputs, random_reset, run
-
-BACKENDS = ["cpu", "eager"]
+from tests.ops.scan_cases import BACKENDS, OPTIONAL, assert_close, make_inputs, random_reset, run
 
 
 @pytest.fixture(params=[False, True], ids=["large pieces", "small pieces"])
@@ -70,31 +68,33 @@ def test_lengths(L, complex_A, backend):
     assert_close(run(inputs, backend, **flags), run(inputs, "reference", **flags))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("use_y, use_state", [(True, False), (False, True)])
 @pytest.mark.parametrize("complex_A", [False, True])
-def test_gradient_through_one_result_alone(complex_A, use_y, use_state, pieces):
+def test_gradient_through_one_result_alone(complex_A, use_y, use_state, backend, pieces):
     inputs = make_inputs(complex_A, "2 real", "constant")
-    actual, expected = (run(inputs, b, use_y=use_y, use_state=use_state) for b in ("cpu", "reference"))
+    actual, expected = (run(inputs, b, use_y=use_y, use_state=use_state) for b in (backend, "reference"))
     assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("complex_A", [False, True])
-def test_gradient_of_a_subset(complex_A):
+def test_gradient_of_a_subset(complex_A, backend):
     """Gradients of some inputs do not depend on whether the others require theirs."""
     inputs = make_inputs(complex_A, "2 real", "1 real")
     expected = run(inputs, "reference", discretization="zoh")
     for name in ("u", "A", "B", "initial_state"):
         x = {key: v.detach().requires_grad_(key == name) for key, v in inputs.items()}
-        y = selective_scan(**x, discretization="zoh")
+        y = selective_scan(**x, discretization="zoh", backend=backend)
         reference = selective_scan_reference(**x, discretization="zoh")
         (grad,) = torch.autograd.grad(y.sum(), [x[name]])
         (want,) = torch.autograd.grad(reference.sum(), [x[name]])
         assert_close({name: grad}, {name: want})
-        assert torch.equal(y, selective_scan(**inputs, discretization="zoh"))
+        assert torch.equal(y, selective_scan(**inputs, discretization="zoh", backend=backend))
     assert expected["y"].shape == inputs["u"].shape
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("complex_A, B, C, discretization, with_reset", [
     (False, "1 real", "2 real", "zoh", True),
     (True, "2 interleaved", "constant", "euler", False),
@@ -113,31 +113,32 @@ def test_gradcheck(complex_A, B, C, discretization, with_reset, backend):
     assert torch.autograd.gradcheck(f, tuple(x.values()))
 
 
-def test_by_hand():
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_by_hand(backend):
     """Two steps, one channel, one state, computed by hand."""
     ln2 = torch.log(torch.tensor(2.0, dtype=torch.float64))
     u = torch.tensor([[[3.0, 5.0]]], dtype=torch.float64)
     delta, A = torch.ones_like(u) * ln2, -torch.ones(1, 1, dtype=torch.float64)  # A_bar = 1/2
     B, C = torch.tensor([[[2.0, 7.0]]], dtype=torch.float64), torch.tensor([[[1.0, 10.0]]], dtype=torch.float64)
-    for backend in ("reference", "cpu", "eager"):
-        y, state = selective_scan(u, delta, A, B, C, discretization="zoh", return_last_state=True, backend=backend)
-        # B_bar = (1/2 - 1)/(-1) = 1/2: x_0 = 2*3/2 = 3, x_1 = 3/2 + 7*5/2 = 19
-        torch.testing.assert_close(y, torch.tensor([[[3.0, 190.0]]], dtype=torch.float64))
-        torch.testing.assert_close(state, torch.tensor([[[19.0]]], dtype=torch.float64))
-        y = selective_scan(u, delta, A + 0j, B, C, torch.tensor([1.0], dtype=torch.float64), backend=backend)
-        # euler: x_0 = 6 ln2, x_1 = 3 ln2 + 35 ln2; complex: 2 Re; D u
-        torch.testing.assert_close(y, torch.stack([12 * ln2 + 3, 760 * ln2 + 5]).view(1, 1, 2))
+    y, state = selective_scan(u, delta, A, B, C, discretization="zoh", return_last_state=True, backend=backend)
+    # B_bar = (1/2 - 1)/(-1) = 1/2: x_0 = 2*3/2 = 3, x_1 = 3/2 + 7*5/2 = 19
+    torch.testing.assert_close(y, torch.tensor([[[3.0, 190.0]]], dtype=torch.float64))
+    torch.testing.assert_close(state, torch.tensor([[[19.0]]], dtype=torch.float64))
+    y = selective_scan(u, delta, A + 0j, B, C, torch.tensor([1.0], dtype=torch.float64), backend=backend)
+    # euler: x_0 = 6 ln2, x_1 = 3 ln2 + 35 ln2; complex: 2 Re; D u
+    torch.testing.assert_close(y, torch.stack([12 * ln2 + 3, 760 * ln2 + 5]).view(1, 1, 2))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
-def test_small_A(magnitude, complex_A, discretization):
+def test_small_A(magnitude, complex_A, discretization, backend):
     """Values and gradients stay right as A -> 0, and at A == 0."""
     inputs = make_inputs(complex_A, "2 real", "1 real", L=40)
     inputs["A"] = magnitude * inputs["A"]
     inputs["A"][0, 0] = -0.5
-    actual, expected = (run(inputs, backend, discretization=discretization) for backend in ("cpu", "reference"))
+    actual, expected = (run(inputs, b, discretization=discretization) for b in (backend, "reference"))
     assert_close(actual, expected)
     assert torch.isfinite(torch.view_as_real(actual["A"] + 0j)).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lra_ssm.ops import scan_backends, selective_scan
 from lra_ssm.ops.backends import eager
-from tests.ops.scan_cases import assert_close, leaves, make_inputs, random_reset, run, weighted_sum
+from tests.ops.scan_cases import BACKENDS, assert_close, leaves, make_inputs, random_reset, run, weighted_sum
 
 VARIABLE = {False: ("2 real", "1 real"), True: ("2 interleaved", "1 complex")}
 
@@ -27,7 +28,7 @@ def cut(inputs, start, stop):
     return result
 
 
-@pytest.mark.parametrize("backend", ["cpu", "eager", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("complex_A", [False, True])
 def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
     monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
@@ -41,7 +42,7 @@ def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
     torch.testing.assert_close(end, last, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "eager", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("complex_A", [False, True])
 def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
     """Even an infinite state does not leak; gradients of the first document's inputs stop at the reset."""
@@ -65,25 +66,27 @@ def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
     assert torch.equal(y_broken[..., 33:], y.detach()[..., 33:])
 
 
-def test_reset_at_the_first_step_drops_the_initial_state():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reset_at_the_first_step_drops_the_initial_state(backend):
     inputs = make_inputs(True, "1 real", "1 real")
     reset = torch.zeros(2, 37, dtype=torch.bool)
     reset[0, 0] = True
-    grad = run(inputs, "cpu", reset=reset)["initial_state"]
+    grad = run(inputs, backend, reset=reset)["initial_state"]
     assert (grad[0] == 0).all() and (grad[1] != 0).all()
 
 
-def test_interleaved_equals_complex():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_interleaved_equals_complex(backend):
     inputs = make_inputs(True, "2 complex", "1 complex")
     flags = dict(discretization="zoh", delta_softplus=True)
-    expected = run(inputs, "cpu", **flags)
+    expected = run(inputs, backend, **flags)
     for name in "BC":
         inputs[name] = torch.view_as_real(inputs[name]).flatten(-2)
         expected[name] = torch.view_as_real(expected[name].resolve_conj()).flatten(-2)
-    assert_close(run(inputs, "cpu", **flags), expected)
+    assert_close(run(inputs, backend, **flags), expected)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("complex_A", [False, True])
 def test_strides(complex_A, backend):
     """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
@@ -104,16 +107,18 @@ def test_strides(complex_A, backend):
     assert_close(run(inputs, backend), run(inputs, "reference"))
 
 
-def test_no_batch():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_batch(backend):
     inputs = make_inputs(False, "1 real", "1 real", batch=0)
-    result = run(inputs, "cpu")
+    result = run(inputs, backend)
     assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("complex_A", [False, True])
 def test_mixed_dtypes(complex_A, backend):
     inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32)
+    inputs["delta_bias"] += 1  # delta mostly positive, as in use: the recurrence is stable and rounding does not grow
     for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
         inputs[name] = inputs[name].to(dtype)
     result = run(inputs, backend)
@@ -127,7 +132,7 @@ def test_mixed_dtypes(complex_A, backend):
         assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("name", ["u", "A", "B", "D", "z", "initial_state"])
 def test_one_double_input_makes_the_arithmetic_double(name, backend):
     inputs = make_inputs(True, "2 real", "constant", dtype=torch.float32)
@@ -138,20 +143,22 @@ def test_one_double_input_makes_the_arithmetic_double(name, backend):
     assert_close({"state": result["last_state"]}, {"state": expected}, rtol=1e-13)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("discretization", ["euler", "zoh"])
-def test_float32_error(complex_A, discretization):
+def test_float32_error(complex_A, discretization, backend):
     """float32 against float64 at L = 1024: values and every gradient to a few rounding errors."""
     wide = make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024)
     narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
     wide = {name: x.to(wide[name].dtype) for name, x in narrow.items()}  # the same, rounded, inputs
     flags = dict(discretization=discretization, delta_softplus=True)
-    truth, result = run(wide, "reference", **flags), run(narrow, "cpu", **flags)
+    truth, result = run(wide, "reference", **flags), run(narrow, backend, **flags)
     assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("complex_A", [False, True])
-def test_float32_gradient_of_small_A(complex_A):
+def test_float32_gradient_of_small_A(complex_A, backend):
     """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
     wide = make_inputs(complex_A, "2 real", "1 real", N=8, L=200, optional=("B_bias",))
     direction = wide["A"] / wide["A"].abs()
@@ -159,17 +166,17 @@ def test_float32_gradient_of_small_A(complex_A):
     narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
     wide = {name: x.to(wide[name].dtype) for name, x in narrow.items()}
     truth = run(wide, "reference", discretization="zoh")["A"]
-    error = (run(narrow, "cpu", discretization="zoh")["A"] - truth).abs()
+    error = (run(narrow, backend, discretization="zoh")["A"] - truth).abs()
     assert (truth != 0).all()
     assert (error <= 3e-5 * truth.abs()).all()
 
 
-def test_autocast_does_not_lower_the_precision():
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_autocast_does_not_lower_the_precision(backend):
     inputs = make_inputs(False, "2 real", "1 real", dtype=torch.float32)
-    for backend in ("cpu", "reference"):
-        expected = run(inputs, backend)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert_close(run(inputs, backend), expected, rtol=1e-7)
+    expected = run(inputs, backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(run(inputs, backend), expected, rtol=1e-7)
 
 
 class _LargestAllocation(TorchDispatchMode):
@@ -185,36 +192,38 @@ class _LargestAllocation(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("fast", BACKENDS)
 @pytest.mark.parametrize("complex_A", [False, True])
-def test_memory(complex_A):
+def test_memory(complex_A, fast):
     """Nothing of B D L N elements is ever allocated, forward or backward; the reference shows that the test sees it."""
     form = "1 interleaved" if complex_A else "1 real"
     inputs = make_inputs(complex_A, form, form, D=32, N=32, L=1024, dtype=torch.float32)
     whole = 2 * 32 * 1024 * 32 * (8 if complex_A else 4)
     largest = {}
-    for backend in ("cpu", "reference"):
+    for backend in (fast, "reference"):
         x = leaves(inputs)
         with _LargestAllocation(x.values()) as mode:
             y, state = selective_scan(**x, return_last_state=True, discretization="zoh", backend=backend)
             assert mode.bytes >= y.numel() * 4
-            if backend == "cpu":
+            if backend == fast:
                 torch.autograd.grad(weighted_sum(y, state), list(x.values()))
         largest[backend] = mode.bytes
     assert largest["reference"] >= whole
-    assert largest["cpu"] <= whole / 8
+    assert largest[fast] <= whole / 8
 
 
 def test_backends():
     inputs = make_inputs(False, "1 real", "1 real", optional=())
     support = scan_backends()
     assert set(support) == {"triton", "mamba_ssm", "cpu", "eager", "reference"}
-    assert support["cpu"] is support["eager"] is support["reference"] is None
-    assert torch.equal(selective_scan(**inputs), selective_scan(**inputs, backend="cpu"))
+    assert support["eager"] is support["reference"] is None
+    best = "eager" if support["cpu"] else "cpu"
+    assert torch.equal(selective_scan(**inputs), selective_scan(**inputs, backend=best))
     for name, reason in support.items():
         if reason is not None:
-            with pytest.raises(ValueError, match=f"'{name}'.*not available in this version"):
+            with pytest.raises(ValueError, match=f"'{name}' cannot run this call: {re.escape(reason)}"):
                 selective_scan(**inputs, backend=name)
-    assert scan_backends("cuda")["cpu"] is not None
+    assert "on the CPU alone" in scan_backends("cuda")["cpu"]
     with pytest.raises(ValueError, match="backend: 'fast'.*'cpu'"):
         selective_scan(**inputs, backend="fast")
     meta = {name: x.to("meta") for name, x in inputs.items()}

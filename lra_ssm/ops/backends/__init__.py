@@ -1,12 +1,12 @@
 """Who can run a selective scan: the table of backends and the choice among them.
 
 A backend is a function that runs checked inputs and one that says why it cannot (one line), or None if it can.
-`BACKENDS` stands in order of preference: "auto" takes the first that can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -27,33 +27,36 @@ class Backend(NamedTuple):
     refusal: Callable[[torch.device, ScanInputs | None], str | None]
 
 
-def _not_available(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    raise AssertionError("a backend that refuses every call was run")
-
-
-def _refuse_in_this_version(device: torch.device, inputs: ScanInputs | None) -> str | None:
-    return "not available in this version"
-
-
-def _refuse_off_cpu(device: torch.device, inputs: ScanInputs | None) -> str | None:
-    return None if device.type == "cpu" else f"runs tensors on the CPU alone; u is on {device}"
-
-
 def _refuse_nothing(device: torch.device, inputs: ScanInputs | None) -> str | None:
     return None
 
 
+def _imported_when_used(module: str) -> Backend:
+    """A backend whose module, with `run` and `refusal`, is imported by its first call: triton alone takes a second."""
+
+    def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+        return import_module(module).run(inputs)
+
+    def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
+        return import_module(module).refusal(device, inputs)
+
+    return Backend(run, refusal)
+
+
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(_not_available, _refuse_in_this_version),
-    "mamba_ssm": Backend(_not_available, _refuse_in_this_version),
-    "cpu": Backend(run_eager, _refuse_off_cpu),  # the chunked loop until a compiled kernel takes this place
+    "triton": _imported_when_used("lra_ssm.ops.backends.triton_scan"),
+    "mamba_ssm": _imported_when_used("lra_ssm.ops.backends.mamba_ssm_scan"),
+    "cpu": _imported_when_used("lra_ssm.ops.backends.cpu_scan"),
     "eager": Backend(run_eager, _refuse_nothing),
     "reference": Backend(run_reference, _refuse_nothing),
 }
 
+# What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests.
+AUTO = {"cpu": ("cpu", "eager"), "cuda": ("triton", "mamba_ssm", "eager")}
+
 
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
-    """Every backend of `selective_scan`, in "auto"'s order: None if it runs on the device, else why it does not."""
+    """Every backend of `selective_scan`: None if it runs on the device, else why it does not."""
     return {name: backend.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
 
 
@@ -61,7 +64,8 @@ def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
     device = inputs.u.device
     if name == "auto":
-        name = next(key for key, backend in BACKENDS.items() if backend.refusal(device, inputs) is None)
+        candidates = AUTO.get(device.type, ("eager",))
+        name = next(key for key in candidates if BACKENDS[key].refusal(device, inputs) is None)
     if name not in BACKENDS:
         raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(BACKENDS)))}")
     reason = BACKENDS[name].refusal(device, inputs)

@@ -1,0 +1,269 @@
+"""The selective scan by the C++ kernels of native/: a torch custom operator with gradients and fake tensors.
+
+Shapes: u, delta, z, y (B, D, L); A, B_bias (D, N); B, C constant (D, N) or variable (B, G, N, L or 2L); D, delta_bias
+(D,); initial and last state (B, D, N); reset (B, L); checkpoints (tiles, B, D, vectors, 1 or 2, W).
+(B batch, D channels, L length, N states, G groups, W lanes of a vector of the processor.)
+
+Extra memory beyond the results: for backward, the state at the start of every tile of time, B D L numbers at most; and
+some 100 KB for each thread.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from lra_ssm.ops.backends.native_build import library
+from lra_ssm.ops.scan_inputs import ScanInputs, is_interleaved
+
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class _Tensor(ctypes.Structure):
+    """`Tensor` of native/tiles.h: strides in real numbers of batch, channel or group, state and time."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("imag", ctypes.c_void_p)] + [
+        (name, ctypes.c_int64) for name in ("type", "batch", "row", "state", "time")
+    ]
+
+
+_INTEGERS = "batch channels length states is_double is_complex zoh softplus threads".split()
+_INTEGERS += ["channels_per_task", "tile", "groups_B", "groups_C"]
+_POINTERS = ("A", "bias", "constant_C", "D", "delta_bias", "initial", "last", "checkpoints", "reset")
+_GRADIENTS = ("grad_last", "grad_initial", "grad_A", "grad_bias", "grad_constant_C", "grad_D", "grad_delta_bias")
+
+
+class _Arguments(ctypes.Structure):
+    """`Arguments` of native/selective_scan.h, field by field."""
+
+    _fields_ = (
+        [(name, ctypes.c_int64) for name in _INTEGERS]
+        + [(name, _Tensor) for name in ("u", "delta", "z", "y", "B", "C")]
+        + [(name, ctypes.c_void_p) for name in _POINTERS]
+        + [("reset_batch", ctypes.c_int64), ("reset_time", ctypes.c_int64)]
+        + [(name, _Tensor) for name in ("grad_y", "grad_u", "grad_delta", "grad_z", "grad_B", "grad_C")]
+        + [("slot_B", ctypes.c_int64), ("slot_C", ctypes.c_int64)]
+        + [(name, ctypes.c_void_p) for name in _GRADIENTS]
+    )
+
+
+def channels_per_task(batch: int, channels: int, threads: int) -> int:
+    """The most channels per task, a divisor of `channels`, whose number of tasks keeps all threads equally busy."""
+
+    def balance(size: int) -> float:
+        tasks = batch * channels // size
+        return tasks / (-(-tasks // threads) * threads)
+
+    sizes = [n for n in range(channels, 0, -1) if channels % n == 0 and (n >= 4 or n == 1)]
+    return max(sizes, key=lambda n: (round(balance(n), 1), n))
+
+
+def slots(channels: int, groups: int, size: int) -> int:
+    """How many tasks of `size` channels meet in one group of B or C, at most."""
+    group = channels // groups
+    return max(
+        (last - 1) // size - first // size + 1 for first in range(0, channels, group) for last in [first + group]
+    )
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _rows(x: Tensor | None) -> _Tensor:
+    """u, delta, z, y or a gradient of these."""
+    if x is None:
+        return _Tensor(None, None, 0, 0, 0, 0, 0)
+    return _Tensor(x.data_ptr(), None, _TYPES[x.dtype], x.stride(0), x.stride(1), 0, x.stride(2))
+
+
+def _matrix(x: Tensor, interleaved: bool) -> _Tensor:
+    """A variable B or C (..., G, N, L), or a gradient of one."""
+    if x.is_complex():
+        x = torch.view_as_real(x)
+        real = x.select(-1, 0)
+        imag = x.data_ptr() + x.element_size()
+    elif interleaved:
+        real, imag = x[..., ::2], x.data_ptr() + x.stride(-1) * x.element_size()
+    else:
+        real, imag = x, None
+    return _Tensor(x.data_ptr(), imag, _TYPES[x.dtype], *real.stride()[-4:])
+
+
+class _Call:
+    """One call's structure, and the tensors whose memory it points to."""
+
+    def __init__(
+        self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None,
+        z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, zoh: bool,
+        softplus: bool,
+    ) -> None:  # fmt: skip
+        batch, channels, length = u.shape
+        self.dtype = A.dtype.to_real() if A.is_complex() else A.dtype
+        self.interleaved = {name: is_interleaved(x, length, A.dtype) for name, x in (("B", B), ("C", C))}
+        if B.dim() == 2:
+            bias = B  # a constant B is a bias beside no B at all
+        small = {"A": A, "bias": bias, "constant_C": C if C.dim() == 2 else None, "D": D, "delta_bias": delta_bias}
+        self.small = {name: None if x is None else x.contiguous() for name, x in small.items()}
+        self.initial = None if initial is None else initial.contiguous()
+        self.kept = (u, delta, z, B, C, reset)
+        threads = torch.get_num_threads()
+        self.size = channels_per_task(max(batch, 1), channels, threads)
+        self.tile = tile_steps(A)
+        a = self.arguments = _Arguments()
+        a.batch, a.channels, a.length, a.states = batch, channels, length, A.shape[-1]
+        a.is_double, a.is_complex, a.zoh, a.softplus = self.dtype == torch.float64, A.is_complex(), zoh, softplus
+        a.threads, a.channels_per_task, a.tile = threads, self.size, self.tile
+        a.u, a.delta, a.z = _rows(u), _rows(delta), _rows(z)
+        if B.dim() == 4:
+            a.groups_B, a.B = B.shape[1], _matrix(B, self.interleaved["B"])
+        if C.dim() == 4:
+            a.groups_C, a.C = C.shape[1], _matrix(C, self.interleaved["C"])
+        for name, x in self.small.items():
+            setattr(a, name, _pointer(x))
+        a.initial = _pointer(self.initial)
+        if reset is not None:
+            a.reset, a.reset_batch, a.reset_time = reset.data_ptr(), reset.stride(0), reset.stride(1)
+
+    def run(self, function: str) -> None:
+        native = library()
+        assert not isinstance(native, str), native
+        if self.arguments.batch and getattr(native, function)(ctypes.byref(self.arguments)):
+            raise MemoryError(f"{function}: not enough memory for the buffers of {self.arguments.threads} threads")
+
+
+def tile_steps(A: Tensor) -> int:
+    """Steps per tile: 32, or more where many states per channel would make the states kept larger than the inputs."""
+    numbers = A.shape[1] * (2 if A.is_complex() else 1)
+    return max(32, 1 << (numbers - 1).bit_length())
+
+
+def _new_checkpoints(u: Tensor, A: Tensor) -> Tensor:
+    """A real tensor that takes a state for every tile."""
+    native = library()
+    assert not isinstance(native, str), native
+    double, complex_A = A.dtype in (torch.float64, torch.complex128), A.is_complex()
+    (channels, N), (batch, _, length) = A.shape, u.shape
+    W = native.lanes(ctypes.c_int64(double), ctypes.c_int64(N))
+    tiles = (length + tile_steps(A) - 1) // tile_steps(A)
+    dtype = torch.float64 if double else torch.float32
+    return u.new_empty((tiles, batch, channels, -(-N // W), 2 if complex_A else 1, W), dtype=dtype)
+
+
+@torch.library.custom_op("lra_ssm::selective_scan_cpu", mutates_args=(), device_types="cpu")
+def scan_forward(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None, z: Tensor | None,
+    delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, zoh: bool, softplus: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(y, last state, checkpoints for backward if `keep`, else an empty tensor)."""
+    call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus)
+    y, last = torch.empty_like(u), A.new_zeros(u.shape[0], *A.shape)
+    checkpoints = _new_checkpoints(u, A) if keep else u.new_empty(0)
+    call.arguments.y, call.arguments.last = _rows(y), last.data_ptr()
+    call.arguments.checkpoints = checkpoints.data_ptr() if keep else None
+    call.run("selective_scan_forward")
+    return y, last, checkpoints
+
+
+@scan_forward.register_fake
+def _(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus, keep):  # type: ignore[no-untyped-def]
+    checkpoints = _new_checkpoints(u, A) if keep else u.new_empty(0)
+    return torch.empty_like(u), A.new_empty(u.shape[0], *A.shape), checkpoints
+
+
+@torch.library.custom_op("lra_ssm::selective_scan_cpu_backward", mutates_args=(), device_types="cpu")
+def scan_backward(
+    grad_y: Tensor | None, grad_last: Tensor | None, checkpoints: Tensor, u: Tensor, delta: Tensor, A: Tensor,
+    B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None, z: Tensor | None, delta_bias: Tensor | None,
+    initial: Tensor | None, reset: Tensor | None, zoh: bool, softplus: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of u, delta, A, B, C, bias, D, z, delta_bias and initial; empty for what is None."""
+    call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus)
+    a, (batch, channels, _) = call.arguments, u.shape
+    grad_last = None if grad_last is None else grad_last.resolve_conj().contiguous()
+    a.checkpoints, a.grad_y, a.grad_last = checkpoints.data_ptr(), _rows(grad_y), _pointer(grad_last)
+
+    def like(x: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.empty_like(x)
+
+    def per_batch_item(x: Tensor | None) -> Tensor | None:
+        return None if x is None else A.new_zeros((batch, *x.shape), dtype=x.dtype)
+
+    grad_u, grad_delta, grad_z = torch.empty_like(u), torch.empty_like(delta), like(z)
+    a.grad_u, a.grad_delta, a.grad_z = _rows(grad_u), _rows(grad_delta), _rows(grad_z)
+    sums = {name: per_batch_item(x) for name, x in call.small.items()}
+    for name, x in sums.items():
+        setattr(a, f"grad_{name}", _pointer(x))
+    grad_initial = None if initial is None else A.new_zeros(initial.shape)
+    a.grad_initial = _pointer(grad_initial)
+    variable = {}
+    for name, matrix in (("B", B), ("C", C)):
+        if matrix.dim() == 4:
+            # Where several tasks share a group, each has a slot of its own, and the slots are added up in order.
+            several = slots(channels, matrix.shape[1], call.size)
+            if several == 1:
+                out = torch.empty_like(matrix)
+            else:
+                dtype = A.dtype if matrix.is_complex() else call.dtype
+                out = torch.zeros((several, *matrix.shape), dtype=dtype)
+                setattr(a, f"slot_{name}", out.stride(0) * (2 if out.is_complex() else 1))
+            setattr(a, f"grad_{name}", _matrix(out, call.interleaved[name]))
+            variable[name] = out
+    call.run("selective_scan_backward")
+
+    def total(name: str) -> Tensor | None:
+        x = sums[name]
+        return None if x is None else x.sum(0)
+
+    def matrix_gradient(name: str, matrix: Tensor) -> Tensor | None:
+        if matrix.dim() == 2:
+            return total("bias" if name == "B" else "constant_C")
+        out = variable[name]
+        return out if out.dim() == 4 else out.sum(0).to(matrix.dtype)
+
+    grads = [
+        grad_u, grad_delta, total("A"), matrix_gradient("B", B), matrix_gradient("C", C),
+        total("bias") if B.dim() == 4 else None, total("D"), grad_z, total("delta_bias"), grad_initial,
+    ]  # fmt: skip
+    return [u.new_empty(0) if x is None else x for x in grads]
+
+
+@scan_backward.register_fake
+def _(grad_y, grad_last, checkpoints, u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus):  # type: ignore[no-untyped-def]
+    inputs = (u, delta, A, B, C, bias, D, z, delta_bias, initial)
+    return [u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs]
+
+
+def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    *tensors, zoh, softplus, _ = inputs
+    ctx.save_for_backward(output[2], *tensors)
+    ctx.zoh, ctx.softplus = zoh, softplus
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[2])
+
+
+def _backward(ctx, grad_y, grad_last, _):  # type: ignore[no-untyped-def]
+    checkpoints, *tensors = ctx.saved_tensors
+    grads = scan_backward(grad_y, grad_last, checkpoints, *tensors, ctx.zoh, ctx.softplus)
+    # The last tensor is reset; then zoh, softplus and keep.
+    return (*(g if x is not None else None for g, x in zip(grads, tensors[:-1], strict=True)), None, None, None, None)
+
+
+scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
+    if device.type != "cpu":
+        return f"runs tensors on the CPU alone; u is on {device}"
+    native = library()
+    return native if isinstance(native, str) else None
+
+
+def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """(y, last state) for checked inputs."""
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs.tensors)
+    y, last, _ = scan_forward(
+        inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.B_bias, inputs.D, inputs.z, inputs.delta_bias,
+        inputs.initial_state, inputs.reset, inputs.discretization == "zoh", inputs.delta_softplus, keep,
+    )  # fmt: skip
+    return y, last

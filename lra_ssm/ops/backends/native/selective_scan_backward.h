@@ -1,0 +1,251 @@
+// The gradients of one task; included by selective_scan.cpp after `Task`.
+
+#pragma once
+
+template <class L, bool Complex>
+struct BackwardTask : Task<L, Complex> {
+    using Base = Task<L, Complex>;
+    using typename Base::T;
+    using typename Base::V;
+    using Base::a, Base::nv, Base::size, Base::N, Base::steps, Base::b, Base::t0, Base::coefficients, Base::parts;
+
+    T *grad_y, *pull, *grad_u, *grad_delta, *grad_z;  // rows; pull is y's gradient behind the gate, times 2 if complex
+    V* states;                                        // (size + 1, parts)
+    V *per_u, *per_delta;                             // (size), still to be summed over their lanes
+    V *B_re, *B_im, *C_re, *C_im;                     // (nv, size): conjugated gradients of one group
+    V *sum_A, *sum_bias, *sum_C;                      // (channels_per_task, nv, parts): conjugated gradients
+    int64_t held_B = -1, held_C = -1;                 // the groups that they are of
+
+    static int64_t bytes(const Arguments& a) {
+        const int64_t nv = (a.states + L::W - 1) / L::W, rows = CHANNELS * a.tile * sizeof(T), tile = nv * a.tile * sizeof(V);
+        return Base::bytes(a) + 5 * rows + 4 * tile + (parts * (a.tile + 1) + 2 * a.tile + 3 * a.channels_per_task * nv * parts) * sizeof(V) + SLACK;
+    }
+
+    BackwardTask(const Arguments& arguments, const Constants<L, Complex>& constants, Workspace& w) : Base(arguments, constants, w) {
+        for (T** row : {&grad_y, &pull, &grad_u, &grad_delta, &grad_z}) *row = w.take<T>(CHANNELS * size);
+        for (V** tile : {&B_re, &B_im, &C_re, &C_im}) *tile = w.take<V>(nv * size);
+        states = w.take<V>(parts * (size + 1));
+        for (V** rows : {&sum_A, &sum_bias, &sum_C}) *rows = w.take<V>(a.channels_per_task * nv * parts);
+        per_u = w.take<V>(size), per_delta = w.take<V>(size);
+    }
+
+    // Stores the tile of one of B's or C's groups into the slot that this task has there.
+    void flush(Tensor to, int64_t slot_stride, int64_t group, int64_t per_group, int64_t begin, V* re, V* im) {
+        const int64_t slot = begin / a.channels_per_task - group * per_group / a.channels_per_task;
+        for (int k = 0; Complex && k < nv * size; ++k) im[k] = -im[k];
+        with_type(to.type, to.data, [&](auto* data) { to.data = data + slot * slot_stride; });
+        if (to.imag) with_type(to.type, to.imag, [&](auto* data) { to.imag = data + slot * slot_stride; });
+        store_states<L>(to, b, group, N, t0, steps, re, im, size);
+    }
+
+    void hold_groups(int64_t begin) {
+        if (a.groups_B && held_B != this->group_B) {
+            flush_B(begin);
+            held_B = this->group_B;
+            std::fill(B_re, B_re + nv * size, V{}), std::fill(B_im, B_im + nv * size, V{});
+        }
+        if (a.groups_C && held_C != this->group_C) {
+            flush_C(begin);
+            held_C = this->group_C;
+            std::fill(C_re, C_re + nv * size, V{}), std::fill(C_im, C_im + nv * size, V{});
+        }
+    }
+    void flush_B(int64_t begin) {
+        if (held_B >= 0) flush(a.grad_B, a.slot_B, held_B, this->per_B, begin, B_re, B_im);
+        held_B = -1;
+    }
+    void flush_C(int64_t begin) {
+        if (held_C >= 0) flush(a.grad_C, a.slot_C, held_C, this->per_C, begin, C_re, C_im);
+        held_C = -1;
+    }
+
+    // y's gradient through the gate, for one row: pull, and grad_z short of its factor y.
+    void open_gate(int i) {
+        for (int k = i * size; k < i * size + steps; k += L::W) {
+            V g = load<V>(grad_y + k);
+            if (a.z.data) {
+                const V z = load<V>(this->z + k), s = sigmoid<L>(z);
+                store(grad_z + k, g * s * (1 + z * (1 - s)));
+                g *= z * s;
+                store(grad_y + k, g);
+            }
+            store(pull + k, g * T(parts));
+        }
+    }
+
+    // Back through the tile for one channel and lane vector, from the conjugated gradient (next_re, next_im) of the
+    // state after the tile to that of the state before it.
+    template <bool Zoh>
+    INLINE void pull_back(BackwardTask& c, int64_t d, int i, int v, int64_t row, const Diagonal<L, Complex>& A, V& end_re, V& end_im) {
+        V next_re = end_re, next_im = end_im;  // registers, as in run
+        const Coefficients<L> q = c.coefficients;
+        const V* bias = c.bias + (d * c.nv + v) * parts;
+        const V bias_re = bias[0], bias_im = Complex ? bias[1] : V{};
+        const int tile = v * c.size;
+        const V *B_re = c.Base::B_re + tile, *B_im = c.Base::B_im + tile;
+        const auto [C_re, C_im, C_step] = c.C_of(d, v);
+        V *grad_B_re = c.B_re + tile, *grad_B_im = c.B_im + tile, *grad_C_re = c.C_re + tile, *grad_C_im = c.C_im + tile;
+        V *per_u = c.per_u, *per_delta = c.per_delta;
+        const V* x = c.states;
+        const T *u = c.u + i * c.size, *delta = c.delta + i * c.size, *pull = c.pull + i * c.size;
+        const bool variable_B = c.a.groups_B, variable_C = c.a.groups_C;
+        V A_re{}, A_im{}, Y_re{}, Y_im{}, bias_grad_re{}, bias_grad_im{}, C_grad_re{}, C_grad_im{};
+        for (int k = c.steps - 1; k >= 0; --k) {
+            const bool dropped = c.reset && c.reset[k];
+            const V b_re = B_re[k] + bias_re;
+            if constexpr (!Complex) {
+                const V g = C_re[k * C_step] * pull[k] + next_re, for_C = x[k + 1] * pull[k];
+                if (variable_C) grad_C_re[k] += for_C;
+                else C_grad_re += for_C;
+                const V P = dropped ? V{} : g * x[k];
+                next_re = dropped ? V{} : g * q.A_re[k];
+                V for_B, for_u, for_delta;
+                const V PA = P * q.A_re[k];
+                A_re += PA * delta[k];
+                if constexpr (Zoh) {
+                    const V M = g * q.B_re[k], Q = g * b_re * u[k];
+                    for_B = M * u[k], for_u = M * b_re;
+                    for_delta = PA * A.re + Q * q.A_re[k];
+                    Y_re += Q * q.Y_re[k];
+                } else {
+                    for_B = g * (u[k] * delta[k]), for_u = g * b_re;
+                    for_delta = PA * A.re;
+                }
+                bias_grad_re += for_B;
+                if (variable_B) grad_B_re[k] += for_B;
+                per_u[k] = (v ? per_u[k] : V{}) + for_u;
+                per_delta[k] = (v ? per_delta[k] : V{}) + for_delta;
+            } else {
+                const V b_im = B_im[k] + bias_im;
+                const V g_re = C_re[k * C_step] * pull[k] + next_re, g_im = C_im[k * C_step] * pull[k] + next_im;
+                const V for_C_re = x[2 * k + 2] * pull[k], for_C_im = x[2 * k + 3] * pull[k];
+                if (variable_C) grad_C_re[k] += for_C_re, grad_C_im[k] += for_C_im;
+                else C_grad_re += for_C_re, C_grad_im += for_C_im;
+                const V P_re = dropped ? V{} : g_re * x[2 * k] - g_im * x[2 * k + 1];
+                const V P_im = dropped ? V{} : g_re * x[2 * k + 1] + g_im * x[2 * k];
+                next_re = dropped ? V{} : g_re * q.A_re[k] - g_im * q.A_im[k];
+                next_im = dropped ? V{} : g_re * q.A_im[k] + g_im * q.A_re[k];
+                const V PA_re = P_re * q.A_re[k] - P_im * q.A_im[k], PA_im = P_re * q.A_im[k] + P_im * q.A_re[k];
+                A_re += PA_re * delta[k], A_im += PA_im * delta[k];
+                V for_B_re, for_B_im, for_u, for_delta = PA_re * A.re - PA_im * A.im;
+                if constexpr (Zoh) {
+                    const V M_re = g_re * q.B_re[k] - g_im * q.B_im[k], M_im = g_re * q.B_im[k] + g_im * q.B_re[k];
+                    const V Q_re = (g_re * b_re - g_im * b_im) * u[k], Q_im = (g_re * b_im + g_im * b_re) * u[k];
+                    for_B_re = M_re * u[k], for_B_im = M_im * u[k];
+                    for_u = M_re * b_re - M_im * b_im;
+                    for_delta += Q_re * q.A_re[k] - Q_im * q.A_im[k];
+                    Y_re += Q_re * q.Y_re[k] - Q_im * q.Y_im[k], Y_im += Q_re * q.Y_im[k] + Q_im * q.Y_re[k];
+                } else {
+                    for_B_re = g_re * (u[k] * delta[k]), for_B_im = g_im * (u[k] * delta[k]);
+                    for_u = g_re * b_re - g_im * b_im;
+                }
+                bias_grad_re += for_B_re, bias_grad_im += for_B_im;
+                if (variable_B) grad_B_re[k] += for_B_re, grad_B_im[k] += for_B_im;
+                per_u[k] = (v ? per_u[k] : V{}) + for_u;
+                per_delta[k] = (v ? per_delta[k] : V{}) + for_delta;
+            }
+        }
+        if constexpr (Zoh && !Complex) A_re += Y_re * A.inverse_re * A.inverse_re;
+        if constexpr (Zoh && Complex) {
+            const V re = Y_re * A.inverse_re - Y_im * A.inverse_im, im = Y_re * A.inverse_im + Y_im * A.inverse_re;
+            A_re += re * A.inverse_re - im * A.inverse_im, A_im += re * A.inverse_im + im * A.inverse_re;
+        }
+        end_re = next_re, end_im = next_im;
+        c.sum_A[row] += A_re, c.sum_bias[row] += bias_grad_re, c.sum_C[row] += C_grad_re;
+        if constexpr (Complex) c.sum_A[row + 1] += A_im, c.sum_bias[row + 1] += bias_grad_im, c.sum_C[row + 1] += C_grad_im;
+    }
+
+    // u's and delta's gradient of one channel, and its share of D's and delta_bias's.
+    template <bool Zoh>
+    void finish_channel(int64_t d, int i) {
+        for (int k = steps; k % L::W; ++k) per_u[k] = per_delta[k] = V{};
+        const T D = a.D ? at<T>(a.D, d)[0] : T(0);
+        V for_D{}, for_bias{};
+        for (int k = 0; k < steps; k += L::W) {
+            const int j = i * size + k;
+            const V S = sums<L>(per_u + k), u = load<V>(this->u + j), g = load<V>(grad_y + j);
+            V for_delta = sums<L>(per_delta + k);
+            V for_u = S;
+            if constexpr (!Zoh) for_u *= load<V>(this->delta + j), for_delta += u * S;
+            if (a.softplus) {
+                const V raw = load<V>(this->raw_delta + j);
+                for_delta = raw > 20 ? for_delta : for_delta * sigmoid<L>(raw);
+            }
+            store(grad_u + j, for_u + D * g), store(grad_delta + j, for_delta);
+            for_D += g * u, for_bias += for_delta;
+        }
+        if (a.grad_D) at<T>(a.grad_D, b * a.channels + d)[0] += sum<L>(for_D);
+        if (a.grad_delta_bias) at<T>(a.grad_delta_bias, b * a.channels + d)[0] += sum<L>(for_bias);
+    }
+};
+
+template <class L, bool Complex, bool Zoh>
+void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t end) {
+    using T = typename L::Scalar;
+    using V = typename L::V;
+    constexpr int parts = Complex ? 2 : 1;
+    const Arguments& a = task.a;
+    const int nv = task.nv, size = task.size;
+    const int64_t sums = (end - begin) * nv * parts;
+    for (V* rows : {task.sum_A, task.sum_bias, task.sum_C}) std::fill(rows, rows + sums, V{});
+    for (int64_t d = begin; d < end; ++d)
+        for (int v = 0; v < nv; ++v)
+            for (int p = 0; p < parts; ++p) {
+                const V g = unpack<L, parts>(a.grad_last, b * a.channels + d, a.states, v, p);
+                task.state[((d - begin) * nv + v) * parts + p] = p ? -g : g;
+            }
+    for (int64_t tile = (a.length - 1) / size; tile >= 0; --tile) {
+        task.start_tile(b, tile);
+        for (int64_t d = begin, count; d < end; d += count) {
+            count = task.load_channels(d, end);
+            task.hold_groups(begin);
+            if (a.grad_y.data)
+                load_rows<L>(task.grad_y, size, a.grad_y, b, d, count, task.t0, task.steps);
+            else
+                std::fill(task.grad_y, task.grad_y + count * size, 0);
+            for (int i = 0; i < count; ++i) {
+                task.open_gate(i);
+                const int64_t row = (d + i - begin) * nv * parts;
+                V* next = task.state + row;
+                const V* start = task.checkpoint(tile, d + i);
+                for (int v = 0; v < nv; ++v) {
+                    const auto& A = task.diagonals[(d + i) * nv + v];
+                    const T* delta = task.delta + i * size;
+                    if (task.needs_guard(A))
+                        task.coefficients.template fill<Complex, Zoh, true, true>(A, delta, task.steps);
+                    else
+                        task.coefficients.template fill<Complex, Zoh, true, false>(A, delta, task.steps);
+                    const auto step = [q = task.coefficients](int k) {
+                        return Step<V>{q.A_re[k], q.A_im[k], q.B_re[k], q.B_im[k], V{}, V{}};
+                    };
+                    V x_re = start[v * parts], x_im = Complex ? start[v * parts + 1] : V{};
+                    if (a.z.data)
+                        task.template run<Zoh, true, true>(task, d + i, i, v, x_re, x_im, task.states, step);
+                    else
+                        task.template run<Zoh, true, false>(task, d + i, i, v, x_re, x_im, task.states, step);
+                    V unused{};
+                    task.template pull_back<Zoh>(task, d + i, i, v, row + v * parts, A, next[v * parts], Complex ? next[v * parts + 1] : unused);
+                }
+                if (a.z.data) {
+                    task.read_out(d + i, i, task.y + i * size);
+                    for (int k = i * size; k < i * size + task.steps; k += L::W)
+                        store(task.grad_z + k, load<V>(task.grad_z + k) * load<V>(task.y + k));
+                }
+                task.template finish_channel<Zoh>(d + i, i);
+            }
+            store_rows<L>(a.grad_u, b, d, count, task.t0, task.steps, task.grad_u, size);
+            store_rows<L>(a.grad_delta, b, d, count, task.t0, task.steps, task.grad_delta, size);
+            if (a.z.data) store_rows<L>(a.grad_z, b, d, count, task.t0, task.steps, task.grad_z, size);
+        }
+        task.flush_B(begin);
+        task.flush_C(begin);
+    }
+    for (int64_t d = begin; d < end; ++d)
+        for (int v = 0; v < nv; ++v) {
+            const int64_t row = ((d - begin) * nv + v) * parts, to = b * a.channels + d;
+            pack<L, parts>(a.grad_initial, to, a.states, v, task.state + row, true);
+            pack<L, parts>(a.grad_A, to, a.states, v, task.sum_A + row, true);
+            pack<L, parts>(a.grad_bias, to, a.states, v, task.sum_bias + row, true);
+            pack<L, parts>(a.grad_constant_C, to, a.states, v, task.sum_C + row, true);
+        }
+}

@@ -1,0 +1,287 @@
+// Vectors of W lanes in the portable extension of GCC and Clang: AVX-512, AVX2, SSE or NEON, whatever -march gives.
+//
+// Compiled with -ffp-contract=fast: a * b + c is one fused multiply-add, which the range reductions below rely on.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+// floats in the widest vectors of the machine that pay
+#ifdef __AVX512F__
+constexpr int WIDEST = 16;
+#else
+constexpr int WIDEST = 8;
+#endif
+
+template <class T, int W_>
+struct Lanes {
+    using Scalar = T;
+    using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+    static constexpr int W = W_;
+    typedef T V __attribute__((vector_size(W_ * sizeof(T))));
+    typedef Integer I __attribute__((vector_size(W_ * sizeof(T))));
+};
+
+template <class To, class From>
+INLINE To bits(From x) {
+    static_assert(sizeof(To) == sizeof(From));
+    To y;
+    std::memcpy(&y, &x, sizeof(y));
+    return y;
+}
+
+template <class V, class T>
+INLINE V load(const T* from) {  // from any address
+    V x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+}
+
+template <class V, class T>
+INLINE void store(T* to, V x) {
+    std::memcpy(to, &x, sizeof(x));
+}
+
+template <class V, class T>
+INLINE V splat(T x) {
+    return x - V{};  // x - 0 is x for every x and costs nothing; x + 0 is not, for -0
+}
+
+// ---- sums over lanes and transposition, W vectors at a time ----------------------------------------------------------
+
+template <class L, int... J>
+INLINE typename L::V pick(typename L::V a, typename L::V b, std::integer_sequence<int, J...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, J...);
+#else
+    return __builtin_shuffle(a, b, typename L::I{J...});
+#endif
+}
+
+// Of blocks of S lanes, the even (Odd = 0) or odd (Odd = 1) ones of a and of b, alternating: a0 b0 a2 b2 or a1 b1 a3 b3.
+template <class L, int S, int Odd, int... J>
+INLINE typename L::V blocks(typename L::V a, typename L::V b, std::integer_sequence<int, J...>) {
+    return pick<L>(a, b, std::integer_sequence<int, ((J & S) ? L::W + J - S : J) + Odd * S...>());
+}
+
+template <class L, int S, int Odd>
+INLINE typename L::V blocks(typename L::V a, typename L::V b) {
+    return blocks<L, S, Odd>(a, b, std::make_integer_sequence<int, L::W>());
+}
+
+// Lane j of the result is the sum over the lanes of p[j], j = 0 .. Count-1: 2 shuffles and 1 addition a vector.
+template <class L, int Count = L::W>
+INLINE typename L::V sums(const typename L::V* p) {
+    if constexpr (Count == 1) {
+        return *p;
+    } else {
+        constexpr int Half = Count / 2, S = L::W / Count;
+        typename L::V q[Half];
+        for (int i = 0; i < Half; ++i)
+            q[i] = blocks<L, S, 0>(p[2 * i], p[2 * i + 1]) + blocks<L, S, 1>(p[2 * i], p[2 * i + 1]);
+        return sums<L, Half>(q);
+    }
+}
+
+template <class L, int S = 1>
+INLINE void transpose(typename L::V* rows) {  // rows[i] lane j <-> rows[j] lane i
+    if constexpr (S < L::W) {
+        for (int i = 0; i < L::W; ++i)
+            if (!(i & S)) {
+                const auto even = blocks<L, S, 0>(rows[i], rows[i + S]), odd = blocks<L, S, 1>(rows[i], rows[i + S]);
+                rows[i] = even, rows[i + S] = odd;
+            }
+        transpose<L, 2 * S>(rows);
+    }
+}
+
+template <class L>
+INLINE typename L::Scalar sum(typename L::V x) {
+    typename L::Scalar total = 0;
+    for (int j = 0; j < L::W; ++j) total += x[j];
+    return total;
+}
+
+// ---- elementary functions --------------------------------------------------------------------------------------------
+
+template <class L>
+struct Exponential {  // of a real z = step * a
+    typename L::V value;    // e^z
+    typename L::V minus_1;  // e^z - 1
+    typename L::V minus_z;  // e^z - 1 - z
+};
+
+template <class L>
+struct Rotation {  // by an angle b = step * a
+    typename L::V sin, cos;
+    typename L::V cos_minus_1;
+    typename L::V sin_minus_b;
+};
+
+template <class L>
+struct Elementary;
+
+// float: reduced arguments and minimax polynomials (fitted for this file), all within two rounding errors.
+template <int W>
+struct Elementary<Lanes<float, W>> {
+    using L = Lanes<float, W>;
+    using V = typename L::V;
+    using I = typename L::I;
+
+    static constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+    static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added and subtracted, it rounds to an integer
+    static constexpr float LARGE = 80.0f;        // |z| up to which e^z is normal and no Guard is needed
+
+    // z = step * a is given as step * rate with rate = a log2(e).  Guard: z is clamped where e^z would not be a normal
+    // number, to 2^-126 below (instead of less) and to infinity above 2^127.5.
+    template <bool Guard>
+    INLINE Exponential<L> exponential(V rate, V a, V step) {
+        V shifted, r, k;
+        [[maybe_unused]] V t;
+        if constexpr (Guard) {
+            t = step * rate;
+            V clamped = t < -126.0f ? splat<V>(-126.0f) : t;
+            clamped = clamped > 127.0f ? splat<V>(127.0f) : clamped;
+            shifted = clamped + ROUND;
+            k = shifted - ROUND;
+            r = clamped - k;
+        } else {
+            shifted = step * rate + ROUND;
+            k = shifted - ROUND;
+            r = step * rate - k;
+        }
+        const V two_k = bits<V>((bits<I>(shifted) << 23) + 0x3F800000);
+        // 2^r - 1 = r ln 2 + r^2 P(r), |r| <= 1/2
+        const V P = 2.40226475e-01f + r * (5.55036225e-02f + r * (9.61852631e-03f + r * (1.33901615e-03f + r * 1.53211544e-04f)));
+        const V q = r * (LN2 + r * P);
+        Exponential<L> e{two_k * q + two_k, two_k * q + (two_k - 1.0f), V{}};
+        e.minus_z = k == 0.0f ? r * r * P : e.minus_1 - step * a;
+        if constexpr (Guard) {
+            const V infinity = splat<V>(INFINITY);
+            e.value = t > 127.5f ? infinity : e.value;
+            e.minus_1 = t > 127.5f ? infinity : e.minus_1;
+            e.minus_z = t > 127.5f ? infinity : e.minus_z;
+        }
+        return e;
+    }
+
+    // b = step * a is given in quarter turns as step * (turn + turn_rest), a product that is never rounded: the
+    // remainder is right for any number of turns up to 2^20.
+    template <bool Guard>
+    INLINE Rotation<L> rotation(V turn, V turn_rest, V a, V step) {
+        const V shifted = step * turn + ROUND, k = shifted - ROUND;
+        V r = step * turn - k;
+        r = step * turn_rest + r;
+        if constexpr (Guard) {
+            r = r < -0.5f ? splat<V>(-0.5f) : r;
+            r = r > 0.5f ? splat<V>(0.5f) : r;
+        }
+        const V v = r * r;
+        const V S = v * (-0.64596364f + v * (0.07968158f + v * -0.00460531f));
+        const V sine = r * 1.57079637f + r * (S - 4.37113883e-08f);  // pi / 2 in two parts
+        const V cosine_rest = v * (-1.23370054f + v * (2.53669244e-01f + v * (-2.08602885e-02f + v * 9.04021668e-04f)));
+        const V cosine = 1.0f + cosine_rest;
+        const I quadrant = bits<I>(shifted);
+        const I odd = -(quadrant & 1);
+        const I sign_sin = ((quadrant >> 1) & 1) << 31, sign_cos = (((quadrant + 1) >> 1) & 1) << 31;
+        Rotation<L> out;
+        out.sin = bits<V>(bits<I>(odd ? cosine : sine) ^ sign_sin);
+        out.cos = bits<V>(bits<I>(odd ? sine : cosine) ^ sign_cos);
+        out.cos_minus_1 = (quadrant & 3) == 0 ? cosine_rest : out.cos - 1.0f;
+        out.sin_minus_b = k == 0.0f ? r * S : out.sin - step * a;
+        return out;
+    }
+
+    // log(1 + x), 0 <= x <= 1: 2 artanh(s), s = x / (2 + x)
+    INLINE V log1p(V x) {
+        const V s = x / (2.0f + x), v = s * s;
+        return s * (2.0f + v * (0.66666676f + v * (0.39998878f + v * (0.28616885f + v * (0.21427658f + v * 0.24300934f)))));
+    }
+
+    INLINE V exp_of_negative(V x) {  // e^x, x <= 0, and 0 below the normal numbers
+        const V e = exponential<true>(splat<V>(LOG2E), splat<V>(1.0f), x).value;
+        return x < -87.3f ? V{} : e;
+    }
+};
+
+// double: the standard library, lane by lane (this is the precision of tests, not of training)
+template <int W>
+struct Elementary<Lanes<double, W>> {
+    using L = Lanes<double, W>;
+    using V = typename L::V;
+    static constexpr double LOG2E = 1.44269504088896341, LARGE = INFINITY;
+
+    // z^2/2! + z^3/3! + ... for |z| < 1/2, or with steps of two, z^First/First! -+ ...
+    static double series(double z, int first, int by) {
+        double term = 1, total = 0;
+        for (int k = 1; k < first; ++k) term *= z / k;
+        for (int k = first; k < first + 18; k += by) {
+            term *= z / k;
+            total += term;
+            if (by == 2) term *= -z / (k + 1);
+        }
+        return total;
+    }
+
+    template <bool Guard>
+    INLINE Exponential<L> exponential(V, V a, V step) {
+        Exponential<L> e;
+        for (int j = 0; j < W; ++j) {
+            const double z = step[j] * a[j];
+            e.value[j] = std::exp(z);
+            e.minus_1[j] = std::expm1(z);
+            e.minus_z[j] = std::fabs(z) < 0.5 ? series(z, 2, 1) : e.minus_1[j] - z;
+        }
+        return e;
+    }
+
+    template <bool Guard>
+    INLINE Rotation<L> rotation(V, V, V a, V step) {
+        Rotation<L> r;
+        for (int j = 0; j < W; ++j) {
+            const double b = step[j] * a[j], half = std::sin(b / 2);
+            r.sin[j] = std::sin(b);
+            r.cos[j] = std::cos(b);
+            r.cos_minus_1[j] = -2 * half * half;
+            r.sin_minus_b[j] = std::fabs(b) < 0.5 ? -series(b, 3, 2) : r.sin[j] - b;
+        }
+        return r;
+    }
+
+    INLINE V log1p(V x) {
+        for (int j = 0; j < W; ++j) x[j] = std::log1p(x[j]);
+        return x;
+    }
+
+    INLINE V exp_of_negative(V x) {
+        for (int j = 0; j < W; ++j) x[j] = std::exp(x[j]);
+        return x;
+    }
+};
+
+template <class L>
+INLINE typename L::V softplus(typename L::V x) {  // linear above 20, as mamba-ssm and PyTorch have it
+    using V = typename L::V;
+    const V minus_abs = x < 0 ? x : -x;
+    const V y = (x < 0 ? V{} : x) + Elementary<L>::log1p(Elementary<L>::exp_of_negative(minus_abs));
+    return x > 20 ? x : y;
+}
+
+template <class L>
+INLINE typename L::V sigmoid(typename L::V x) {
+    using V = typename L::V;
+    const V e = Elementary<L>::exp_of_negative(x < 0 ? x : -x);
+    const V upper = 1 / (1 + e);
+    return x < 0 ? e * upper : upper;
+}

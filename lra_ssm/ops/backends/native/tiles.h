@@ -1,0 +1,192 @@
+// Tiles: the part of a tensor that one task works on at a time, copied to and from compact aligned rows.
+//
+// A tensor may have any strides and be float32, float64, bfloat16 or float16; a tile has the arithmetic's type T.
+
+#pragma once
+
+#include "simd.h"
+
+enum Type : int64_t { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
+
+// A (batch, channel or group, state, time) tensor; `imag` is null for a real one, and strides count real numbers.
+struct Tensor {
+    void* data;
+    void* imag;
+    int64_t type, batch, row, state, time;
+};
+
+struct BFloat16 {
+    uint16_t raw;
+    explicit operator float() const { return bits<float>(uint32_t(raw) << 16); }
+    BFloat16(float x) {  // to nearest, ties to even
+        const uint32_t b = bits<uint32_t>(x);
+        raw = std::isnan(x) ? 0x7FC0 : uint16_t((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
+    }
+};
+
+struct Float16 {
+    uint16_t raw;
+    explicit operator float() const {
+        const uint32_t sign = uint32_t(raw & 0x8000) << 16, magnitude = raw & 0x7FFF;
+        if (magnitude >= 0x7C00) return bits<float>(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
+        return bits<float>(sign | bits<uint32_t>(bits<float>(magnitude << 13) * 0x1p112f));  // the exponents' biases: 127 - 15
+    }
+    Float16(float x) {  // to nearest, ties to even
+        const uint32_t b = bits<uint32_t>(x), sign = (b >> 16) & 0x8000, magnitude = b & 0x7FFFFFFF;
+        if (magnitude > 0x7F800000) {
+            raw = uint16_t(sign | 0x7E00);
+        } else if (magnitude >= 0x477FF000) {  // 65520 and above
+            raw = uint16_t(sign | 0x7C00);
+        } else if (magnitude < 0x38800000) {  // below the normal numbers, multiples of 2^-24
+            raw = uint16_t(sign | uint32_t(std::nearbyint(bits<float>(magnitude) * 0x1p24f)));
+        } else {
+            raw = uint16_t(sign | ((magnitude - 0x38000000 + 0xFFF + ((magnitude >> 13) & 1)) >> 13));
+        }
+    }
+};
+
+// Calls f with a pointer of the tensor's type.
+template <class F>
+INLINE void with_type(int64_t type, void* data, F f) {
+    switch (type) {
+        case FLOAT32: return f(static_cast<float*>(data));
+        case FLOAT64: return f(static_cast<double*>(data));
+        case BFLOAT16: return f(static_cast<BFloat16*>(data));
+        case FLOAT16: return f(static_cast<Float16*>(data));
+    }
+}
+
+template <class To, class From>
+INLINE To convert(From x) {
+    if constexpr (std::is_arithmetic_v<From> && std::is_arithmetic_v<To>)
+        return static_cast<To>(x);
+    else if constexpr (std::is_arithmetic_v<From>)
+        return To(static_cast<float>(x));
+    else
+        return static_cast<To>(static_cast<float>(x));
+}
+
+// to[i * to_stride + j] = from[i * outer + j * inner], i < rows, j < columns
+template <class L, class S>
+INLINE void gather(typename L::Scalar* to, int64_t to_stride, const S* from, int64_t outer, int64_t inner, int rows, int columns) {
+    using T = typename L::Scalar;
+    using V = typename L::V;
+    int i = 0;
+    if constexpr (std::is_same_v<S, T>) {
+        if (inner == 1 && columns == L::W) {
+            for (; i < rows; ++i) store(to + i * to_stride, load<V>(from + i * outer));
+        } else if (inner == 1) {
+            for (; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * outer, columns * sizeof(T));
+        } else if (inner == 2) {  // a constant stride is what the compiler needs to vectorise this
+            for (; i < rows; ++i)
+                for (int j = 0; j < columns; ++j) to[i * to_stride + j] = from[i * outer + 2 * j];
+        } else if (outer == 1) {
+            const int whole = columns - columns % L::W;
+            for (; i + L::W <= rows; i += L::W) {
+                for (int j = 0; j < whole; j += L::W) {
+                    V block[L::W];
+                    for (int k = 0; k < L::W; ++k) block[k] = load<V>(from + i + (j + k) * inner);
+                    transpose<L>(block);
+                    for (int k = 0; k < L::W; ++k) store(to + (i + k) * to_stride + j, block[k]);
+                }
+                for (int j = whole; j < columns; ++j)
+                    for (int k = 0; k < L::W; ++k) to[(i + k) * to_stride + j] = from[i + k + j * inner];
+            }
+        }
+    }
+    for (; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) to[i * to_stride + j] = convert<T>(from[i * outer + j * inner]);
+}
+
+// The inverse: to[i * outer + j * inner] = from[i * from_stride + j]
+template <class L, class S>
+INLINE void scatter(S* to, int64_t outer, int64_t inner, const typename L::Scalar* from, int64_t from_stride, int rows, int columns) {
+    using T = typename L::Scalar;
+    using V = typename L::V;
+    int i = 0;
+    if constexpr (std::is_same_v<S, T>) {
+        if (inner == 1 && columns == L::W) {
+            for (; i < rows; ++i) store(to + i * outer, load<V>(from + i * from_stride));
+        } else if (inner == 1) {
+            for (; i < rows; ++i) std::memcpy(to + i * outer, from + i * from_stride, columns * sizeof(T));
+        } else if (outer == 1) {
+            const int whole = columns - columns % L::W;
+            for (; i + L::W <= rows; i += L::W) {
+                for (int j = 0; j < whole; j += L::W) {
+                    V block[L::W];
+                    for (int k = 0; k < L::W; ++k) block[k] = load<V>(from + (i + k) * from_stride + j);
+                    transpose<L>(block);
+                    for (int k = 0; k < L::W; ++k) store(to + i + (j + k) * inner, block[k]);
+                }
+                for (int j = whole; j < columns; ++j)
+                    for (int k = 0; k < L::W; ++k) to[i + k + j * inner] = from[(i + k) * from_stride + j];
+            }
+        }
+    }
+    for (; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) to[i * outer + j * inner] = convert<S>(from[i * from_stride + j]);
+}
+
+// Rows of `size` steps for the channels d .. d+rows-1 and the steps t .. t+steps-1; the rest of a row is 0.
+template <class L>
+void load_rows(typename L::Scalar* to, int size, const Tensor& x, int64_t b, int64_t d, int rows, int64_t t, int steps) {
+    with_type(x.type, x.data, [&](auto* data) {
+        gather<L>(to, size, data + b * x.batch + d * x.row + t * x.time, x.row, x.time, rows, steps);
+    });
+    for (int i = 0; i < rows; ++i) std::fill(to + i * size + steps, to + (i + 1) * size, 0);
+}
+
+// Asks for the memory of the same rows ahead of their use: a row is too short for the processor to see it coming.
+INLINE void prefetch_rows(const Tensor& x, int64_t b, int64_t d, int rows, int64_t t, int steps) {
+    if (!x.data) return;
+    const int64_t size = x.type == FLOAT64 ? 8 : x.type == FLOAT32 ? 4 : 2;
+    const char* data = static_cast<const char*>(x.data) + (b * x.batch + d * x.row + t * x.time) * size;
+    const bool along_time = x.time <= x.row;
+    const int64_t outer = (along_time ? x.row : x.time) * size, line = (along_time ? steps : rows) * size;
+    for (int i = 0; i < (along_time ? rows : steps); ++i)
+        for (int64_t byte = 0; byte < line; byte += 64) __builtin_prefetch(data + i * outer + byte);
+}
+
+template <class L>
+void store_rows(const Tensor& x, int64_t b, int64_t d, int rows, int64_t t, int steps, const typename L::Scalar* from, int size) {
+    with_type(x.type, x.data, [&](auto* data) {
+        scatter<L>(data + b * x.batch + d * x.row + t * x.time, x.row, x.time, from, size, rows, steps);
+    });
+}
+
+// A variable B or C of one group as vectors over states: tile[v * size + k] holds the states v W .. v W + W-1 of step
+// t + k, 0 beyond N.
+template <class L>
+void load_states(typename L::V* re, typename L::V* im, int size, const Tensor& x, int64_t b, int64_t g, int N, int64_t t, int steps) {
+    using T = typename L::Scalar;
+    const auto read = [&](typename L::V* tile, void* part) {
+        if (!part) return std::fill(tile, tile + (N + L::W - 1) / L::W * size, typename L::V{});
+        with_type(x.type, part, [&](auto* data) {
+            const auto* from = data + b * x.batch + g * x.row + t * x.time;
+            for (int v = 0, n = 0; n < N; ++v, n += L::W) {
+                const int count = std::min(N - n, L::W);
+                if (count < L::W) std::fill(tile + v * size, tile + (v + 1) * size, typename L::V{});
+                gather<L>(reinterpret_cast<T*>(tile + v * size), L::W, from + n * x.state, x.time, x.state, steps, count);
+            }
+        });
+    };
+    read(re, x.data);
+    if (im) read(im, x.imag);
+}
+
+// The inverse.  An imaginary part that the tensor does not have is dropped.
+template <class L>
+void store_states(const Tensor& x, int64_t b, int64_t g, int N, int64_t t, int steps, const typename L::V* re, const typename L::V* im, int size) {
+    using T = typename L::Scalar;
+    const auto write = [&](void* part, const typename L::V* tile) {
+        with_type(x.type, part, [&](auto* data) {
+            auto* to = data + b * x.batch + g * x.row + t * x.time;
+            for (int v = 0, n = 0; n < N; ++v, n += L::W) {
+                const int count = std::min(N - n, L::W);
+                scatter<L>(to + n * x.state, x.time, x.state, reinterpret_cast<const T*>(tile + v * size), L::W, steps, count);
+            }
+        });
+    };
+    write(x.data, re);
+    if (x.imag) write(x.imag, im);
+}
