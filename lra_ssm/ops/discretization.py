@@ -137,9 +137,10 @@ def zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     Raises ValueError for a dtype or shapes that do not fit.
     """
     _check(delta, A)
-    dtype = torch.result_type(delta.new_zeros(1), A.new_zeros(1))
+    dtype = torch.promote_types(delta.dtype, A.dtype)
     work = torch.promote_types(dtype, torch.float32)
-    A_bar, B_bar = _ZOH.apply(delta.to(work.to_real()), A.to(work))
+    real = torch.float64 if work in (torch.float64, torch.complex128) else torch.float32
+    A_bar, B_bar = _ZOH.apply(delta.to(real), A.to(work))
     return A_bar.to(dtype), B_bar.to(dtype)
 
 

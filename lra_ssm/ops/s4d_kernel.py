@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends.cpu_s4d_kernel import exponential_sums
-from lra_ssm.ops.backends.native_build import library
+from lra_ssm.ops.backends.native_build import unavailable
 from lra_ssm.ops.discretization import bilinear, zoh
 
 # Powers are taken as A_bar^(iT + j) = (A_bar^T)^i A_bar^j: two tables of L/T and T columns and one matrix product
@@ -64,9 +64,8 @@ def s4d_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretiz
     """
     check_kernel_inputs(delta, A, B, C, L, discretization)
     double = any(x.dtype in (torch.float64, torch.complex128) for x in (delta, A, B, C))
-    dtype = torch.float64 if double else torch.float32
-    state_dtype = dtype.to_complex() if A.is_complex() else dtype
-    wide = torch.complex128 if A.is_complex() else torch.float64
+    narrow, wide = (torch.complex64, torch.complex128) if A.is_complex() else (torch.float32, torch.float64)
+    state_dtype = wide if double else narrow
     D, N = delta.shape[0], A.shape[-1]
     with torch.autocast(delta.device.type, enabled=False):
         # What has no L is small and taken in double: the phase l delta Im(A) reaches thousands of radians.
@@ -82,7 +81,7 @@ def s4d_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretiz
 
 
 def _compiled(device: torch.device) -> bool:
-    return device.type == "cpu" and not isinstance(library(), str)
+    return device.type == "cpu" and unavailable() is None
 
 
 def _two_level(A_bar: Tensor, weights: Tensor, L: int, state_dtype: torch.dtype) -> Tensor:

@@ -139,7 +139,7 @@ def check_scan_inputs(
 
     double = any(x is not None and x.dtype in (torch.float64, torch.complex128) for x in tensors.values())
     dtype = torch.float64 if double else torch.float32
-    state_dtype = dtype.to_complex() if complex_A else dtype
+    state_dtype = (torch.complex128 if double else torch.complex64) if complex_A else dtype
 
     def constant(x: Tensor) -> Tensor:
         return x.to(state_dtype).resolve_conj()  # a lazy conjugate has no view as real pairs

@@ -6,12 +6,12 @@ A backend is a function that runs checked inputs and one that says why it cannot
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lra_ssm.ops.backends import cpu_scan, mamba_ssm_scan, triton_scan
 from lra_ssm.ops.backends.eager import run_eager
 from lra_ssm.ops.reference import run_reference
 from lra_ssm.ops.scan_inputs import ScanInputs
@@ -31,22 +31,10 @@ def _refuse_nothing(device: torch.device, inputs: ScanInputs | None) -> str | No
     return None
 
 
-def _imported_when_used(module: str) -> Backend:
-    """A backend whose module, with `run` and `refusal`, is imported by its first call: triton alone takes a second."""
-
-    def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-        return import_module(module).run(inputs)
-
-    def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
-        return import_module(module).refusal(device, inputs)
-
-    return Backend(run, refusal)
-
-
 BACKENDS: dict[str, Backend] = {
-    "triton": _imported_when_used("lra_ssm.ops.backends.triton_scan"),
-    "mamba_ssm": _imported_when_used("lra_ssm.ops.backends.mamba_ssm_scan"),
-    "cpu": _imported_when_used("lra_ssm.ops.backends.cpu_scan"),
+    "triton": Backend(triton_scan.run, triton_scan.refusal),
+    "mamba_ssm": Backend(mamba_ssm_scan.run, mamba_ssm_scan.refusal),
+    "cpu": Backend(cpu_scan.run, cpu_scan.refusal),
     "eager": Backend(run_eager, _refuse_nothing),
     "reference": Backend(run_reference, _refuse_nothing),
 }

@@ -13,7 +13,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends.native_build import library
+from lra_ssm.ops.backends.native_build import library, unavailable
 from lra_ssm.ops.scan_inputs import ScanInputs, is_interleaved
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -99,7 +99,7 @@ class _Call:
         softplus: bool,
     ) -> None:  # fmt: skip
         batch, channels, length = u.shape
-        self.dtype = A.dtype.to_real() if A.is_complex() else A.dtype
+        self.dtype = torch.float64 if A.dtype in (torch.float64, torch.complex128) else torch.float32
         self.interleaved = {name: is_interleaved(x, length, A.dtype) for name, x in (("B", B), ("C", C))}
         if B.dim() == 2:
             bias = B  # a constant B is a bias beside no B at all
@@ -255,8 +255,7 @@ scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
 def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
         return f"runs tensors on the CPU alone; u is on {device}"
-    native = library()
-    return native if isinstance(native, str) else None
+    return unavailable()
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:

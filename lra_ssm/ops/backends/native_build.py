@@ -24,6 +24,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
 from filelock import FileLock, SoftFileLock
 
 SOURCES = Path(__file__).parent / "native"
@@ -131,3 +132,10 @@ def library() -> ctypes.CDLL | str:
         reason = f"the CPU kernels are not there: {' '.join(str(error).split())}"
         log.warning("lra_ssm: %s; the eager scan runs in their place, an order of magnitude slower", reason)
         return reason
+
+
+@torch.compiler.assume_constant_result  # torch.compile does not look inside
+def unavailable() -> str | None:
+    """Why the kernels cannot be used, or None."""
+    native = library()
+    return native if isinstance(native, str) else None

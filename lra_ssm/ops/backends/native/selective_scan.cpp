@@ -166,9 +166,10 @@ struct Task {
 
     // y = sum of readout + D u for one channel, before the gate
     void read_out(int64_t d, int i, T* y) const {
-        const T D = a.D ? at<T>(a.D, d)[0] : T(0), scale = parts;
-        for (int k = 0; k < steps; k += L::W)
-            store(y + k, sums<L>(readout + k) * scale + D * load<V>(u + i * size + k));
+        for (int k = 0; k < steps; k += L::W) {
+            const V sum = sums<L>(readout + k) * T(parts);
+            store(y + k, a.D ? sum + *at<T>(a.D, d) * load<V>(u + i * size + k) : sum);
+        }
     }
 };
 

@@ -131,10 +131,10 @@ INLINE Step<typename L::V> discretize(const Diagonal<L, Complex>& a, typename L:
         if constexpr (Zoh && Derivative) out.Y_re = step * a.re * e.minus_1 - e.minus_z;
     } else {
         const auto r = E::template rotation<Guard>(a.turn, a.turn_rest, a.im, step);
-        const V im = e.value * r.sin;
-        out.A_re = e.value * r.cos, out.A_im = im;
+        const V im = e.value * r.sin, minus_1 = e.minus_1 * r.cos + r.cos_minus_1;
+        // 1 + (e^z - 1) is rounded once; e^re(z) cos(im(z)) would be three times, and a state remembers it for long.
+        out.A_re = 1 + minus_1, out.A_im = im;
         if constexpr (Zoh) {
-            const V minus_1 = e.minus_1 * r.cos + r.cos_minus_1;
             out.B_re = minus_1 * a.inverse_re - im * a.inverse_im;
             out.B_im = minus_1 * a.inverse_im + im * a.inverse_re;
             if constexpr (Derivative) {

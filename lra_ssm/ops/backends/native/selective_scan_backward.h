@@ -159,7 +159,6 @@ struct BackwardTask : Task<L, Complex> {
     template <bool Zoh>
     void finish_channel(int64_t d, int i) {
         for (int k = steps; k % L::W; ++k) per_u[k] = per_delta[k] = V{};
-        const T D = a.D ? at<T>(a.D, d)[0] : T(0);
         V for_D{}, for_bias{};
         for (int k = 0; k < steps; k += L::W) {
             const int j = i * size + k;
@@ -171,7 +170,7 @@ struct BackwardTask : Task<L, Complex> {
                 const V raw = load<V>(this->raw_delta + j);
                 for_delta = raw > 20 ? for_delta : for_delta * sigmoid<L>(raw);
             }
-            store(grad_u + j, for_u + D * g), store(grad_delta + j, for_delta);
+            store(grad_u + j, a.D ? for_u + *at<T>(a.D, d) * g : for_u), store(grad_delta + j, for_delta);
             for_D += g * u, for_bias += for_delta;
         }
         if (a.grad_D) at<T>(a.grad_D, b * a.channels + d)[0] += sum<L>(for_D);

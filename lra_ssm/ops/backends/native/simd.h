@@ -143,37 +143,28 @@ struct Elementary<Lanes<float, W>> {
     static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added and subtracted, it rounds to an integer
     static constexpr float LARGE = 80.0f;        // |z| up to which e^z is normal and no Guard is needed
 
-    // z = step * a is given as step * rate with rate = a log2(e).  Guard: z is clamped where e^z would not be a normal
-    // number, to 2^-126 below (instead of less) and to infinity above 2^127.5.
+    // z = step * a is given as step * rate with rate = a log2(e), a product that is never rounded.  Guard: e^z is 0 where
+    // it would be below 2^-126 and infinite above 2^127.5; without, |z| <= LARGE.
     template <bool Guard>
     INLINE Exponential<L> exponential(V rate, V a, V step) {
-        V shifted, r, k;
-        [[maybe_unused]] V t;
-        if constexpr (Guard) {
-            t = step * rate;
-            V clamped = t < -126.0f ? splat<V>(-126.0f) : t;
-            clamped = clamped > 127.0f ? splat<V>(127.0f) : clamped;
-            shifted = clamped + ROUND;
-            k = shifted - ROUND;
-            r = clamped - k;
-        } else {
-            shifted = step * rate + ROUND;
-            k = shifted - ROUND;
-            r = step * rate - k;
-        }
-        const V two_k = bits<V>((bits<I>(shifted) << 23) + 0x3F800000);
-        // 2^r - 1 = r ln 2 + r^2 P(r), |r| <= 1/2
-        const V P = 2.40226475e-01f + r * (5.55036225e-02f + r * (9.61852631e-03f + r * (1.33901615e-03f + r * 1.53211544e-04f)));
-        const V q = r * (LN2 + r * P);
+        const V shifted = step * rate + ROUND, k = shifted - ROUND, r = step * rate - k;
+        const V two_k = power_of_two(shifted), P = polynomial(r), q = r * (LN2 + r * P);  // 2^r - 1
         Exponential<L> e{two_k * q + two_k, two_k * q + (two_k - 1.0f), V{}};
         e.minus_z = k == 0.0f ? r * r * P : e.minus_1 - step * a;
         if constexpr (Guard) {
-            const V infinity = splat<V>(INFINITY);
-            e.value = t > 127.5f ? infinity : e.value;
-            e.minus_1 = t > 127.5f ? infinity : e.minus_1;
-            e.minus_z = t > 127.5f ? infinity : e.minus_z;
+            const V t = step * rate, infinity = splat<V>(INFINITY), z = step * a;
+            e.value = t < -126.0f ? V{} : t > 127.5f ? infinity : e.value;
+            e.minus_1 = t < -126.0f ? splat<V>(-1.0f) : t > 127.5f ? infinity : e.minus_1;
+            e.minus_z = t < -126.0f ? -1.0f - z : t > 127.5f ? infinity : e.minus_z;
         }
         return e;
+    }
+
+    INLINE V power_of_two(V shifted) { return bits<V>((bits<I>(shifted) << 23) + 0x3F800000); }
+
+    INLINE V polynomial(V r) {  // P of 2^r - 1 = r ln 2 + r^2 P(r), |r| <= 1/2
+        const V upper = 9.61852631e-03f + r * (1.33901615e-03f + r * 1.53211544e-04f);
+        return 2.40226475e-01f + r * (5.55036225e-02f + r * upper);
     }
 
     // b = step * a is given in quarter turns as step * (turn + turn_rest), a product that is never rounded: the
@@ -209,9 +200,11 @@ struct Elementary<Lanes<float, W>> {
         return s * (2.0f + v * (0.66666676f + v * (0.39998878f + v * (0.28616885f + v * (0.21427658f + v * 0.24300934f)))));
     }
 
-    INLINE V exp_of_negative(V x) {  // e^x, x <= 0, and 0 below the normal numbers
-        const V e = exponential<true>(splat<V>(LOG2E), splat<V>(1.0f), x).value;
-        return x < -87.3f ? V{} : e;
+    INLINE V exp_of_negative(V x) {  // e^x, x <= 0, to a rounding error of e^x however small; 0 below 2^-126
+        const V shifted = x * LOG2E + ROUND, k = shifted - ROUND;
+        const V r = x * 1.92596299e-8f + (x * LOG2E - k);
+        const V e = power_of_two(shifted);
+        return x < -87.3f ? V{} : e * (r * (LN2 + r * polynomial(r))) + e;
     }
 };
 

@@ -1,0 +1,168 @@
+"""What is particular to the C++ backend: threads, tiles, conversions, and its place among torch's operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.ops import selective_scan
+from lra_ssm.ops.backends.cpu_s4d_kernel import exponential_sums
+from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
+from tests.ops.scan_cases import OPTIONAL, assert_close, make_inputs, needs_compiled, random_reset, run
+
+pytestmark = needs_compiled
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch, D, B, C", [(1, 12, "1 complex", "3 real"), (2, 8, "2 interleaved", "8 complex")])
+def test_threads(batch, D, B, C, count, threads):
+    """Tasks that share a group of B or C add up to the same gradients."""
+    inputs = make_inputs(True, B, C, batch=batch, D=D, N=3, L=70)
+    flags = dict(discretization="zoh", delta_softplus=True, reset=random_reset(batch, 70))
+    expected = run(inputs, "reference", **flags)
+    threads(count)
+    first, second = run(inputs, "cpu", **flags), run(inputs, "cpu", **flags)
+    assert_close(first, expected)
+    assert all(torch.equal(x, second[name]) for name, x in first.items()), "not deterministic"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("batch, channels", [(1, 128), (4, 128), (3, 96), (1, 7), (5, 1)])
+def test_tasks(batch, channels, threads):
+    size = channels_per_task(batch, channels, threads)
+    assert channels % size == 0
+    if channels == 128:  # one sample is enough work for every thread
+        assert batch * channels // size >= min(threads, 32)
+    for groups in (g for g in range(1, channels + 1) if channels % g == 0):
+        group = channels // groups
+        met = [len({d // size for d in range(g * group, (g + 1) * group)}) for g in range(groups)]
+        assert slots(channels, groups, size) == max(met)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("N", [1, 3, 8, 9, 17, 40])
+def test_numbers_of_states(N, complex_A):
+    """Half-filled vectors, several vectors per channel, and the longer tiles of many states; float32 too."""
+    B, C = ("1 interleaved", "2 complex") if complex_A else ("1 real", "2 real")
+    inputs = make_inputs(complex_A, B, C, N=N, L=150)
+    flags = dict(discretization="zoh", delta_softplus=True)
+    expected = run(inputs, "reference", **flags)
+    assert_close(run(inputs, "cpu", **flags), expected)
+    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in inputs.items()}
+    for name, x in run(narrow, "cpu", **flags).items():
+        assert_close({name: x.to(expected[name].dtype)}, {name: expected[name]}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+@pytest.mark.parametrize("D", [5, 16, 37])
+def test_layouts_in_float32(D, layout):
+    """Whole blocks that are transposed at once, and what is left over of them."""
+    wide = make_inputs(True, "1 interleaved", "1 real", D=D, N=16, L=100)
+    if layout == "channels last":
+        for name in ("u", "delta", "z"):
+            wide[name] = wide[name].transpose(1, 2).contiguous().transpose(1, 2)
+        wide["C"] = wide["C"].permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    flags = dict(discretization="zoh", delta_softplus=True)
+    expected = run(wide, "reference", **flags)
+    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
+    for name, x in run(narrow, "cpu", **flags).items():
+        assert_close({name: x.to(expected[name].dtype)}, {name: expected[name]}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_converted_exactly(dtype):
+    """With a reset at every step and delta = B = C = 1, y = u: for every number of the type."""
+    u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype).view(1, 1, -1)
+    one, reset = torch.ones(1, 1), torch.ones(1, u.shape[-1], dtype=torch.bool)
+    y = selective_scan(u, torch.ones_like(u), -one, one, one, reset=reset, backend="cpu")
+    assert y.dtype == dtype
+    assert torch.equal(y[u.isfinite()], u[u.isfinite()]) and not y[~u.isfinite()].isfinite().any()
+
+
+def test_small_steps():
+    """Steps of 1e-3 out of a softplus, times frequencies up to 50: no worse than eager PyTorch in float32."""
+    inputs = make_inputs(True, "1 real", "1 real", D=16, N=16, L=1024, tied_A=True, optional=("delta_bias",))
+    inputs["A"] = torch.complex(torch.full((16,), -0.5), 3.14 * torch.arange(16)).to(torch.complex128)
+    inputs["delta_bias"] -= 7.5
+    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in inputs.items()}
+    wide = {name: x.to(inputs[name].dtype) for name, x in narrow.items()}
+    flags = dict(delta_softplus=True, discretization="zoh")
+    truth, ours, eager = run(wide, "eager", **flags), run(narrow, "cpu", **flags), run(narrow, "eager", **flags)
+    for name, want in truth.items():
+        error, other = ((x[name] - want).abs().max() / want.abs().max() for x in (ours, eager))
+        assert error <= max(2 * other, 2e-6), f"{name}: {error:.1e}, eager {other:.1e}"
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_large_steps(complex_A):
+    """|delta A| far beyond where exp(delta A) is a normal number: decayed to 0, without a trace of overflow."""
+    inputs = make_inputs(complex_A, "1 real", "1 real", dtype=torch.float32, optional=())
+    inputs["delta"] = inputs["delta"] * 10 ** torch.linspace(0, 6, 37)
+    wide = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
+    truth, result = run(wide, "reference"), run(inputs, "cpu")
+    for name in ("y", "last_state", "u", "C"):
+        assert_close({name: result[name].to(truth[name].dtype)}, {name: truth[name]}, rtol=2e-6)
+
+
+def test_nan_is_not_hidden():
+    inputs = make_inputs(True, "1 real", "1 real", dtype=torch.float32, optional=(), L=70)
+    for name in ("u", "delta", "A", "B"):
+        broken = {**inputs, name: inputs[name].clone()}
+        broken[name].view(-1)[0] = float("nan")
+        y = selective_scan(**broken, backend="cpu", discretization="zoh")
+        assert y[0, 0, 3:].isnan().all(), name
+        assert y[1, 1].isfinite().all(), name
+    grown = {**inputs, "A": inputs["A"] + 1000}
+    assert not selective_scan(**grown, backend="cpu").isfinite().all()
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_operator_registration(complex_A):
+    """Schema, fake tensors, autograd and dynamic shapes, by torch's own checks."""
+    inputs = make_inputs(complex_A, "2 interleaved" if complex_A else "2 real", "constant", L=40)
+    x = {name: v.requires_grad_() for name, v in inputs.items()}
+    names = ("u", "delta", "A", "B", "C", "B_bias", "D", "z", "delta_bias", "initial_state")
+    arguments = (*(x[name] for name in names), random_reset(2, 40), True, True, True)
+    torch.library.opcheck(scan_forward, arguments)
+    if complex_A:
+        z, w = (torch.randn(*s, dtype=torch.complex128) - 1 for s in ((4, 3), (2, 4, 3)))
+        torch.library.opcheck(exponential_sums, (z.requires_grad_(), w.requires_grad_(), 70, False))
+
+
+@pytest.mark.parametrize("layer", [S6, B2S6, S4D])
+def test_compiles_as_one_graph(layer):
+    torch.manual_seed(0)
+    module, x = layer(16), torch.randn(2, 40, 16)
+    expected = module(x)
+    want = torch.autograd.grad(expected.sum(), list(module.parameters()))
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    y = compiled(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), list(module.parameters())), want)
+    torch._dynamo.reset()
+
+
+def test_autocast_takes_half_precision():
+    inputs = make_inputs(False, "1 real", "1 real", dtype=torch.float32, optional=OPTIONAL)
+    inputs["u"] = inputs["u"].bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = selective_scan(**inputs, return_last_state=True, backend="cpu")
+    assert y.dtype == torch.bfloat16 and state.dtype == torch.float32
+    torch.testing.assert_close(y, selective_scan(**inputs, backend="cpu"))
+
+
+def test_second_derivatives_are_refused():
+    inputs = make_inputs(False, "1 real", "1 real", optional=(), L=5)
+    x = {name: v.requires_grad_() for name, v in inputs.items()}
+    y = selective_scan(**x, backend="cpu")
+    (grad,) = torch.autograd.grad(y.sum(), [x["u"]], create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), [x["delta"]])

@@ -1,0 +1,120 @@
+"""The build of the C++ kernels: once, by one of many processes, for this processor, and never in anybody's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lra_ssm.ops.backends import native_build
+from tests.ops.scan_cases import needs_compiled
+
+PROGRAM = """
+import logging, torch
+logging.basicConfig(format="%(message)s")
+from lra_ssm.ops import selective_scan, scan_backends
+x = torch.ones(1, 1, 3)
+for _ in range(2):
+    y = selective_scan(x, x, -torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))
+print("backend:", "cpu" if scan_backends()["cpu"] is None else scan_backends()["cpu"])
+print("y:", y.flatten().tolist())
+"""
+
+
+def start(cache, compiler=None, **environment):
+    env = {**os.environ, "LRA_SSM_CACHE": str(cache), "PYTHONPATH": os.getcwd(), **environment}
+    env.pop("CXX", None)
+    if compiler is not None:
+        env["CXX"] = str(compiler)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    lines = dict(line.split(": ", 1) for line in out.splitlines())
+    y = [float(v) for v in lines["y"].strip("[]").split(",")]
+    assert y == pytest.approx([1.0, 1.3678794, 1.5032147])
+    return lines["backend"], [line for line in err.splitlines() if line.startswith("lra_ssm:")]
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """A stand-in that takes half a second and gives the library that this process has; counts its calls."""
+    path, log = tmp_path / "c++", tmp_path / "compiled"
+    library = native_build.library()
+    path.write_text(
+        f"#!{sys.executable}\nimport shutil, sys, time\n"
+        "if '--version' in sys.argv: sys.exit(print('stand-in'))\n"
+        f"open({str(log)!r}, 'a').write('once ')\ntime.sleep(0.5)\n"
+        f"shutil.copy({getattr(library, '_name', '')!r}, sys.argv[sys.argv.index('-o') + 1])\n"
+    )
+    path.chmod(0o755)
+    return path, log
+
+
+@needs_compiled
+def test_many_processes_compile_once(tmp_path, compiler):
+    path, log = compiler
+    results = [finish(p) for p in [start(tmp_path / "cache", path) for _ in range(4)]]
+    assert [backend for backend, _ in results] == ["cpu"] * 4
+    assert log.read_text() == "once "
+    assert sum(len(lines) for _, lines in results) == 1, "one line, from the process that compiled"
+    assert finish(start(tmp_path / "cache", "no-such-compiler")) == ("cpu", []), "a built library needs no compiler"
+
+
+@needs_compiled
+def test_killed_while_compiling(tmp_path, compiler):
+    path, log = compiler
+    process = start(tmp_path / "cache", path)
+    while not log.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list((tmp_path / "cache").glob("*.so"))
+    assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+
+
+def test_without_a_compiler(tmp_path):
+    backend, lines = finish(start(tmp_path / "cache", "no-such-compiler"))
+    assert "no C++ compiler was found (CXX=no-such-compiler)" in backend
+    assert len(lines) == 1 and "eager" in lines[0]
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_failed_build_is_said_once_and_not_tried_again(tmp_path):
+    path, log = tmp_path / "c++", tmp_path / "compiled"
+    path.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && exit\necho once >> {log}\necho 'no such flag' >&2\nexit 1\n")
+    path.chmod(0o755)
+    for _ in range(2):
+        backend, lines = finish(start(tmp_path / "cache", path))
+        assert "build failed" in backend
+        assert "eager" in lines[-1]
+    assert log.read_text() == "once\n"
+    (failure,) = (tmp_path / "cache").glob("*.failed")
+    assert "no such flag" in failure.read_text()
+
+
+def test_switched_off(tmp_path):
+    backend, lines = finish(start(tmp_path / "cache", LRA_SSM_NATIVE="0"))
+    assert "LRA_SSM_NATIVE=0" in backend and lines == []
+    assert not (tmp_path / "cache").exists()
+
+
+def test_each_processor_has_its_own(monkeypatch):
+    here = native_build.key()
+    monkeypatch.setattr(native_build, "processor", lambda: "another")
+    assert native_build.key() != here
+
+
+def test_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LRA_SSM_CACHE", str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert native_build.cache_folder() == tmp_path / "xdg" / "lra_ssm"
