@@ -1,0 +1,295 @@
+"""The Triton scan's kernel for gradients.
+
+Shapes: as in triton_kernels.py; further the partial sums of gradients, in the arithmetic's dtype: of a variable B or C
+(B, blocks, L, N[, 2]), over the channels of one block; of A, B_bias and constant B, C (segments, B, W, N, D), and of D
+and delta_bias (segments, B, D), over the steps of one segment; scratch (programs, CHUNK/4, W, BLOCK_N, BLOCK_D).
+Each is written once, by one program, so that gradients do not depend on who comes first.
+
+g_t is the conjugated gradient of the state x_t.  Every formula of the scan is holomorphic but for the final real part,
+so conj(grad x) = f'(x) conj(grad f(x)) needs no conjugate inside; what is stored is conjugated once, at the end.
+"""
+
+# The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lra_ssm.ops.backends.triton_kernels import load_delta, load_output_gradient, step
+from lra_ssm.ops.backends.triton_steps import (
+    COMPLEX_STEPS,
+    CONSTANT,
+    away_from_zero,
+    channel_pointers,
+    coefficient,
+    drop,
+    join4,
+    load_matrix,
+    load_matrix_step,
+    load_pairs,
+    load_planes,
+    load_resets,
+    locate,
+    multiply,
+    sigmoid,
+    split4,
+    store_pairs,
+    store_planes,
+    sum_channels,
+    zoh_derivative,
+)
+
+
+@triton.jit
+def store_matrix_gradient(partial, tile, t0, length, states, steps_re, steps_im, FORM: tl.constexpr,
+                          BLOCK_N: tl.constexpr):  # fmt: skip
+    """Store four steps of a variable B's or C's gradient, (BLOCK_N,) each, conjugated, at partial + tile."""
+    n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
+    mask = (n < states) & (t0 + t < length)
+    re = join4(steps_re[0], steps_re[1], steps_re[2], steps_re[3])
+    if FORM == COMPLEX_STEPS:
+        im = -join4(steps_im[0], steps_im[1], steps_im[2], steps_im[3])
+        offsets = ((t0 + t) * states + n)[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+        tl.store(partial + tile + offsets, tl.join(re, im), mask=mask[:, :, None])
+    else:
+        tl.store(partial + tile + (t0 + t) * states + n, re, mask=mask)
+
+
+@triton.jit
+def gradient_kernel(
+    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, grad_y, grad_last, carries, checkpoints, scratch,
+    grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_delta_bias, grad_B_bias, grad_initial,
+    u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, grad_y_strides,
+    grad_u_strides, grad_delta_strides, grad_z_strides,
+    batch, length, channels, states, unit, B_group, C_group, segment_length,
+    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
+    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, HALVINGS: tl.constexpr,
+):  # fmt: skip
+    """All gradients of one segment, chunk by chunk backward in time.
+
+    A chunk is walked forward from its checkpoint, storing the state before every fourth step in scratch; then four
+    steps at a time backward: their states and A_bar are computed once more and stay in registers.
+    """
+    TYPE: tl.constexpr = A.dtype.element_ty
+    W: tl.constexpr = 2 if COMPLEX else 1
+    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
+    n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
+    mask = (n < states) & channel_mask[None, :]
+    plane = states * channels
+    tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
+    own = d * states + n
+    local = n * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # in a tile of scratch
+    TILE: tl.constexpr = BLOCK_N * BLOCK_D
+    scratch += tl.cast(tl.program_id(0), tl.int64) * (CHUNK // 4 * W * TILE)
+    blocks = channels // unit * tl.cdiv(unit, BLOCK_D)
+    vectors = tl.cast(b * blocks + block, tl.int64) * length * states  # where grad_B and grad_C of the block begin
+
+    A_re, A_im = load_pairs(A, own, mask, COMPLEX)
+    inverse_re, inverse_im = A_re, A_im
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+    B_re, B_im, C_re, C_im = A_re, A_im, A_re, A_im
+    if B_FORM == CONSTANT:
+        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
+    elif B_bias is not None:
+        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
+    if C_FORM == CONSTANT:
+        C_re, C_im = load_pairs(C, own, mask, COMPLEX)
+    skip = tl.zeros((BLOCK_D,), TYPE)
+    if D is not None:
+        skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
+
+    zero = tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+    g_re, g_im = zero, zero
+    if carries is not None:
+        g_re, g_im = load_planes(carries, tile, plane, mask, COMPLEX)
+    elif grad_last is not None:
+        g_re, g_im = load_pairs(grad_last, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
+        if COMPLEX:
+            g_im = -g_im
+    sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_C_re, sum_C_im = zero, zero, zero, zero, zero, zero
+    sum_D, sum_bias = tl.zeros((BLOCK_D,), TYPE), tl.zeros((BLOCK_D,), TYPE)
+
+    begin = segment * segment_length
+    end = tl.minimum(begin + segment_length, length)
+    chunks = tl.cdiv(end - begin, CHUNK)
+    for k in range(0, chunks):
+        chunk_begin = begin + (chunks - 1 - k) * CHUNK
+        groups = tl.cdiv(tl.minimum(chunk_begin + CHUNK, end) - chunk_begin, 4)
+        index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
+        x_re, x_im = load_planes(checkpoints, index + n * channels + d, plane, mask, COMPLEX)
+        store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
+        for j in range(1, groups):
+            t0 = chunk_begin + (j - 1) * 4
+            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+            u_tile = tl.load(channel_pointers(u, u_strides, b, d0, t0, BLOCK_D), mask=tile_mask, other=0.0).to(TYPE)
+            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
+                                       BLOCK_D, TYPE)  # fmt: skip
+            us, deltas = split4(u_tile), split4(delta_tile)
+            Bs_re, Bs_im, resets = us, us, us
+            if B_FORM != CONSTANT:
+                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, length, states, BLOCK_N, B_FORM, TYPE)
+            if reset is not None:
+                resets = load_resets(reset, reset_strides, b, t0, length)
+            for i in tl.static_range(4):
+                if reset is not None:
+                    x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
+                full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
+                delta_i = deltas[i][None, :]
+                x_re, x_im, _, _, _, _ = step(x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im,
+                                              full_re, full_im, COMPLEX, ZOH)  # fmt: skip
+            store_planes(scratch + j * (W * TILE), local, TILE, mask, x_re, x_im, COMPLEX)
+        tl.debug_barrier()  # a tile may be read by other threads than wrote it
+        for j in range(0, groups):
+            group = groups - 1 - j
+            t0 = chunk_begin + group * 4
+            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+            u_tile = tl.load(channel_pointers(u, u_strides, b, d0, t0, BLOCK_D), mask=tile_mask, other=0.0).to(TYPE)
+            delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask,
+                                               SOFTPLUS, BLOCK_D, TYPE)  # fmt: skip
+            grad_tile, grad_gated, gate = load_output_gradient(grad_y, grad_y_strides, z, z_strides, b, d0, t0,
+                                                               tile_mask, BLOCK_D, TYPE)  # fmt: skip
+            us, deltas, grads = split4(u_tile), split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
+            Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
+            if B_FORM != CONSTANT:
+                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, length, states, BLOCK_N, B_FORM, TYPE)
+            if C_FORM != CONSTANT and z is not None:
+                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, length, states, BLOCK_N, C_FORM, TYPE)
+            if reset is not None:
+                resets = load_resets(reset, reset_strides, b, t0, length)
+
+            # Forward: states before each step and A_bar or B_bar; what needs the states alone is used up at once.
+            x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
+            before, ys, Cs_grad_re, Cs_grad_im = (), (), (), ()
+            for i in tl.static_range(4):
+                if reset is not None:
+                    x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
+                full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
+                delta_i, old_re, old_im = deltas[i][None, :], x_re, x_im
+                x_re, x_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im = step(
+                    x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im, full_re, full_im, COMPLEX,
+                    ZOH)  # fmt: skip
+                if ZOH:  # A_bar is 1 + A B_bar: registers are short
+                    before = before + ((old_re, old_im, B_bar_re, B_bar_im),)
+                else:
+                    before = before + ((old_re, old_im, A_bar_re, A_bar_im),)
+                if z is not None:
+                    c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
+                    if COMPLEX:
+                        ys = ys + (2.0 * tl.sum(c_re * x_re - c_im * x_im, axis=0),)
+                    else:
+                        ys = ys + (tl.sum(c_re * x_re, axis=0),)
+                grad_i = grads[i][None, :]
+                if C_FORM == CONSTANT:
+                    sum_C_re += x_re * grad_i
+                    if COMPLEX:
+                        sum_C_im += x_im * grad_i
+                else:
+                    Cs_grad_re = Cs_grad_re + (sum_channels(x_re * grad_i, BLOCK_N, BLOCK_D, HALVINGS),)
+                    if C_FORM == COMPLEX_STEPS:
+                        Cs_grad_im = Cs_grad_im + (sum_channels(x_im * grad_i, BLOCK_N, BLOCK_D, HALVINGS),)
+            if C_FORM != CONSTANT:
+                C_tile = vectors * (2 if C_FORM == COMPLEX_STEPS else 1)
+                store_matrix_gradient(grad_C, C_tile, t0, length, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
+            if z is not None:
+                y_tile = join4(ys[0], ys[1], ys[2], ys[3])
+                if D is not None:
+                    y_tile += skip[:, None] * u_tile
+                s = sigmoid(gate)
+                y_tile *= grad_gated * s * (1.0 + gate * (1.0 - s))
+                pointers = channel_pointers(grad_z, grad_z_strides, b, d0, t0, BLOCK_D)
+                tl.store(pointers, y_tile.to(grad_z.dtype.element_ty), mask=tile_mask)
+
+            # Backward.
+            us_grad, deltas_grad, Bs_grad_re, Bs_grad_im = (), (), (), ()
+            for i in tl.static_range(3, -1, -1):
+                old_re, old_im, A_bar_re, A_bar_im = before[i]
+                B_bar_re, B_bar_im = A_bar_re, A_bar_im
+                if ZOH:
+                    A_bar_re, A_bar_im = multiply(A_re, A_im, B_bar_re, B_bar_im, COMPLEX)
+                    A_bar_re += 1.0
+                full_re, full_im = load_matrix_step(B, B_strides, b, d0 // B_group, t0 + i, length, states, B_re, B_im,
+                                                    BLOCK_N, B_FORM, B_bias is not None, TYPE)  # fmt: skip
+                c_re, c_im = load_matrix_step(C, C_strides, b, d0 // C_group, t0 + i, length, states, C_re, C_im,
+                                              BLOCK_N, C_FORM, False, TYPE)  # fmt: skip
+                u_i, delta_i, grad_i = us[i][None, :], deltas[i][None, :], grads[i][None, :]
+                g_re += c_re * grad_i
+                if COMPLEX:
+                    g_im += c_im * grad_i
+                g_B_re, g_B_im = multiply(g_re, g_im, full_re, full_im, COMPLEX)
+                back_re, back_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)  # to the state before
+                # grad A_bar times A_bar; its part of grad A is delta times that, of grad delta A times that
+                decay_re, decay_im = multiply(back_re, back_im, old_re, old_im, COMPLEX)
+                if ZOH:
+                    g_delta_re, _ = multiply(decay_re, decay_im, A_re, A_im, COMPLEX)
+                    rise_re, _ = multiply(g_B_re, g_B_im, A_bar_re, A_bar_im, COMPLEX)
+                    deltas_grad = (tl.sum(g_delta_re + rise_re * u_i, axis=0),) + deltas_grad
+                    v_re, _ = multiply(g_B_re, g_B_im, B_bar_re, B_bar_im, COMPLEX)
+                    us_grad = (tl.sum(v_re, axis=0),) + us_grad
+                    slope_re, slope_im = zoh_derivative(delta_i, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im,
+                                                        B_bar_re, B_bar_im, COMPLEX)  # fmt: skip
+                    slope_re, slope_im = multiply(g_B_re, g_B_im, slope_re, slope_im, COMPLEX)
+                    sum_A_re += decay_re * delta_i + slope_re * u_i
+                    grad_B_re, grad_B_im = multiply(g_re, g_im, B_bar_re, B_bar_im, COMPLEX)
+                    grad_B_re = grad_B_re * u_i
+                    if COMPLEX:
+                        sum_A_im += decay_im * delta_i + slope_im * u_i
+                        grad_B_im = grad_B_im * u_i
+                else:
+                    inner = tl.sum(g_B_re, axis=0)
+                    g_delta_re, _ = multiply(decay_re, decay_im, A_re, A_im, COMPLEX)
+                    deltas_grad = (tl.sum(g_delta_re, axis=0) + us[i] * inner,) + deltas_grad
+                    us_grad = (deltas[i] * inner,) + us_grad
+                    sum_A_re += decay_re * delta_i
+                    grad_B_re, grad_B_im = g_re * (u_i * delta_i), g_im
+                    if COMPLEX:
+                        sum_A_im += decay_im * delta_i
+                        grad_B_im = g_im * (u_i * delta_i)
+                if B_FORM == CONSTANT or B_bias is not None:
+                    sum_B_re += grad_B_re
+                    if COMPLEX:
+                        sum_B_im += grad_B_im
+                if B_FORM != CONSTANT:
+                    Bs_grad_re = (sum_channels(grad_B_re, BLOCK_N, BLOCK_D, HALVINGS),) + Bs_grad_re
+                    if B_FORM == COMPLEX_STEPS:
+                        Bs_grad_im = (sum_channels(grad_B_im, BLOCK_N, BLOCK_D, HALVINGS),) + Bs_grad_im
+                g_re = back_re
+                if COMPLEX:
+                    g_im = back_im
+                if reset is not None:
+                    g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
+            if B_FORM != CONSTANT:
+                B_tile = vectors * (2 if B_FORM == COMPLEX_STEPS else 1)
+                store_matrix_gradient(grad_B, B_tile, t0, length, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
+            u_grad_tile = join4(us_grad[0], us_grad[1], us_grad[2], us_grad[3])
+            delta_grad_tile = join4(deltas_grad[0], deltas_grad[1], deltas_grad[2], deltas_grad[3])
+            if D is not None:
+                u_grad_tile += skip[:, None] * grad_tile
+                sum_D += tl.sum(grad_tile * u_tile, axis=1)
+            if SOFTPLUS:
+                delta_grad_tile *= tl.where(raw_delta > 20.0, 1.0, sigmoid(raw_delta))
+            if delta_bias is not None:
+                # masked: past the end the last state's gradient passes through it
+                sum_bias += tl.sum(tl.where(tile_mask, delta_grad_tile, 0.0), axis=1)
+            pointers = channel_pointers(grad_u, grad_u_strides, b, d0, t0, BLOCK_D)
+            tl.store(pointers, u_grad_tile.to(grad_u.dtype.element_ty), mask=tile_mask)
+            pointers = channel_pointers(grad_delta, grad_delta_strides, b, d0, t0, BLOCK_D)
+            tl.store(pointers, delta_grad_tile.to(grad_delta.dtype.element_ty), mask=tile_mask)
+        tl.debug_barrier()  # the next chunk writes scratch anew
+
+    store_planes(grad_A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
+    if B_FORM == CONSTANT:
+        store_planes(grad_B, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
+    elif B_bias is not None:
+        store_planes(grad_B_bias, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
+    if C_FORM == CONSTANT:
+        store_planes(grad_C, tile, plane, mask, sum_C_re, -sum_C_im, COMPLEX)
+    sums = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
+    if D is not None:
+        tl.store(grad_D + sums, sum_D, mask=channel_mask)
+    if delta_bias is not None:
+        tl.store(grad_delta_bias + sums, sum_bias, mask=channel_mask)
+    if grad_initial is not None and segment == 0:
+        store_pairs(grad_initial, tl.cast(b, tl.int64) * plane + own, mask, g_re, -g_im, COMPLEX)

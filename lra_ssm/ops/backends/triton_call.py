@@ -1,0 +1,259 @@
+"""A call of the Triton scan: how it is cut into programs, what the kernels are given, and what becomes of their sums.
+
+Shapes: u, delta, z, y (B, D, L); A (D, N); B, C constant (D, N) or variable (B, G, N, L or 2L); state (B, D, N).
+(B batch, D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
+
+A program walks one batch item, a block of channels and a segment of the length.  Where batch and channels alone fill
+the device there is one segment, the whole length.  Otherwise the scan has three phases: every segment's end from zero
+and its total decay; what these make enter each segment; every segment's outputs.  Backward does the same in reverse.
+
+Extra memory beyond the results: for backward the state before every CHUNK steps; during it, a state for every fourth
+step of one chunk of each segment (1/16 of a (B, D, L, N) tensor at most), and variable B's and C's gradients once per
+block of channels.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lra_ssm.ops.scan_inputs import is_interleaved
+
+# Steps between the states that backward starts from, a multiple of 4.
+CHUNK = 64
+# Steps of a segment at least.  Backward's scratch holds a state per 4 steps of one chunk of every segment.
+MIN_SEGMENT = 256
+# 32-bit numbers of a program's state, which a warp shares: 16 or 8 registers a thread.  Backward keeps four steps of
+# states and A_bar besides, and with more would spill.
+FORWARD_STATE = 512
+BACKWARD_STATE = 256
+# Channels a program takes at most and, unless N asks for fewer, at least: 8 float32 are a 32-byte sector.
+MAX_BLOCK, MIN_BLOCK = 32, 8
+# States per program of the small kernel between the phases.
+JOIN_BLOCK = 128
+# Warps per multiprocessor that hide most of the latency (and that backward's registers leave room for), and those below
+# which smaller blocks or a second walk through time cost less than idle units.  Not measured on a device yet.
+GOOD_WARPS, FEW_WARPS = 8, 4
+
+CONSTANT, REAL_STEPS, COMPLEX_STEPS = 0, 1, 2  # triton_steps.py has the same; it is not imported without triton
+
+
+@cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+class Plan(NamedTuple):
+    """How a call is cut: channels per program, blocks of channels in all, steps per segment, segments."""
+
+    block: int
+    blocks: int
+    segment: int
+    segments: int
+
+
+def _power_of_two(x: int) -> int:
+    return 1 << (x - 1).bit_length()
+
+
+def plan(
+    batch: int, channels: int, length: int, unit: int, state_size: int, device: torch.device, backward: bool
+) -> Plan:
+    """unit: channels that share a group of B and of C; state_size: 32-bit numbers of one channel's padded state."""
+
+    def blocks_of(block: int) -> int:
+        return channels // unit * math.ceil(unit / block)
+
+    budget = BACKWARD_STATE if backward else FORWARD_STATE
+    widest = min(max(budget // state_size, 1), MAX_BLOCK, _power_of_two(unit))
+    available, block, segments = processors(device), widest, 1
+    if not backward:  # there, smaller blocks would mean more partial gradients of B and C
+        while block > MIN_BLOCK and batch * blocks_of(block) < FEW_WARPS * available:
+            block //= 2
+    if batch * blocks_of(block) < FEW_WARPS * available and length >= 2 * MIN_SEGMENT:
+        block = widest
+        segments = min(math.ceil(GOOD_WARPS * available / (batch * blocks_of(block))), length // MIN_SEGMENT)
+    segment = math.ceil(math.ceil(length / segments) / CHUNK) * CHUNK
+    return Plan(block, blocks_of(block), segment, math.ceil(length / segment))
+
+
+def launch_kernel(kernel: Any, programs: int, **arguments: Any) -> None:
+    # Fused multiply-add is Triton's default until 3.9 and not after.
+    kernel[(programs,)](**arguments, num_warps=1, enable_fp_fusion=True)
+
+
+def _pairs(x: Tensor | None) -> Tensor | None:
+    """A small tensor as contiguous reals (..., W)."""
+    if x is None:
+        return None
+    x = x.contiguous()
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call, in the order of the operators' arguments."""
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    B_bias: Tensor | None
+    D: Tensor | None
+    z: Tensor | None
+    delta_bias: Tensor | None
+    initial: Tensor | None
+    reset: Tensor | None
+
+
+def _strides(x: Tensor | None, dimensions: int) -> tuple[int, ...]:
+    return (0,) * dimensions if x is None else x.stride()
+
+
+class _Matrix(NamedTuple):
+    """B or C for the kernels: a real tensor, (batch, group, state, step, re or im) strides, its form there."""
+
+    data: Tensor
+    strides: tuple[int, ...]
+    form: int
+
+
+def _matrix(x: Tensor, length: int, state_dtype: torch.dtype) -> _Matrix:
+    if x.dim() == 2:
+        pairs = _pairs(x)
+        assert pairs is not None
+        return _Matrix(pairs, (0,) * 5, CONSTANT)
+    if x.is_complex():
+        pairs = torch.view_as_real(x.resolve_conj())
+        return _Matrix(pairs, pairs.stride(), COMPLEX_STEPS)
+    if is_interleaved(x, length, state_dtype):
+        *outer, step = x.stride()
+        return _Matrix(x, (*outer, 2 * step, step), COMPLEX_STEPS)
+    return _Matrix(x, (*x.stride(), 0), REAL_STEPS)
+
+
+class Scan:
+    """A call, ready to launch kernels for it."""
+
+    def __init__(self, tensors: Tensors, zoh: bool, softplus: bool, backward: bool) -> None:
+        x = self.tensors = tensors
+        self.batch, self.channels, self.length = x.u.shape
+        self.states, self.complex = x.A.shape[-1], x.A.is_complex()
+        self.dtype, self.device = x.A.dtype.to_real(), x.u.device
+        self.B, self.C = (_matrix(m, self.length, x.A.dtype) for m in (x.B, x.C))
+        B_group, C_group = (self.channels // (m.shape[1] if m.dim() == 4 else 1) for m in (x.B, x.C))
+        unit, block_n = math.gcd(B_group, C_group), _power_of_two(self.states)
+        state_size = block_n * x.A.element_size() // 4
+        self.plan = plan(self.batch, self.channels, self.length, unit, state_size, self.device, backward)
+        self.programs = self.batch * self.plan.blocks * self.plan.segments
+        reset = None if x.reset is None else x.reset.view(torch.uint8)
+        # All that a kernel may ask for, by name.
+        self.known: dict[str, Any] = dict(
+            u=x.u, delta=x.delta, z=x.z, A=_pairs(x.A), B=self.B.data, C=self.C.data, D=_pairs(x.D),
+            delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias), initial=_pairs(x.initial), reset=reset,
+            u_strides=x.u.stride(), delta_strides=x.delta.stride(), z_strides=_strides(x.z, 3),
+            B_strides=self.B.strides, C_strides=self.C.strides, reset_strides=_strides(reset, 2),
+            batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
+            B_group=B_group, C_group=C_group, segment_length=self.plan.segment, segments=self.plan.segments,
+            CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, B_FORM=self.B.form, C_FORM=self.C.form,
+            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, HALVINGS=self.plan.block.bit_length() - 1,
+        )  # fmt: skip
+
+    def launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
+        known = {name: self.known[name] for name in kernel.arg_names if name in self.known}
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            launch_kernel(kernel, programs, **{**known, **arguments})
+
+    def planes(self, *leading: int) -> Tensor:
+        """A buffer of states (..., W, N, D), channels last."""
+        width = (2,) if self.complex else (1,)
+        return torch.empty((*leading, *width, self.states, self.channels), dtype=self.dtype, device=self.device)
+
+    def joined(self, first: Tensor | None, reverse: bool, kernel: Any, **arguments: Any) -> Tensor | None:
+        """What enters every segment, from what `kernel` finds of each; None if there is but one."""
+        from lra_ssm.ops.backends.triton_kernels import join_kernel
+
+        segments = self.plan.segments
+        if segments == 1:
+            return None
+        ends, decays, starts = (self.planes(segments, self.batch) for _ in range(3))
+        dropped = None
+        if self.tensors.reset is not None:
+            dropped = torch.empty((segments, self.batch), dtype=torch.int32, device=self.device)
+        found = dict(ends=ends, decays=decays, dropped=dropped)
+        self.launch(kernel, self.programs, **found, **arguments)
+        programs = self.batch * math.ceil(self.states * self.channels / JOIN_BLOCK)
+        self.launch(join_kernel, programs, **found, first=first, starts=starts, BLOCK=JOIN_BLOCK, REVERSE=reverse)
+        return starts
+
+    def forward(self, y: Tensor, last: Tensor, checkpoints: Tensor | None) -> None:
+        from lra_ssm.ops.backends.triton_kernels import scan_kernel
+
+        absent = dict(starts=None, y=None, y_strides=(0, 0, 0), last=None, checkpoints=None)
+        starts = self.joined(self.known["initial"], False, scan_kernel, **absent)
+        results = dict(y=y, y_strides=y.stride(), last=_pairs(last), checkpoints=checkpoints)
+        self.launch(scan_kernel, self.programs, starts=starts, ends=None, decays=None, dropped=None, **results)
+
+    def backward(self, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None) -> list[Tensor]:
+        """Gradients of the tensors of the call but the reset, in `Tensors`' order, without those not given."""
+        from lra_ssm.ops.backends.triton_backward_kernels import gradient_kernel
+        from lra_ssm.ops.backends.triton_kernels import adjoint_kernel
+
+        x = self.tensors
+        if grad_y is None:
+            grad_y = torch.zeros((), dtype=x.u.dtype, device=self.device).expand_as(x.u)
+        if grad_last is not None:
+            grad_last = _pairs(grad_last.resolve_conj())
+        incoming = dict(grad_y=grad_y, grad_y_strides=grad_y.stride())
+        carries = self.joined(grad_last, True, adjoint_kernel, **incoming)
+        segments, batch, width = self.plan.segments, self.batch, 2 if self.complex else 1
+        tile = width * self.known["BLOCK_N"] * self.plan.block
+        scratch = torch.empty((self.programs, CHUNK // 4, tile), dtype=self.dtype, device=self.device)
+        grads = {
+            name: torch.empty_like(getattr(x, name)) for name in ("u", "delta", "z") if getattr(x, name) is not None
+        }
+        partial = {"A": self.planes(segments, batch)}
+        for name, matrix in (("B", self.B), ("C", self.C)):
+            partial[name] = self.planes(segments, batch) if matrix.form == CONSTANT else self.partial_steps(matrix.form)
+        if x.B_bias is not None:
+            partial["B_bias"] = self.planes(segments, batch)
+        for name in ("D", "delta_bias"):
+            if getattr(x, name) is not None:
+                partial[name] = torch.empty((segments, batch, self.channels), dtype=self.dtype, device=self.device)
+        if x.initial is not None:
+            grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
+        outputs = {f"grad_{name}": partial.get(name, grads.get(name)) for name in Tensors._fields if name != "reset"}
+        outputs["grad_initial"] = _pairs(grads.get("initial"))
+        strides = {f"grad_{name}_strides": _strides(grads.get(name), 3) for name in ("u", "delta", "z")}
+        self.launch(
+            gradient_kernel, self.programs, **incoming, grad_last=grad_last, carries=carries, checkpoints=checkpoints,
+            scratch=scratch, **outputs, **strides,
+        )  # fmt: skip
+        for name in ("A", "B", "C", "B_bias"):
+            if name in partial:
+                like = getattr(x, name)
+                grads[name] = self.summed(partial[name]) if like.dim() == 2 else self.summed_steps(partial[name], like)
+        for name in ("D", "delta_bias"):
+            if name in partial:
+                grads[name] = partial[name].sum((0, 1))
+        return [grads[name] for name in Tensors._fields if name in grads]
+
+    def partial_steps(self, form: int) -> Tensor:
+        """A buffer (B, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""
+        shape = (self.batch, self.plan.blocks, self.length, self.states, 2 if form == COMPLEX_STEPS else 1)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def summed(self, partial: Tensor) -> Tensor:
+        """(segments, B, W, N, D) -> (D, N) in the state's dtype."""
+        total = partial.sum((0, 1)).permute(2, 1, 0).contiguous()
+        return torch.view_as_complex(total) if self.complex else total.squeeze(-1)
+
+    def summed_steps(self, partial: Tensor, like: Tensor) -> Tensor:
+        """(B, blocks, L, N, 1 or 2) -> the gradient of a variable B or C, in its form, dtype and layout."""
+        total = partial.unflatten(1, (like.shape[1], -1)).sum(2).permute(0, 1, 3, 2, 4)  # (B, G, N, L, 1 or 2)
+        return torch.empty_like(like).copy_(torch.view_as_complex(total) if like.is_complex() else total.flatten(-2))

@@ -1,0 +1,308 @@
+"""The Triton scan's kernels but for the gradients: the scan, what each segment passes on, and what joins segments.
+
+Shapes: u, delta, z, y (B, D, L); A, B_bias and constant B, C (D, N, W); variable B, C (B, G, N, L[, 2]); initial and
+last state (B, D, N, W); the kernels' own buffers of states have channels last: checkpoints (chunks, B, W, N, D), starts
+and ends (segments, B, W, N, D).  (B batch, D channels, L length, N states, G groups, W = 2 for complex A, else 1.)
+
+A program takes one batch item, BLOCK_D channels and a segment of the length, and walks through it with the state in
+registers.  See triton_steps.py for the tiles.
+"""
+
+# The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lra_ssm.ops.backends.triton_steps import (
+    CONSTANT,
+    away_from_zero,
+    channel_pointers,
+    coefficient,
+    drop,
+    exponential,
+    join4,
+    load_matrix,
+    load_pairs,
+    load_planes,
+    load_resets,
+    locate,
+    multiply,
+    sigmoid,
+    softplus,
+    split4,
+    store_pairs,
+    store_planes,
+    zero_order_hold,
+)
+
+
+@triton.jit
+def load_delta(delta, strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS: tl.constexpr,
+               BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none."""
+    mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+    raw = tl.load(channel_pointers(delta, strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0).to(TYPE)
+    if delta_bias is not None:
+        raw += tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)[:, None]
+    if SOFTPLUS:
+        return tl.where(mask, softplus(raw), 0.0), raw
+    else:
+        return tl.where(mask, raw, 0.0), raw
+
+
+@triton.jit
+def step(
+    x_re, x_im, u, delta, A_re, A_im, inverse_re, inverse_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.constexpr
+):
+    """(the state after one step, A_bar, B_bar); u and delta (1, BLOCK_D).  B_bar is a stand-in for euler."""
+    if ZOH:
+        A_bar_re, A_bar_im, B_bar_re, B_bar_im = zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX)
+        v_re, v_im = multiply(B_bar_re, B_bar_im, B_re, B_im, COMPLEX)
+        v_re, v_im = v_re * u, v_im * u
+    else:
+        A_bar_re, A_bar_im = exponential(delta, A_re, A_im, COMPLEX)
+        B_bar_re, B_bar_im = A_bar_re, A_bar_im
+        v_re, v_im = B_re * (delta * u), B_im * (delta * u)
+    if COMPLEX:
+        old_re = x_re
+        x_re = A_bar_re * old_re - A_bar_im * x_im + v_re
+        x_im = A_bar_re * x_im + A_bar_im * old_re + v_im
+    else:
+        x_re = A_bar_re * x_re + v_re
+    return x_re, x_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im
+
+
+@triton.jit
+def scan_kernel(
+    u, delta, z, A, B, C, D, delta_bias, B_bias, reset, initial, starts, y, last, checkpoints, ends, decays, dropped,
+    u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, y_strides,
+    batch, length, channels, states, unit, B_group, C_group, segment_length,
+    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
+    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """One segment of the scan.
+
+    Without y: from zero, storing where it ends, by how much it shrinks what was before it (decays), and whether a
+    reset cuts that off (dropped).  With y: from its true start, storing y, the last state, and, for backward, the
+    state before every CHUNK steps.
+    """
+    TYPE: tl.constexpr = A.dtype.element_ty
+    W: tl.constexpr = 2 if COMPLEX else 1
+    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
+    n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
+    mask = (n < states) & channel_mask[None, :]
+    plane = states * channels
+    tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
+    own = d * states + n  # in (D, N)
+
+    A_re, A_im = load_pairs(A, own, mask, COMPLEX)
+    inverse_re, inverse_im = A_re, A_im
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+    B_re, B_im, C_re, C_im = A_re, A_im, A_re, A_im
+    if B_FORM == CONSTANT:
+        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
+    elif B_bias is not None:
+        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
+    if C_FORM == CONSTANT and y is not None:
+        C_re, C_im = load_pairs(C, own, mask, COMPLEX)
+    skip = tl.zeros((BLOCK_D,), TYPE)
+    if D is not None:
+        skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
+
+    x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+    if starts is not None:
+        x_re, x_im = load_planes(starts, tile, plane, mask, COMPLEX)
+    elif initial is not None and y is not None:
+        x_re, x_im = load_pairs(initial, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
+    decay_re, decay_im = x_re + 1.0, x_im
+    total_delta = tl.zeros((BLOCK_D,), TYPE)
+    any_reset = tl.zeros((1,), tl.int32)
+
+    begin = segment * segment_length
+    end = tl.minimum(begin + segment_length, length)
+    for chunk_begin in range(begin, end, CHUNK):
+        if checkpoints is not None:
+            index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
+            store_planes(checkpoints, index + n * channels + d, plane, mask, x_re, x_im, COMPLEX)
+        for t0 in range(chunk_begin, tl.minimum(chunk_begin + CHUNK, end), 4):
+            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+            u_tile = tl.load(channel_pointers(u, u_strides, b, d0, t0, BLOCK_D), mask=tile_mask, other=0.0).to(TYPE)
+            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
+                                       BLOCK_D, TYPE)  # fmt: skip
+            us, deltas = split4(u_tile), split4(delta_tile)
+            Bs_re, Bs_im, Cs_re, Cs_im = us, us, us, us
+            if B_FORM != CONSTANT:
+                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, length, states, BLOCK_N, B_FORM, TYPE)
+            if C_FORM != CONSTANT and y is not None:
+                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, length, states, BLOCK_N, C_FORM, TYPE)
+            resets = us
+            if reset is not None:
+                resets = load_resets(reset, reset_strides, b, t0, length)
+            ys = ()
+            for i in tl.static_range(4):
+                if reset is not None:
+                    x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
+                full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
+                delta_i = deltas[i][None, :]
+                x_re, x_im, A_bar_re, A_bar_im, _, _ = step(x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re,
+                                                            inverse_im, full_re, full_im, COMPLEX, ZOH)  # fmt: skip
+                if y is not None:
+                    c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
+                    if COMPLEX:
+                        ys = ys + (2.0 * tl.sum(c_re * x_re - c_im * x_im, axis=0),)
+                    else:
+                        ys = ys + (tl.sum(c_re * x_re, axis=0),)
+                else:
+                    if COMPLEX:
+                        decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
+                    else:
+                        total_delta += deltas[i]
+                    if reset is not None:
+                        any_reset = any_reset | resets[i].to(tl.int32)
+            if y is not None:
+                y_tile = join4(ys[0], ys[1], ys[2], ys[3])
+                if D is not None:
+                    y_tile += skip[:, None] * u_tile
+                if z is not None:
+                    pointers = channel_pointers(z, z_strides, b, d0, t0, BLOCK_D)
+                    gate = tl.load(pointers, mask=tile_mask, other=0.0).to(TYPE)
+                    y_tile *= gate * sigmoid(gate)
+                pointers = channel_pointers(y, y_strides, b, d0, t0, BLOCK_D)
+                tl.store(pointers, y_tile.to(y.dtype.element_ty), mask=tile_mask)
+    if y is None:
+        # For complex A the product of the steps' factors: a phase delta A summed first would carry the sum's rounding.
+        if not COMPLEX:
+            decay_re = tl.exp(total_delta[None, :] * A_re)
+        store_planes(ends, tile, plane, mask, x_re, x_im, COMPLEX)
+        store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
+        if reset is not None:  # every block of channels stores the same
+            tl.store(dropped + segment * batch + b + tl.arange(0, 1), any_reset)
+    elif end == length:
+        store_pairs(last, tl.cast(b, tl.int64) * plane + own, mask, x_re, x_im, COMPLEX)
+
+
+@triton.jit
+def join_kernel(
+    ends, decays, dropped, first, starts, batch, channels, states, segments,
+    BLOCK: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """What enters every segment: first, a state (B, D, N, W), for the segment in front, then
+    starts[s+1] = ends[s] + decays[s] starts[s], without the second term where segment s dropped what was before it.
+
+    Backward in time for REVERSE, where first is the last state's gradient, to be conjugated.
+    Four segments are read before the first is stored, so that their loads overlap.
+    """
+    W: tl.constexpr = 2 if COMPLEX else 1
+    plane = states * channels
+    blocks = tl.cdiv(plane, BLOCK)
+    b, inside = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = inside < plane
+    x_re, x_im = tl.zeros((BLOCK,), starts.dtype.element_ty), tl.zeros((BLOCK,), starts.dtype.element_ty)
+    if first is not None:
+        index = tl.cast(b, tl.int64) * plane + inside % channels * states + inside // channels
+        x_re, x_im = load_pairs(first, index, mask, COMPLEX)
+        if REVERSE:
+            x_im = -x_im
+    for s0 in range(0, segments, 4):
+        loaded = ()
+        for i in tl.static_range(4):
+            s = segments - 1 - s0 - i if REVERSE else s0 + i
+            exists = s0 + i + tl.arange(0, 1) < segments
+            here = mask & exists
+            tile = tl.cast(s * batch + b, tl.int64) * (W * plane) + inside
+            end_re, end_im = load_planes(ends, tile, plane, here, COMPLEX)
+            decay_re, decay_im = load_planes(decays, tile, plane, here, COMPLEX)
+            cut = here
+            if dropped is not None:
+                cut = tl.load(dropped + s * batch + b + tl.arange(0, 1), mask=exists, other=0) != 0
+            loaded = loaded + ((tile, here, end_re, end_im, decay_re, decay_im, cut),)
+        for i in tl.static_range(4):
+            tile, here, end_re, end_im, decay_re, decay_im, cut = loaded[i]
+            store_planes(starts, tile, plane, here, x_re, x_im, COMPLEX)
+            if dropped is not None:
+                x_re = tl.where(cut, 0.0, x_re)
+                if COMPLEX:
+                    x_im = tl.where(cut, 0.0, x_im)
+            x_re, x_im = multiply(decay_re, decay_im, x_re, x_im, COMPLEX)
+            x_re += end_re
+            if COMPLEX:
+                x_im += end_im
+
+
+@triton.jit
+def load_output_gradient(grad_y, strides, z, z_strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):
+    """(gradient of y before the gate, the same after it, z) of four steps, (BLOCK_D, 4)."""
+    grad = tl.load(channel_pointers(grad_y, strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0).to(TYPE)
+    if z is not None:
+        gate = tl.load(channel_pointers(z, z_strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0).to(TYPE)
+        return grad * gate * sigmoid(gate), grad, gate
+    else:
+        return grad, grad, grad
+
+
+@triton.jit
+def adjoint_kernel(
+    delta, z, A, C, delta_bias, reset, grad_y, ends, decays, dropped,
+    delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
+    batch, length, channels, states, unit, C_group, segment_length,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
+    by how much it shrinks what came from behind, and whether a reset cuts that off."""
+    TYPE: tl.constexpr = A.dtype.element_ty
+    W: tl.constexpr = 2 if COMPLEX else 1
+    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
+    n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
+    mask = (n < states) & channel_mask[None, :]
+    plane = states * channels
+    tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
+    A_re, A_im = load_pairs(A, d * states + n, mask, COMPLEX)
+    C_re, C_im = A_re, A_im
+    if C_FORM == CONSTANT:
+        C_re, C_im = load_pairs(C, d * states + n, mask, COMPLEX)
+    g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+    decay_re, decay_im = g_re + 1.0, g_im
+    total_delta = tl.zeros((BLOCK_D,), TYPE)
+    any_reset = tl.zeros((1,), tl.int32)
+
+    begin = segment * segment_length
+    groups = tl.cdiv(tl.minimum(segment_length, length - begin), 4)
+    for j in range(0, groups):
+        t0 = begin + (groups - 1 - j) * 4
+        tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS, BLOCK_D,
+                                   TYPE)  # fmt: skip
+        grad_tile, _, _ = load_output_gradient(
+            grad_y, grad_y_strides, z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE
+        )
+        deltas, grads = split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
+        Cs_re, Cs_im = deltas, deltas
+        if C_FORM != CONSTANT:
+            Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, length, states, BLOCK_N, C_FORM, TYPE)
+        resets = deltas
+        if reset is not None:
+            resets = load_resets(reset, reset_strides, b, t0, length)
+        for i in tl.static_range(3, -1, -1):
+            c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
+            A_bar_re, A_bar_im = exponential(deltas[i][None, :], A_re, A_im, COMPLEX)
+            g_re += c_re * grads[i][None, :]
+            if COMPLEX:
+                g_im += c_im * grads[i][None, :]
+                g_re, g_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
+                decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
+            else:
+                g_re *= A_bar_re
+                total_delta += deltas[i]
+            if reset is not None:
+                g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
+                any_reset = any_reset | resets[i].to(tl.int32)
+    if not COMPLEX:
+        decay_re = tl.exp(total_delta[None, :] * A_re)
+    store_planes(ends, tile, plane, mask, g_re, g_im, COMPLEX)
+    store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
+    if reset is not None:
+        tl.store(dropped + segment * batch + b + tl.arange(0, 1), any_reset)

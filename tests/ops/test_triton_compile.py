@@ -1,0 +1,138 @@
+"""The Triton kernels compile for a Hopper GPU, which takes no GPU: the interpreter accepts what the compiler does not.
+
+Run as a script, this file compiles every kernel as the backend launches it and prints one JSON line for each: with all
+variants for the argument "all", else with one that uses every kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+KERNELS = {"scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel"}
+SKIP = ("D", "z", "delta_bias")
+
+# name: (make_inputs' arguments, dtype of u, delta, z and real variable B and C, channels last, discretization,
+# segments, reset)
+FEW = {
+    "real euler, bfloat16, segments": (
+        dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
+}  # fmt: skip
+VARIANTS = {
+    "real euler": (dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), None, False, "euler", False, False),
+    "real euler, channels last": (
+        dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), None, True, "euler", False, False),
+    "real zoh, bias, bfloat16": (
+        dict(complex_A=False, B="8 real", C="8 real", optional=("D", "B_bias")), torch.bfloat16, True, "zoh", False,
+        False),
+    "complex zoh, bias": (
+        dict(complex_A=True, B="8 interleaved", C="8 interleaved", optional=("D", "B_bias")), None, True, "zoh", False,
+        False),
+    "complex zoh, bias, N = 32, everything": (
+        dict(complex_A=True, B="8 complex", C="4 complex", N=32, optional=(*SKIP, "B_bias", "initial_state")), None,
+        False, "zoh", True, True),
+    "float64": (
+        dict(complex_A=True, B="1 real", C="constant", N=4, dtype=torch.float64, optional=SKIP), None, False, "zoh",
+        True, False),
+    "complex euler, constant B, N = 3": (
+        dict(complex_A=True, B="constant", C="2 interleaved", N=3, optional=()), None, False, "euler", False, False),
+    **FEW,
+}  # fmt: skip
+
+
+def compile_variants(variants) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from lra_ssm.ops.backends import triton_call, triton_scan
+    from lra_ssm.ops.scan_inputs import check_scan_inputs
+    from tests.ops.scan_cases import make_inputs
+
+    class Hopper:
+        """What the compiler asks of a GPU's driver."""
+
+        def get_current_target(self):
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self):
+            return 0
+
+        def get_current_stream(self, device=None):
+            return 0
+
+    driver.set_active(Hopper())
+    current = []
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+    def compile_instead(kernel, programs, **arguments):
+        start = time.perf_counter()
+        compiled = kernel.warmup(**arguments, grid=(programs,), num_warps=1, enable_fp_fusion=True)
+        seconds = time.perf_counter() - start
+        cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True).stdout
+        registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+        record = dict(variant=current[0], kernel=kernel.__name__, block=arguments.get("BLOCK_D"), registers=registers,
+                      stack=stack, seconds=round(seconds, 1))  # fmt: skip
+        print(json.dumps(record), flush=True)
+
+    triton_call.launch_kernel = compile_instead
+    for variant, (arguments, dtype, channels_last, discretization, segments, with_reset) in variants.items():
+        current[:] = [variant]
+        triton_call.processors = lambda device, segments=segments: 132 if segments else 0
+        x = make_inputs(**{"batch": 2, "D": 128, "N": 16, "L": 1024, "dtype": torch.float32, **arguments})
+        for key in ("u", "delta", "z", "B", "C"):
+            if key in x and x[key].dim() > 2:
+                value = x[key].to(dtype) if dtype and not x[key].is_complex() else x[key]
+                x[key] = value.transpose(-1, -2).contiguous().transpose(-1, -2) if channels_last else value
+        names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
+        reset = torch.zeros(2, 1024, dtype=torch.bool) if with_reset else None
+        i = check_scan_inputs(*(x.get(key) for key in names), True, x.get("B_bias"), discretization,
+                              x.get("initial_state"), reset)  # fmt: skip
+        zoh = discretization == "zoh"
+        tensors = (i.u, i.delta, i.A, i.B, i.C, i.B_bias, i.D, i.z, i.delta_bias, i.initial_state, i.reset)
+        y, last, checkpoints = triton_scan._scan(*tensors, zoh, True, True)
+        triton_scan._scan_backward(*tensors, zoh, True, checkpoints, y, last)
+
+
+def compiled(tmp_path, *arguments: str) -> list[dict]:
+    triton = pytest.importorskip("triton")
+    if not (Path(triton.__file__).parent / "backends/nvidia/bin/ptxas").exists():
+        pytest.skip("this triton comes without ptxas")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def check(records, variants) -> None:
+    assert {record["variant"] for record in records} == set(variants)
+    assert {record["kernel"] for record in records} == KERNELS
+    for record in records:
+        print(record)
+        assert record["stack"] <= 1536, (
+            record
+        )  # bytes: at most some spilled registers, most in float64, and no array in local memory
+
+
+def test_kernels_compile_for_hopper(tmp_path):
+    check(compiled(tmp_path), FEW)
+
+
+@pytest.mark.slow
+def test_all_variants_compile_for_hopper(tmp_path):
+    check(compiled(tmp_path, "all"), VARIANTS)
+
+
+if __name__ == "__main__":
+    compile_variants(VARIANTS if sys.argv[1:] == ["all"] else FEW)

@@ -1,0 +1,327 @@
+"""The Triton backend of the selective scan against the reference.
+
+Without an NVIDIA GPU the kernels run in Triton's interpreter, milliseconds a step: the inputs here are tiny and chunks
+and segments are made so short that they are crossed all the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lra_ssm.ops import selective_scan
+from lra_ssm.ops.backends import triton_call, triton_scan
+from tests.ops.scan_cases import assert_close, leaves, make_inputs, random_reset, run, weighted_sum
+from tests.ops.test_selective_scan import CASES
+
+triton = pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_without_a_gpu(monkeypatch):
+    """Without a GPU, let the kernels be interpreted, whoever imported triton before.
+
+    The backend's own kernels are decorated when a call first imports them, so that the variable may be set as late as
+    here.  Triton's library functions were decorated when triton was imported, by Lightning for instance.
+    """
+    if DEVICE != "cpu":
+        return
+    from triton.runtime import interpreter
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for module in (triton.language, triton.language.standard):
+        for name in ("sum", "zeros", "zeros_like", "cdiv"):
+            function = getattr(module, name)
+            if not isinstance(function, interpreter.InterpretedFunction):
+                monkeypatch.setattr(module, name, interpreter.InterpretedFunction(function.fn))
+
+    # Each call of a device function patches the whole language anew, half of the interpreter's time: once will do.
+    patched = set()
+
+    def call(self, *args, **kwargs):
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """cut(chunk, segment): chunks of so many steps and as many segments as there can be, of so many steps or more."""
+
+    def set_sizes(chunk: int = 4, segment: int = 8) -> None:
+        monkeypatch.setattr(triton_call, "CHUNK", chunk)
+        monkeypatch.setattr(triton_call, "MIN_SEGMENT", segment)
+        monkeypatch.setattr(triton_call, "processors", lambda device: 1000)
+
+    return set_sizes
+
+
+def run_triton(inputs, **flags):
+    flags = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in flags.items()}
+    result = run({name: x.to(DEVICE) for name, x in inputs.items()}, "triton", **flags)
+    return {name: x.cpu() for name, x in result.items()}
+
+
+def compare(inputs, **flags):
+    assert_close(run_triton(inputs, **flags), run(inputs, "reference", **flags))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:4])))
+def test_forms_and_options(case, cut):
+    cut()
+    complex_A, B, C, discretization, softplus, with_reset, optional, tied_A = case
+    inputs = make_inputs(complex_A, B, C, optional=optional, tied_A=tied_A, L=11)
+    reset = random_reset(2, 11) if with_reset else None
+    compare(inputs, discretization=discretization, delta_softplus=softplus, reset=reset)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("L", [1, 2, 63, 257, pytest.param(1024, marks=pytest.mark.slow)])
+def test_lengths(L, complex_A, cut):
+    """Several segments, of two chunks of four groups of steps each, from 64 steps on."""
+    cut(16, 32)
+    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=1, N=1, L=L, optional=("z", "initial_state"))
+    flags = dict(discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
+    compare(inputs, **flags)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_one_segment(complex_A):
+    """As long inputs are cut on a device that batch and channels fill: not at all, in chunks of the usual size."""
+    inputs = make_inputs(complex_A, "1 real", "constant", batch=1, D=2, N=2, L=70, optional=("initial_state",))
+    compare(inputs, discretization="zoh", reset=random_reset(1, 70))
+
+
+@pytest.mark.parametrize("shape", [dict(D=6, N=3), dict(D=5, N=5), dict(D=1, N=1)], ids=str)
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_odd_sizes(complex_A, shape, cut, monkeypatch):
+    """Neither D nor N a power of two, B and C in different groups, blocks that do not divide a group."""
+    cut()
+    B, C = ("2 real", "3 interleaved" if complex_A else "3 real") if shape["D"] == 6 else ("1 real", "1 real")
+    if shape["D"] == 5:
+        monkeypatch.setattr(triton_call, "BACKWARD_STATE", 32)
+        monkeypatch.setattr(triton_call, "MAX_BLOCK", 4)
+    compare(make_inputs(complex_A, B, C, batch=1, L=9, **shape), discretization="zoh", delta_softplus=True)
+
+
+@pytest.mark.parametrize("use_y, use_state", [(True, False), (False, True)])
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
+    cut()
+    compare(make_inputs(complex_A, "2 real", "constant", L=11), use_y=use_y, use_state=use_state)
+    one = leaves({name: x.to(DEVICE) for name, x in make_inputs(complex_A, "1 real", "1 real", L=5).items()})
+    y, state = selective_scan(**one, return_last_state=True, backend="triton")
+    assert all(g is not None for g in torch.autograd.grad(abs(state).sum(), [one["u"], one["A"]]))
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("magnitude", [0.0, 1e-30, 1e-6, 1e-3])
+def test_small_A(magnitude, complex_A):
+    """zoh and its gradients stay right as A -> 0, and at A == 0."""
+    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=6, optional=("B_bias",))
+    inputs["A"] = magnitude * inputs["A"]
+    inputs["A"][0, 0] = -0.5
+    compare(inputs, discretization="zoh")
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_float32_gradient_of_small_A(complex_A):
+    """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
+    wide = make_inputs(complex_A, "1 real", "1 real", batch=1, N=8, L=16, optional=("B_bias",))
+    direction = wide["A"] / wide["A"].abs()
+    wide["A"] = direction * torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
+    narrow, wide = rounded(wide)
+    truth = run(wide, "reference", discretization="zoh")["A"]
+    error = (run_triton(narrow, discretization="zoh")["A"] - truth).abs()
+    assert (error <= 3e-5 * truth.abs()).all()
+
+
+def rounded(wide):
+    """(the inputs in float32, the same, rounded, in float64)"""
+    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
+    return narrow, {name: x.to(wide[name].dtype) for name, x in narrow.items()}
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+def test_float32_error(complex_A, discretization, cut):
+    cut(16, 32)
+    L = 1024 if DEVICE == "cuda" else 70
+    narrow, wide = rounded(make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, N=2, L=L))
+    flags = dict(discretization=discretization, delta_softplus=True)
+    truth, result = run(wide, "reference", **flags), run_triton(narrow, **flags)
+    assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6)
+
+
+@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+def test_float32_error_of_large_phases(discretization):
+    """delta Im A up to thousands of radians; delta is a power of two, so that the product is not rounded."""
+    narrow, wide = rounded(make_inputs(True, "1 real", "1 real", batch=1, D=4, N=16, L=3, optional=()))
+    for inputs in (narrow, wide):
+        inputs["delta"] = torch.full_like(inputs["delta"], 0.5)
+        inputs["A"] = torch.complex(inputs["A"].real, torch.linspace(-8000, 8000, 64).view(4, 16).to(inputs["A"].real))
+    truth = run(wide, "reference", discretization=discretization)
+    result = run_triton(narrow, discretization=discretization)
+    assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # by numpy, which the interpreter computes with
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_reset_drops_what_is_not_finite(complex_A, cut):
+    """An infinite input before a reset, in the same segment and in one before, leaves what follows as it was."""
+    cut()
+    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=20, optional=("initial_state",))
+    reset = torch.zeros(1, 20, dtype=torch.bool)
+    reset[:, 12] = True
+    expected = run(inputs, "reference", reset=reset)
+    for t in (1, 9):
+        broken = {name: x.clone() for name, x in inputs.items()}
+        broken["u"][..., t] = math.inf
+        result = run_triton(broken, reset=reset)
+        assert not torch.isfinite(result["y"]).all()
+        for name in ("y", "u"):
+            torch.testing.assert_close(result[name][..., 12:], expected[name][..., 12:], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result["last_state"], expected["last_state"], rtol=1e-12, atol=1e-12)
+    broken = {**inputs, "initial_state": torch.full_like(inputs["initial_state"], math.nan)}
+    reset[:, 0] = True
+    result, expected = run_triton(broken, reset=reset), run(inputs, "reference", reset=reset)
+    torch.testing.assert_close(result["y"], expected["y"], rtol=1e-12, atol=1e-12)
+    assert (result["initial_state"] == 0).all()
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_strides(complex_A, cut):
+    """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
+    cut()
+    inputs = make_inputs(complex_A, "2 real", "1 complex" if complex_A else "1 real", L=10)
+    expected = run(inputs, "reference", discretization="zoh")
+    for name in ("u", "delta", "z"):
+        inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
+    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
+    if complex_A:
+        for name in ("A", "C", "initial_state"):
+            inputs[name] = inputs[name].conj().resolve_conj().conj()
+    inputs["z"] = torch.complex(inputs["z"], -inputs["z"]).conj().imag  # a lazy negative
+    inputs = {name: x.to(DEVICE) for name, x in inputs.items()}
+    actual = run(inputs, "triton", discretization="zoh")
+    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
+    assert_close({name: x.cpu() for name, x in actual.items()}, expected)
+    inputs = {name: x.cpu() for name, x in inputs.items()}
+    inputs["u"] = inputs["u"][:1, :, :1].expand(2, 4, 10)
+    inputs["delta"] = inputs["delta"][..., ::2].repeat_interleave(4, dim=-1)[..., ::2]
+    compare(inputs)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_mixed_dtypes(complex_A, cut):
+    cut()
+    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32, L=10)
+    for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
+        inputs[name] = inputs[name].to(dtype)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        result = run_triton(inputs)
+    assert result["y"].dtype == torch.bfloat16
+    assert result["last_state"].dtype == (torch.complex64 if complex_A else torch.float32)
+    assert all(result[name].dtype == x.dtype for name, x in inputs.items())
+    wide = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
+    truth = run(wide, "reference", y_weights=torch.bfloat16)
+    for name, x in result.items():
+        rtol = {torch.bfloat16: 4e-3, torch.float16: 6e-4}.get(x.dtype, 2e-6)
+        assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
+
+
+@pytest.mark.slow
+def test_gradcheck(cut):
+    cut(4, 4)
+    inputs = make_inputs(True, "1 complex", "1 interleaved", batch=1, D=1, N=1, L=2)
+    x = {name: v.to(DEVICE).requires_grad_() for name, v in inputs.items()}
+
+    def f(*values):
+        named = dict(zip(x, values, strict=True))
+        return selective_scan(**named, return_last_state=True, discretization="zoh", backend="triton")
+
+    assert torch.autograd.gradcheck(f, tuple(x.values()))
+
+
+def test_gradients_do_not_vary(cut):
+    cut()
+    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, L=11)
+    first, second = (run_triton(inputs, discretization="zoh", delta_softplus=True) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_nothing_is_kept_without_gradients(monkeypatch):
+    kept = []
+    allocate = triton_scan._empty_results
+
+    def spy(u, A, keep):
+        results = allocate(u, A, keep)
+        kept.append(results[2].numel())
+        return results
+
+    monkeypatch.setattr(triton_scan, "_empty_results", spy)
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(False, "1 real", "1 real", L=5).items()}
+    x = leaves(inputs)
+    with torch.no_grad():
+        y = selective_scan(**x, backend="triton")
+    assert not y.requires_grad
+    selective_scan(**inputs, backend="triton")
+    assert kept == [0, 0]
+    assert selective_scan(**x, backend="triton").requires_grad and kept[2] == 2 * 4 * 2
+
+
+def test_first_derivatives_alone():
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(False, "1 real", "1 real", batch=1, D=1, L=2).items()}
+    x = leaves(inputs)
+    y, state = selective_scan(**x, return_last_state=True, backend="triton")
+    (grad,) = torch.autograd.grad(weighted_sum(y, state), [x["u"]], create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), [x["delta"]])
+
+
+def test_no_batch():
+    inputs = make_inputs(False, "1 real", "1 real", batch=0)
+    result = run_triton(inputs)
+    assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_operators(complex_A):
+    """What torch.compile is told about shapes, strides and gradients is so."""
+    form = "1 interleaved" if complex_A else "1 real"
+    x = {name: v.to(DEVICE) for name, v in make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=5).items()}
+    x = leaves(x)
+    tensors = [x["u"], x["delta"], x["A"], x["B"].unsqueeze(1) if x["B"].dim() == 3 else x["B"], x["C"]]
+    tensors += [x[name] for name in ("B_bias", "D", "z", "delta_bias", "initial_state")]
+    torch.library.opcheck(torch.ops.lra_ssm.selective_scan_triton, (*tensors, None, True, True, True))
+
+
+def test_plan_fills_the_device(monkeypatch):
+    monkeypatch.setattr(triton_call, "processors", lambda device: 132)
+    gpu = torch.device("cuda")
+    for backward in (False, True):
+        for batch, channels, length in ((16, 1024, 2048), (8, 128, 16384), (1, 128, 65536), (256, 128, 512)):
+            p = triton_call.plan(batch, channels, length, channels, 16, gpu, backward)
+            assert batch * p.blocks * p.segments >= 4 * 132
+            assert p.blocks * p.block >= channels and p.segments * p.segment >= length > (p.segments - 1) * p.segment
+            assert p.segments == 1 or (p.segment >= 256 and p.segment % 64 == 0)
+    assert triton_call.plan(16, 1024, 2048, 1024, 16, gpu, False).segments == 1
+    assert triton_call.plan(1, 6, 100, 3, 16, gpu, True)[:2] == (4, 2)  # two groups, each one block of 4, one masked
+
+
+def test_refusals(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert triton_scan.refusal(torch.device("cpu"), None) == "needs an NVIDIA GPU; u is on cpu"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert triton_scan.refusal(torch.device("cpu"), None) is None
+    assert "meta" in triton_scan.refusal(torch.device("meta"), None)
+    monkeypatch.setattr(triton_scan, "_installed", lambda: False)
+    assert triton_scan.refusal(torch.device("cuda"), None) == "triton is not installed"
