@@ -19,10 +19,11 @@ ALLOWED = {
     "tasks": {"ops", "layers", "models"},
     "datamodules": {"errors"},
     "callbacks": {"tasks", "errors"},
+    "bench": {"ops", "layers", "models", "tasks", "datamodules", "cluster", "errors"},
     "cluster": {"errors"},
     "checkpoints": {"errors"},
     "errors": set(),
-    "cli": {"ops", "layers", "models", "tasks", "datamodules", "callbacks", "cluster", "checkpoints", "errors"},
+    "cli": {"ops", "layers", "models", "tasks", "datamodules", "callbacks", "bench", "cluster", "checkpoints", "errors"},
     "__main__": {"cli"},
     "__init__": set(),
 }

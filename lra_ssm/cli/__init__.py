@@ -21,6 +21,7 @@ COMMANDS = {
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.run", "write a run's predictions on the validation split"),
     "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: generate it, or read its published files"),
+    "bench": ("lra_ssm.cli.bench", "measure operators, layers, training steps and loaders on this machine"),
 }
 
 HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)

@@ -1,0 +1,113 @@
+"""The suite of layers: S4D, S6 and B2S6, forward and backward, at the sizes of the LRA models.
+
+Shapes: x, y (B, L, D).  (B batch, L length, D channels.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lra_ssm.bench.compare import Contender, Row, Settings, compare
+from lra_ssm.bench.work import Prepared, generator, prepare, random_like, using_backend
+from lra_ssm.layers import LayerSpec
+
+# Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"), and the S4D
+# paper's public settings for S4D's batch of 50.
+_SELECTIVE = {"d_state": 64, "bidirectional": True}
+SIZES: tuple[tuple[str, str, dict[str, Any], int, int, int], ...] = (  # task, layer, arguments, batch, length, d_model
+    ("ListOps", "S4D", _SELECTIVE, 50, 2048, 128),
+    ("ListOps", "S6", _SELECTIVE, 32, 2048, 128),
+    ("ListOps", "B2S6", {**_SELECTIVE, "num_blocks": 8}, 32, 2048, 128),
+    ("sCIFAR", "S4D", _SELECTIVE, 50, 1024, 512),
+    ("sCIFAR", "S6", _SELECTIVE, 48, 1024, 512),
+    ("sCIFAR", "B2S6", {**_SELECTIVE, "num_blocks": 8}, 48, 1024, 512),
+)
+_CPU_BATCH = 2  # of the published batches on a CPU, unless --batch says more
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """arguments: of the layer's class, as sorted pairs, so that this is hashable."""
+
+    layer: str
+    arguments: tuple[tuple[str, Any], ...]
+    batch: int
+    length: int
+    d_model: int
+    backend: str
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    def build(self) -> Prepared:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layer = LayerSpec(f"lra_ssm.layers.{self.layer}", **dict(self.arguments))(self.d_model)
+        layer = layer.to(self.device, self.dtype)
+        x = torch.randn(self.batch, self.length, self.d_model, generator=generator()).to(self.device, self.dtype)
+        parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+        def run(x: Tensor, **parameters: Tensor) -> Tensor:
+            with using_backend(self.backend, self.device):
+                return torch.func.functional_call(layer, parameters, (x,))
+
+        # dotted names of parameters pass as keywords too, through a dict
+        return prepare(run, {"x": x, **parameters}, random_like)
+
+    def smaller(self) -> LayerWork:
+        return replace(self, batch=1, length=min(self.length, 64))
+
+    def bytes_needed(self) -> float:
+        states = dict(self.arguments).get("d_state", 16)
+        return self.dtype.itemsize * self.batch * self.length * (60 * self.d_model + 40 * 8 * states)
+
+
+@dataclass(frozen=True)
+class LayerTruth:
+    """The same layer, parameters and input in float64."""
+
+    work: LayerWork
+    label: str = "float64 run of the same layer"
+
+    def results(self) -> dict[str, Tensor]:
+        return replace(self.work, dtype=torch.float64, backend="auto").build().results()
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    rows: list[Row] = []
+    for task, batch, length, d_model in dict.fromkeys((s[0], *s[3:]) for s in SIZES):
+        for length_ in settings.lengths or [length]:
+            sized = batch if settings.device.type == "cuda" else min(batch, _CPU_BATCH)
+            sized, d_model = settings.batch or sized, settings.channels or d_model
+            if settings.quick:
+                sized, length_, d_model = 2, 32, 16
+            rows += _compare(task, batch, sized, length_, d_model, settings)
+    return {
+        "rows": rows,
+        "bars": [(_title(row), row.extra["tokens/s"]) for row in rows if row.timing],
+        "unit": "tokens/s",
+    }
+
+
+def _title(row: Row) -> str:
+    return f"{row.comparison}, {row.contender}, L = {row.shape['length']}, {row.mode}"
+
+
+def _compare(task: str, published: int, batch: int, length: int, d_model: int, settings: Settings) -> list[Row]:
+    contenders = []
+    for _, layer, arguments, *_ in (size for size in SIZES if size[0] == task and size[3] == published):
+        for i, backend in enumerate(settings.backends):
+            if i > 0 and layer == "S4D":
+                continue  # it has no scan
+            work = LayerWork(layer, tuple(sorted(arguments.items())), batch, length, d_model, backend, settings.device)
+            name = layer if layer == "S4D" else f"{layer}, {backend}"
+            contenders.append(Contender(name, work, LayerTruth(replace(work, backend="auto"))))
+    shape = {"batch": batch, "length": length, "channels": d_model}
+    rows = compare(f"{task} layers, published batch {published}", shape, contenders, settings)
+    for row in rows:
+        if row.timing is not None:
+            row.extra["tokens/s"] = batch * length / row.timing.median
+    return rows

@@ -1,0 +1,207 @@
+"""The suite of training steps: what a config trains, with random tokens: forward, loss, backward, clip, AdamW.
+
+Shapes: inputs (B, L) int64, lengths (B,), labels (B,).  (B batch, L length.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lra_ssm
+from lra_ssm.bench.compare import Contender, Row, Settings, compare
+from lra_ssm.bench.measure import ratio
+from lra_ssm.bench.profile import profile_step
+from lra_ssm.bench.work import STEP, Prepared, generator, using_backend
+from lra_ssm.errors import InputError
+from lra_ssm.models import Classifier
+from lra_ssm.tasks.optim import parameter_groups
+
+CONFIGS = ("b2s6", "s6", "s4d")
+# The sCIFAR models of Yu & Erichson 2025, table 1, as changes to the ListOps ones; batch size as the public S4's.
+_SCIFAR: dict[str, Any] = {"vocab_size": None, "d_input": 3, "d_model": 128, "n_layers": 4, "num_classes": 10}
+_SCIFAR_BATCH, _SCIFAR_LENGTH = 50, 1024
+_OPTIMIZER = ("lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "warmup_steps")
+_CPU_BATCH = 2  # of the published 32 and 50 on a CPU, unless --batch says more
+
+
+def config_files(given: str | None) -> list[Path]:
+    """--config, or the repository's ListOps configs. Raises InputError where there are none."""
+    if given is not None:
+        if not Path(given).is_file():
+            raise InputError(f"--config {given}: no such file")
+        return [Path(given)]
+    for root in (Path(lra_ssm.__file__).parents[1], Path.cwd()):
+        files = [root / "configs" / "lra" / "listops" / f"{name}.yaml" for name in CONFIGS]
+        if all(file.is_file() for file in files):
+            return files
+    raise InputError(
+        "configs/lra/listops is neither beside the package nor in the working folder; name a --config FILE"
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model's arguments, batch size, length and gradient clipping of a config. Raises InputError otherwise."""
+    try:
+        config = yaml.safe_load(path.read_text())
+        model, data = config["model"]["init_args"], config["data"]["init_args"]
+        found = {"model": model, "batch": data["batch_size"], "length": data["max_length"]}
+        found["clip"] = (config.get("trainer") or {}).get("gradient_clip_val")
+    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
+        what = f"no {error} in it" if isinstance(error, KeyError) else "it is no YAML of a config"
+        raise InputError(
+            f"--config {path}: {what}; a config of fit has model, data.batch_size and data.max_length"
+        ) from error
+    if model.get("vocab_size") is None and model.get("d_input") is None:
+        raise InputError(f"--config {path}: the model has neither vocab_size nor d_input")
+    return found
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """model: the config's arguments as JSON, so that this is hashable."""
+
+    model: str
+    batch: int
+    length: int
+    clip: float | None
+    backend: str
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def on_tokens(self) -> bool:
+        return json.loads(self.model).get("vocab_size") is not None
+
+    def network(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        arguments = json.loads(self.model)
+        rates = {name: arguments.pop(name) for name in _OPTIMIZER if name in arguments}
+        rates.pop("warmup_steps", None)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = Classifier(**arguments).to(self.device, self.dtype)
+        return model, torch.optim.AdamW(parameter_groups(model, **rates))
+
+    def random_batch(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Random tokens with lengths, or features without; no padding, so that every position counts in tokens/s."""
+        arguments, random = json.loads(self.model), generator()
+        labels = torch.randint(arguments["num_classes"], (self.batch,), generator=random).to(self.device)
+        if not self.on_tokens:
+            features = torch.randn(self.batch, self.length, arguments["d_input"], generator=random)
+            return features.to(self.device, self.dtype), None, labels
+        tokens = torch.randint(3, arguments["vocab_size"], (self.batch, self.length), generator=random)
+        return tokens.to(self.device), torch.full((self.batch,), self.length, device=self.device), labels
+
+    def step(self) -> tuple[Callable[[], Tensor], nn.Module]:
+        """A call that trains the model by one step, and the model."""
+        (model, optimizer), (inputs, lengths, labels) = self.network(), self.random_batch()
+
+        def one() -> Tensor:
+            with using_backend(self.backend, self.device):
+                optimizer.zero_grad(set_to_none=True)
+                loss = F.cross_entropy(model(inputs, lengths), labels)
+                loss.backward()
+                if self.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+                optimizer.step()
+                return loss.detach()
+
+        return one, model
+
+    def build(self) -> Prepared:
+        one, _ = self.step()
+
+        def results() -> dict[str, Tensor]:
+            first, model = self.step()  # a fresh model: the timed one has been trained
+            loss = first()
+            # the step clips and keeps its gradients; all of them in one vector, for their scales differ by design
+            gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            return {"loss": loss, "all gradients": torch.cat(gradients)}
+
+        return Prepared({STEP: one}, results)
+
+    def smaller(self) -> StepWork:
+        return replace(self, batch=2, length=min(self.length, 64))
+
+    def bytes_needed(self) -> float:
+        arguments = json.loads(self.model)
+        tokens = self.batch * self.length * arguments.get("n_layers", 8)
+        return self.dtype.itemsize * tokens * 60 * arguments.get("d_model", 128)
+
+
+@dataclass(frozen=True)
+class StepTruth:
+    """The same step in float64."""
+
+    work: StepWork
+    label: str = "float64 run of the same step"
+
+    def results(self) -> dict[str, Tensor]:
+        return replace(self.work, dtype=torch.float64, backend="auto").build().results()
+
+
+def works(settings: Settings) -> dict[str, StepWork]:
+    """Name -> step of every config, on every backend; a selective layer with a bias also without it."""
+    found: dict[str, StepWork] = {}
+    for file in config_files(settings.config):
+        config = read_config(file)
+        tasks = {file.stem: (config["model"], config["batch"], config["length"])}
+        if settings.config is None:
+            tasks = {f"{name}, ListOps": task for name, task in tasks.items()}
+            tasks[f"{file.stem}, sCIFAR"] = ({**config["model"], **_SCIFAR}, _SCIFAR_BATCH, _SCIFAR_LENGTH)
+        for task, (model, batch, length) in tasks.items():
+            batch = batch if settings.device.type == "cuda" else min(batch, _CPU_BATCH)
+            length = (settings.lengths or [length])[0]
+            if settings.quick:
+                model, batch, length = {**model, "d_model": 16, "n_layers": 1}, 2, 32
+            batch = settings.batch or batch
+            arguments = model["layer"].get("init_args") or {}
+            variants = {task: model}
+            if arguments.get("bias"):
+                layer = {**model["layer"], "init_args": {**arguments, "bias": False}}
+                variants[f"{task} without bias"] = {**model, "layer": layer}
+            for name, variant in variants.items():
+                backends = settings.backends if model["layer"]["class_path"].endswith("S6") else settings.backends[:1]
+                for backend in backends:
+                    text = json.dumps(variant, sort_keys=True)
+                    work = StepWork(text, batch, length, config["clip"], backend, settings.device)
+                    found[name if len(backends) == 1 else f"{name}; {backend}"] = work
+    return found
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    rows: list[Row] = []
+    everything = works(settings)
+    sizes = dict.fromkeys((work.batch, work.length) for work in everything.values())
+    for batch, length in sizes:
+        own = {name: w for name, w in everything.items() if (w.batch, w.length) == (batch, length)}
+        contenders = [Contender(name, w, StepTruth(replace(w, backend="auto"))) for name, w in own.items()]
+        rows += compare("training steps", {"batch": batch, "length": length}, contenders, settings, modes=(STEP,))
+    for row in rows:
+        if row.timing is not None:
+            row.extra["samples/s"] = row.shape["batch"] / row.timing.median
+            row.extra["tokens/s"] = row.shape["batch"] * row.shape["length"] / row.timing.median
+        _cost_of_bias(row, rows)
+    profiles = {}
+    for name, work in everything.items():
+        settings.announce(f"profile of {name}")
+        profiles[name] = profile_step(work.step()[0], settings.device)
+        settings.tick()
+    bars = [(f"{row.contender}, batch {row.shape['batch']}", row.extra["tokens/s"]) for row in rows if row.timing]
+    return {"rows": rows, "profiles": profiles, "bars": bars, "unit": "tokens/s"}
+
+
+def _cost_of_bias(row: Row, rows: list[Row]) -> None:
+    name, _, backend = row.contender.partition("; ")
+    without = f"{name} without bias{'; ' if backend else ''}{backend}"
+    for other in rows:
+        if other.contender == without and other.shape == row.shape and row.timing and other.timing:
+            row.extra["times the step without bias"] = ratio(row.timing, other.timing)[0]

@@ -1,0 +1,216 @@
+"""`lra-ssm bench` as its users start it."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from lra_ssm.bench import plot, report
+from lra_ssm.bench.compare import Contender, Errors, Row, Settings, compare
+from lra_ssm.bench.growth import slope
+from lra_ssm.bench.measure import Effort, Timing
+from lra_ssm.bench.memory import Peak
+from lra_ssm.bench.scan import MAMBA, S6, ScanTruth, ScanWork
+from lra_ssm.bench.targets import judge, operator_targets
+from lra_ssm.bench.work import BOTH, FORWARD, Shape
+from lra_ssm.cli import main
+from tests.runner import everything_below, succeed
+
+CPU = torch.device("cpu")
+SUITES = ("operators", "layers", "steps", "data")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    command = ["bench", "all", "--quick", "--backends=eager", "--repeats=2", "--threads=1", "--out=results/here"]
+    return folder, succeed(command, folder).out
+
+
+def test_a_run_leaves_a_json_and_a_picture_of_each_suite_and_nothing_else(measured):
+    folder, _ = measured
+    files = [f"results/here/{suite}.{kind}" for suite in SUITES for kind in ("json", "png")]
+    assert everything_below(folder) == sorted(["results", "results/here", *files])
+    for suite in SUITES:
+        assert (folder / f"results/here/{suite}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_json_has_the_machine_and_every_sample(measured, suite):
+    data = json.loads((measured[0] / f"results/here/{suite}.json").read_text())
+    machine = data["machine"]
+    assert machine["versions"]["torch"] == torch.__version__ and machine["threads"] == 1
+    assert machine["command"][:2] == ["lra-ssm", "bench"] and machine["time"] and "host" not in machine["hardware"]
+    assert data["rows"]
+    for row in data["rows"]:
+        timing = row["timing"]
+        assert row["note"] is None and timing["number_of_samples"] == len(timing["samples_ms"]) >= 1
+        assert timing["median_ms"] > 0 and row["ratio"]["median"] > 0
+        if suite != "data":
+            assert row["memory"]["megabytes"] >= 0 and 0 <= row["errors"]["value"] < 1e-4
+
+
+def test_the_operators_are_all_there(measured):
+    data = json.loads((measured[0] / "results/here/operators.json").read_text())
+    found = {(row["comparison"], row["contender"]) for row in data["rows"]}
+    against = "S6 against other ways to write it"
+    for by in ("eager", "eager, (B, L, D)", "loop over time", "parallel scan", "cumulative sums of logs"):
+        assert (against, by) in found
+    assert len({c for name, c in found if name == "cases on eager"}) == 8
+    assert ("S4D", "kernel alone") in found and ("growth with length", "S6, loop over time") in found
+    assert all(target["verdict"] == "not measured" for target in data["targets"])  # at sizes that are not theirs
+    assert set(data["ceilings"]) == {"copy, GB/s", "multiply-add, GFLOP/s", "exponential, G/s"}
+
+
+def test_the_text_says_what_it_measured(measured):
+    out = measured[1]
+    assert f"torch {torch.__version__}" in out.splitlines()[0] and "threads used: 1" in out.splitlines()[0]
+    for text in ("== operators ==", "== data ==", "tokens/s", "one step of b2s6, ListOps, by part", "share of a training step"):
+        assert text in out
+
+
+def test_the_profile_finds_the_parts_of_a_step(measured):
+    data = json.loads((measured[0] / "results/here/steps.json").read_text())
+    assert list(data["profiles"]) == [
+        f"{name}, {task}{bias}"
+        for name in ("b2s6", "s6", "s4d")
+        for task in ("ListOps", "sCIFAR")
+        for bias in (("", " without bias") if name == "b2s6" else ("",))
+    ]
+    selective, s4d = data["profiles"]["s6, ListOps"], data["profiles"]["s4d, sCIFAR"]
+    assert {"scan, forward", "scan, backward", "linear layers", "optimizer", "norm, backward"} <= selective.keys()
+    assert {
+        "S4D kernel, forward",
+        "S4D kernel, backward",
+        "convolution, forward",
+        "convolution, backward",
+    } <= s4d.keys()
+    for parts in (selective, s4d):
+        assert sum(part["share"] for part in parts.values()) == pytest.approx(1)
+        assert parts["other"]["share"] < 0.5
+    rows = {row["contender"]: row for row in data["rows"]}
+    assert rows["b2s6, ListOps"]["extra"]["times the step without bias"] > 0
+
+
+def test_loaders_give_the_same_batches(measured):
+    data = json.loads((measured[0] / "results/here/data.json").read_text())
+    assert all(row["extra"]["same batches as with 0 workers"] == "True" for row in data["rows"])
+    assert len(data["shares of steps"]) == 2 * 4
+
+
+def test_help(capsys):
+    assert main(["bench", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "usage: lra-ssm bench" in out and "examples:" in out and "--backends" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["operatros"], "invalid choice: 'operatros'"),
+        (["--lengths=16,none"], "--lengths: 'none' is no whole number of at least 1"),
+        (["--batch=0"], "argument --batch: '0' is no whole number of at least 1"),
+        (["--channels=12"], "--channels 12: must be a multiple of 8"),
+        (["--backends=cuda"], "--backends: unknown backend 'cuda'; there are "),
+        (["--lenghts=16"], "unrecognized arguments: --lenghts=16"),
+        (["steps", "--config=missing.yaml"], "--config missing.yaml: no such file"),
+        (["steps", "--config=other.yaml"], "--config other.yaml: no 'model' in it"),
+        (["steps", "--config=broken.yaml"], "--config broken.yaml: it is no YAML of a config"),
+        (["steps", "--config=features.yaml"], "--config features.yaml: the model has neither vocab_size nor d_input"),
+        (["--quick", "--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
+        pytest.param(
+            ["--device=cuda"],
+            "torch sees no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="GPU"),
+        ),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    (tmp_path / "broken.yaml").write_text("[1, {\n")
+    features = {"model": {"init_args": {}}, "data": {"init_args": {"batch_size": 1, "max_length": 8}}}
+    (tmp_path / "features.yaml").write_text(yaml.safe_dump(features))
+    assert main(["bench", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.startswith("lra-ssm: error: ") and err.count("\n") == 1
+    assert not (tmp_path / "bench-results").exists()
+
+
+# --- what a comparison and a report do with what cannot be measured ---
+
+
+def test_a_contender_that_cannot_run_stays_with_its_reason():
+    shape = Shape(1, 8, 2, 16)
+    settings = Settings(CPU, ["eager"], 1, Effort(repeats=1, budget=0.1, least=1, sample=0))
+    truth = ScanTruth(S6, shape, CPU)
+    works = {by: ScanWork(S6, shape, by, CPU) for by in ("eager", MAMBA)}
+    huge = ScanWork(S6, Shape(10**6, 10**4, 16, 10**6), "loop over time", CPU)
+    contenders = [Contender(by, work, truth) for by, work in works.items()] + [Contender("huge", huge, truth)]
+    rows = {(row.contender, row.mode): row for row in compare("here", {}, contenders, settings)}
+    assert rows["eager", BOTH].timing is not None and rows["eager", BOTH].note is None
+    assert "mamba_ssm" in rows[MAMBA, FORWARD].note and rows[MAMBA, FORWARD].timing is None
+    assert rows["huge", FORWARD].note.startswith("not tried: may need")
+    assert "not tried" in report.rows_text(list(rows.values()))
+
+
+def row(comparison, contender, mode, seconds, megabytes=1.0, **shape):
+    size = {"batch": 4, "channels": 128, "states": 16, **shape}
+    timing = Timing(dict(enumerate(seconds)), 1)
+    return Row(
+        comparison, contender, mode, size, timing, "cpu", (1.0, 0.0), Peak(megabytes, ""), Errors(1e-7, 1e-6, "A", "")
+    )
+
+
+def test_targets_are_judged_by_the_rows_at_their_size():
+    settings = Settings(CPU, ["cpu", "eager"], 1, Effort())
+    against = "S6 against other ways to write it"
+    rows = [
+        row(against, "cpu", FORWARD, [1.0, 1.0], length=4096),
+        row(against, "loop over time", FORWARD, [34.0, 36.0], length=4096),
+        row(against, "cpu", BOTH, [1.0], length=4096),
+        row(against, "loop over time", BOTH, [39.0], length=4096),
+        row(against, "cpu", BOTH, [1.0], 10.0, length=16384),
+        row(against, "loop over time", BOTH, [1.0], 160.0, length=16384),
+    ]
+    for length in (4096, 16384, 65536):
+        rows.append(row("growth with length", "S6, cpu", BOTH, [length * 1e-6], length * 1e-3, length=length))
+    found = {target.target: target for target in operator_targets(rows, settings)}
+    verdicts = [(t.verdict, t.measured) for t in found.values()]
+    assert verdicts[:4] == [("met", "35.0x"), ("not met", "39.0x"), ("met", "1/16.0"), ("met", "1.0e-07, 1.0e-06")]
+    growth = next(t for name, t in found.items() if name.startswith("growth of S6"))
+    assert growth.verdict == "met" and growth.measured == "1.00, 1.00"
+    assert next(t for n, t in found.items() if n.startswith("growth of B2S6")).verdict == "not measured"
+
+
+def test_a_target_with_a_part_missing_is_not_measured():
+    assert judge("t", [0.1, None], "{:.1f}", lambda v: v < 1).verdict == "not measured"
+    assert judge("t", [0.1, 2.0], "{:.1f}", lambda v: v < 1).verdict == "not met"
+
+
+def test_slopes_are_fitted_where_the_lengths_are_long():
+    points = [(1024, 5.0), (4096, 5.0), (8192, 20.0), (16384, 80.0)]
+    assert slope(points) == pytest.approx(2.0)
+    assert slope(points[:3]) is None
+
+
+def test_nothing_half_written_stays(tmp_path):
+    target = tmp_path / "a.json"
+    target.write_text("before")
+
+    def broken(path):
+        path.write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        report.write_whole(target, broken)
+    assert target.read_text() == "before" and everything_below(tmp_path) == ["a.json"]
+
+
+def test_a_picture_of_one_length_and_of_rows_without_memory(tmp_path):
+    rows = [row("growth with length", "S6, cpu", BOTH, [1.0], length=64)]
+    rows[0].memory = None
+    report.write_whole(tmp_path / "a.png", plot.growth_plot(rows, "title"))
+    assert (tmp_path / "a.png").stat().st_size > 1000
