@@ -33,7 +33,7 @@ def measure_growth(settings: Settings) -> list[Row]:
         contenders = []
         for i, by in enumerate(settings.backends):
             for case in (S6, B2S6):
-                if shape.channels % case.groups or (i > 0 and length > 16384):
+                if shape.channels % case.groups or (i > 0 and length > 4096):
                     continue
                 work = ScanWork(case, shape, by, device)
                 contenders.append(Contender(f"{case.name}, {by}", work, ScanTruth(case, shape, device)))

@@ -81,8 +81,9 @@ def _against(case: ScanCase, shape: Shape, settings: Settings) -> list[Row]:
     truth = ScanTruth(case, shape, settings.device)
     contenders = [
         Contender(label(by, layout), ScanWork(case, shape, by, settings.device, layout), truth)
-        for by in settings.backends
+        for i, by in enumerate(settings.backends)
         for layout in (CHANNELS_FIRST, CHANNELS_LAST)
+        if i == 0 or shape.length <= 4096 or settings.device.type == "cuda"
     ]
     if case == S6 and settings.device.type == "cuda" and find_spec("mamba_ssm") is not None:
         contenders.append(Contender(MAMBA, ScanWork(case, shape, MAMBA, settings.device), truth))

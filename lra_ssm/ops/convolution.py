@@ -5,16 +5,15 @@ Shapes: u (B, D, L), kernels (D, L), results (B, D, L).  (B batch, D channels, L
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# On a CPU, channels are transformed a few at a time: spectra of this size stay in the cache.  Sixteen at least, which
-# is one line of the cache where channels lie next to each other.
-_SPECTRUM_BYTES, _MIN_CHANNELS = 2 << 20, 16
+# On a CPU, a few channels of a few batch items are transformed at a time: so many bytes of points for each thread stay
+# in the cache.  Channels that lie next to each other in memory go by sixteen at least, a line of the cache.
+_PIECE_BYTES, _LINE = 4 << 20, 16
 
 
 def _check(u: Tensor, **kernels: Tensor) -> None:
@@ -37,13 +36,16 @@ def _fft_length(L: int) -> int:
     return 2 << (L - 1).bit_length()
 
 
-def _pieces(u: Tensor, n: int) -> Iterator[slice]:
-    """Ranges of channels."""
-    batch, D, _ = u.shape
-    size = D
-    if u.device.type == "cpu":
-        size = max(_SPECTRUM_BYTES // (4 * n * max(batch, 1)), _MIN_CHANNELS)
-    return (slice(start, min(start + size, D)) for start in range(0, D, size))
+def _pieces(u: Tensor, n: int) -> tuple[list[slice], list[slice]]:
+    """Ranges of channels, and of batch items, that make up one piece."""
+    (batch, D, _), budget = u.shape, _PIECE_BYTES * torch.get_num_threads() // (4 * n)
+    if u.device.type != "cpu" or not batch:
+        return [slice(0, D)], [slice(0, batch)]
+    channels = min(max(budget // batch, _LINE if u.stride(1) == 1 else 1), D)
+    items = min(max(budget // channels, 1), batch)
+    return [slice(i, i + channels) for i in range(0, D, channels)], [
+        slice(i, i + items) for i in range(0, batch, items)
+    ]
 
 
 class _CircularConvolution(torch.autograd.Function):
@@ -55,10 +57,12 @@ class _CircularConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, kernel: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         y = torch.empty_like(u)
-        for channels in _pieces(u, n):
-            spectrum = torch.fft.rfft(u[:, channels].to(dtype), n=n)
-            spectrum *= torch.fft.rfft(kernel[channels].to(dtype), n=n)
-            y[:, channels] = torch.fft.irfft(spectrum, n=n)[..., : u.shape[-1]]
+        all_channels, all_items = _pieces(u, n)
+        for channels in all_channels:
+            of_kernel = torch.fft.rfft(kernel[channels].to(dtype), n=n)
+            for items in all_items:
+                spectrum = torch.fft.rfft(u[items, channels].to(dtype), n=n).mul_(of_kernel)
+                y[items, channels] = torch.fft.irfft(spectrum, n=n)[..., : u.shape[-1]]
         ctx.save_for_backward(u, kernel)
         ctx.n, ctx.dtype = n, dtype
         return y
@@ -72,14 +76,21 @@ class _CircularConvolution(torch.autograd.Function):
         grad_u = torch.empty_like(u) if needs_u else None
         grad_kernel = torch.empty_like(kernel) if needs_kernel else None
         with torch.autocast(u.device.type, enabled=False):
-            for channels in _pieces(u, n):
-                grad = torch.fft.rfft(grad_y[:, channels].to(dtype), n=n)
+            all_channels, all_items = _pieces(u, n)
+            for channels in all_channels:
+                of_kernel = torch.fft.rfft(kernel[channels].to(dtype), n=n).conj_physical_()
+                total = torch.zeros_like(of_kernel)
+                for items in all_items:
+                    grad = torch.fft.rfft(grad_y[items, channels].to(dtype), n=n)
+                    if grad_kernel is not None:
+                        spectrum = torch.fft.rfft(u[items, channels].to(dtype), n=n).conj_physical_()
+                        total += spectrum.mul_(grad).sum(0)
+                    if grad_u is not None:
+                        grad_u[items, channels] = torch.fft.irfft(grad.mul_(of_kernel), n=n)[..., : u.shape[-1]].to(
+                            u.dtype
+                        )
                 if grad_kernel is not None:
-                    product = torch.fft.rfft(u[:, channels].to(dtype), n=n).conj_physical_().mul_(grad).sum(0)
-                    grad_kernel[channels] = torch.fft.irfft(product, n=n)[..., : kernel.shape[-1]].to(kernel.dtype)
-                if grad_u is not None:
-                    grad *= torch.fft.rfft(kernel[channels].to(dtype), n=n).conj_physical_()
-                    grad_u[:, channels] = torch.fft.irfft(grad, n=n)[..., : u.shape[-1]].to(u.dtype)
+                    grad_kernel[channels] = torch.fft.irfft(total, n=n)[..., : kernel.shape[-1]].to(kernel.dtype)
         return grad_u, grad_kernel, None, None
 
 

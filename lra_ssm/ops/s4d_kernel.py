@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends.cpu_s4d_kernel import exponential_sums
+from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.native_build import unavailable
 from lra_ssm.ops.discretization import bilinear, zoh
 
@@ -69,14 +69,13 @@ def s4d_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretiz
     D, N = delta.shape[0], A.shape[-1]
     with torch.autocast(delta.device.type, enabled=False):
         # What has no L is small and taken in double: the phase l delta Im(A) reaches thousands of radians.
-        rule = zoh if discretization == "zoh" else bilinear
-        A_bar, B_bar = rule(delta.double().unsqueeze(-1), A.to(wide))  # (D, N)
-        weights = (C.to(wide) * B.to(wide) * B_bar).reshape(-1, D, N)  # (K, D, N)
+        step, A_wide = delta.double(), A.to(wide).expand(D, N)
+        B_wide, C_wide = B.to(wide).expand(D, N), C.to(wide).expand(*C.shape[:-2], D, N).reshape(-1, D, N)
         if A.is_complex() and discretization == "zoh" and _compiled(delta.device):
-            z = (delta.double().unsqueeze(-1) * A.to(wide)).expand(D, N)
-            kernel = exponential_sums(z, weights, L, double)
+            kernel = s4d_kernel_zoh(step, A_wide, B_wide, C_wide, L, double)
         else:
-            kernel = _two_level(A_bar, weights, L, state_dtype)
+            A_bar, B_bar = (zoh if discretization == "zoh" else bilinear)(step.unsqueeze(-1), A_wide)
+            kernel = _two_level(A_bar, C_wide * B_wide * B_bar, L, state_dtype)
     return kernel if C.dim() == 3 else kernel[0]
 
 

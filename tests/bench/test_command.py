@@ -66,7 +66,13 @@ def test_the_operators_are_all_there(measured):
 def test_the_text_says_what_it_measured(measured):
     out = measured[1]
     assert f"torch {torch.__version__}" in out.splitlines()[0] and "threads used: 1" in out.splitlines()[0]
-    for text in ("== operators ==", "== data ==", "tokens/s", "one step of b2s6, ListOps, by part", "share of a training step"):
+    for text in (
+        "== operators ==",
+        "== data ==",
+        "tokens/s",
+        "one step of b2s6, ListOps, by part",
+        "share of a training step",
+    ):
         assert text in out
 
 

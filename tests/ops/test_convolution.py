@@ -60,8 +60,8 @@ def test_bidirectional(L):
 
 @pytest.mark.parametrize("form", [causal_convolution, bidirectional_convolution])
 def test_pieces_of_channels(form, monkeypatch):
-    """More channels than one piece takes, and channels next to each other in memory."""
-    monkeypatch.setattr(convolution, "_SPECTRUM_BYTES", 1)
+    """More channels and batch items than one piece takes, and channels next to each other in memory."""
+    monkeypatch.setattr(convolution, "_PIECE_BYTES", 1)
     kernels = [randn(37, 65, seed=i) for i in range(1 if form is causal_convolution else 2)]
     slow = causal_convolution_reference if form is causal_convolution else bidirectional_convolution_reference
     assert_same(form, slow, randn(2, 37, 65), *kernels)

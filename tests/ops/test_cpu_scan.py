@@ -7,7 +7,7 @@ import torch
 
 from lra_ssm.layers import B2S6, S4D, S6
 from lra_ssm.ops import selective_scan
-from lra_ssm.ops.backends.cpu_s4d_kernel import exponential_sums
+from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
 from tests.ops.scan_cases import OPTIONAL, assert_close, make_inputs, needs_compiled, random_reset, run
 
@@ -133,8 +133,9 @@ def test_operator_registration(complex_A):
     arguments = (*(x[name] for name in names), random_reset(2, 40), True, True, True)
     torch.library.opcheck(scan_forward, arguments)
     if complex_A:
-        z, w = (torch.randn(*s, dtype=torch.complex128) - 1 for s in ((4, 3), (2, 4, 3)))
-        torch.library.opcheck(exponential_sums, (z.requires_grad_(), w.requires_grad_(), 70, False))
+        A, B, C = (torch.randn(*s, dtype=torch.complex128) - 1 for s in ((4, 3), (4, 3), (2, 4, 3)))
+        system = [x.requires_grad_() for x in (torch.rand(4, dtype=torch.float64), A, B, C)]
+        torch.library.opcheck(s4d_kernel_zoh, (*system, 70, False))
 
 
 @pytest.mark.parametrize("layer", [S6, B2S6, S4D])

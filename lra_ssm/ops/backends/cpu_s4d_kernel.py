@@ -1,6 +1,6 @@
 """S4D's convolution kernel by the C++ of native/, as a torch custom operator.
 
-Shapes: z (D, N), w (K, D, N), kernel (K, D, L).  (K kernels, D channels, N conjugate pairs, L length.)
+Shapes: delta (D,), A, B (D, N), C (K, D, N), kernel (K, D, L).  (K kernels, D channels, N conjugate pairs, L length.)
 """
 
 import ctypes
@@ -16,52 +16,58 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64) for name in ("kernels", "channels", "states", "length", "is_double", "threads")
-    ] + [(name, ctypes.c_void_p) for name in ("z", "w", "kernel", "grad_z", "grad_w")]
+    ] + [
+        (name, ctypes.c_void_p)
+        for name in ("delta", "A", "B", "C", "kernel", "grad_delta", "grad_A", "grad_B", "grad_C")
+    ]
 
 
-def _call(function: str, z: Tensor, w: Tensor, kernel: Tensor, *gradients: Tensor) -> None:
+def _call(function: str, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, kernel: Tensor, *gradients: Tensor) -> None:
     native = library()
     assert not isinstance(native, str), native
-    kept = (z.contiguous(), w.contiguous(), kernel, *gradients)
+    kept = (*(x.contiguous() for x in (delta, A, B, C)), kernel, *gradients)
     double = kernel.dtype == torch.float64
-    sizes = (w.shape[0], *z.shape, kernel.shape[-1], double, torch.get_num_threads())
+    sizes = (C.shape[0], *A.shape, kernel.shape[-1], double, torch.get_num_threads())
     if getattr(native, function)(ctypes.byref(_Arguments(*sizes, *(x.data_ptr() for x in kept)))):
         raise MemoryError(f"{function}: not enough memory")
 
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_cpu", mutates_args=(), device_types="cpu")
-def exponential_sums(z: Tensor, w: Tensor, L: int, double: bool) -> Tensor:
-    """k_l = 2 Re sum_n w_n exp(z_n l), l = 0..L-1: z (D, N) and w (K, D, N) complex128 -> (K, D, L), float32 or, if
-    `double`, float64 (the precision of the sums; powers of exp(z) are always taken in float64)."""
-    kernel = torch.empty((*w.shape[:2], L), dtype=torch.float64 if double else torch.float32)
-    _call("s4d_kernel_forward", z, w, kernel)
+def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
+    """The kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold.
+
+    delta (D,) float64; A, B (D, N) and C (K, D, N) complex128.  float32 or, if `double`, float64: the precision of the
+    sums over states; powers of exp(delta A) are float64 in any case.
+    """
+    kernel = torch.empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
+    _call("s4d_kernel_forward", delta, A, B, C, kernel)
     return kernel
 
 
-@exponential_sums.register_fake
-def _(z, w, L, double):  # type: ignore[no-untyped-def]
-    return w.new_empty((*w.shape[:2], L), dtype=torch.float64 if double else torch.float32)
+@s4d_kernel_zoh.register_fake
+def _(delta, A, B, C, L, double):  # type: ignore[no-untyped-def]
+    return delta.new_empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
 
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_cpu_backward", mutates_args=(), device_types="cpu")
-def exponential_sums_backward(grad: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of z and w."""
-    grad_z, grad_w = torch.zeros(z.shape, dtype=z.dtype), torch.empty(w.shape, dtype=w.dtype)
-    _call("s4d_kernel_backward", z, w, grad.contiguous(), grad_z, grad_w)
-    return grad_z, grad_w
+def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    """The gradients of delta, A, B and C."""
+    gradients = [torch.zeros(x.shape, dtype=x.dtype) for x in (delta, A, B, C)]
+    _call("s4d_kernel_backward", delta, A, B, C, grad.contiguous(), *gradients)
+    return gradients
 
 
-@exponential_sums_backward.register_fake
-def _(grad, z, w):  # type: ignore[no-untyped-def]
-    return torch.empty_like(z), torch.empty_like(w)
+@s4d_kernel_zoh_backward.register_fake
+def _(grad, delta, A, B, C):  # type: ignore[no-untyped-def]
+    return [x.new_empty(x.shape) for x in (delta, A, B, C)]
 
 
 def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.save_for_backward(*inputs[:4])
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return (*exponential_sums_backward(grad, *ctx.saved_tensors), None, None)
+    return (*s4d_kernel_zoh_backward(grad, *ctx.saved_tensors), None, None)
 
 
-exponential_sums.register_autograd(_backward, setup_context=_keep_for_backward)
+s4d_kernel_zoh.register_autograd(_backward, setup_context=_keep_for_backward)

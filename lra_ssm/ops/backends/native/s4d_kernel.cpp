@@ -1,27 +1,56 @@
-// S4D's convolution kernel on a CPU: k_l = 2 Re sum_n w_n exp(z_n l), l = 0 .. L-1, and its gradients.
+// S4D's convolution kernel on a CPU, zero-order hold and all: k_l = 2 Re sum_n C_n B_n B_bar_n exp(delta A_n l),
+// B_bar = A^-1 (exp(delta A) - 1), l = 0 .. L-1, and its gradients.
 //
-// K kernels share the D x N exponents z.  Time is cut into blocks of T: exp(z (iT + j)) = exp(z T)^i exp(z j), where the
-// powers below T are a table for one channel at a time, and everything that is multiplied more than T times is double:
-// the phase of z l reaches thousands of radians.  Lanes run along states, two vectors at once.
+// K kernels share delta, A and B.  Time is cut into blocks of T: exp(z (iT + j)) = exp(z T)^i exp(z j), z = delta A,
+// where the powers below T are a table for one channel at a time, and everything that is multiplied more than T times
+// is double: the phase of z l reaches thousands of radians.  Lanes run along states, two vectors at once.
 
 #include <complex>
 #include <cstdlib>
 #include <memory>
-#include <vector>
 
 #include "simd.h"
+
+using Complex = std::complex<double>;
 
 // Field by field the ctypes structure of cpu_s4d_kernel.py; all contiguous.
 struct KernelArguments {
     int64_t kernels, channels, states, length, is_double, threads;
-    const double *z, *w;     // (D, N), (K, D, N), complex
-    void* kernel;            // (K, D, L): the result, or its gradient
-    double *grad_z, *grad_w;  // as z and w
+    const double* delta;                        // (D,)
+    const Complex *A, *B, *C;                   // (D, N), (D, N), (K, D, N)
+    void* kernel;                               // (K, D, L): the result, or its gradient
+    double* grad_delta;                         // as their inputs
+    Complex *grad_A, *grad_B, *grad_C;
 };
 
 namespace {
 
 constexpr int T = 64, NV = 2;
+
+// One state of one channel, discretized.
+struct State {
+    Complex z, exp_z, B_bar;
+
+    State() {}
+    State(double delta, Complex A) : z(delta * A) {
+        const double minus_1 = std::expm1(z.real()), half = std::sin(z.imag() / 2);
+        const double scaled = 2 * (minus_1 + 1) * half;
+        const Complex exp_minus_1(minus_1 - scaled * half, scaled * std::cos(z.imag() / 2));  // without cancellation
+        exp_z = 1.0 + exp_minus_1;
+        B_bar = std::abs(A) < 1e-100 ? delta : exp_minus_1 / A;
+    }
+
+    // d B_bar / dA = delta^2 phi1'(z), phi1(z) = (e^z - 1) / z; by its series where the quotient cancels
+    Complex slope(double delta, Complex A) const {
+        if (std::abs(z) >= 0.5) return (delta * exp_z - B_bar) / A;
+        Complex power = 0.5, total = 0;  // sum over k of (k + 1) / (k + 2)! z^k
+        for (int k = 0; k < 16; ++k) {
+            total += double(k + 1) * power;
+            power *= z / double(k + 3);
+        }
+        return delta * delta * total;
+    }
+};
 
 template <class L>
 struct Block {  // NV vectors of states of one channel
@@ -34,11 +63,11 @@ struct Block {  // NV vectors of states of one channel
     V re[T][NV], im[T][NV];           // exp(z j)
     int count;                        // states; the lanes beyond are 0
 
-    void fill(const double* z, int states) {
-        count = states;
+    void fill(const State* states, int number) {
+        count = number;
         Wide a_re[NV]{}, a_im[NV]{}, q_re[NV]{}, q_im[NV]{};
         for (int n = 0; n < count; ++n) {
-            const auto a = std::exp(std::complex<double>(z[2 * n], z[2 * n + 1]));
+            const Complex a = states[n].exp_z;
             a_re[n / L::W][n % L::W] = a.real(), a_im[n / L::W][n % L::W] = a.imag();
             q_re[n / L::W][n % L::W] = 1;
         }
@@ -56,18 +85,12 @@ struct Block {  // NV vectors of states of one channel
         re = next;
     }
 
-    void read(const double* from, double factor, Wide* re, Wide* im) const {
-        for (int v = 0; v < NV; ++v) re[v] = im[v] = Wide{};
+    // Adds this block's part of 2 Re sum_n w_n exp(z_n l), or writes it.
+    void forward(const Complex* w, Scalar* kernel, int64_t length, bool add) const {
+        Wide c_re[NV]{}, c_im[NV]{};
         for (int n = 0; n < count; ++n) {
-            re[n / L::W][n % L::W] = factor * from[2 * n];
-            im[n / L::W][n % L::W] = factor * from[2 * n + 1];
+            c_re[n / L::W][n % L::W] = 2 * w[n].real(), c_im[n / L::W][n % L::W] = 2 * w[n].imag();
         }
-    }
-
-    // Adds this block's part of one kernel, or writes it.
-    void forward(const double* w, Scalar* kernel, int64_t length, bool add) const {
-        Wide c_re[NV], c_im[NV];
-        read(w, 2, c_re, c_im);
         V products[T];
         for (int64_t start = 0; start < length; start += T) {
             const int steps = static_cast<int>(std::min<int64_t>(T, length - start));
@@ -90,11 +113,10 @@ struct Block {  // NV vectors of states of one channel
         }
     }
 
-    // conj(grad w) = 2 sum_l g_l exp(z l) and conj(grad z) = 2 w sum_l l g_l exp(z l), added.
-    void backward(const double* w, const Scalar* grad, int64_t length, double* grad_w, double* grad_z) const {
-        Wide p_re[NV], p_im[NV], sum_re[NV]{}, sum_im[NV]{}, late_re[NV]{}, late_im[NV]{}, w_re[NV], w_im[NV];
-        read(w, 2, w_re, w_im);
-        for (int v = 0; v < NV; ++v) p_re[v] = 1 - Wide{}, p_im[v] = Wide{};
+    // The conjugated gradients of w and of z: 2 sum_l g_l exp(z l), and w times 2 sum_l l g_l exp(z l), which is added.
+    void backward(const Complex* w, const Scalar* grad, int64_t length, Complex* grad_w, Complex* grad_z) const {
+        Wide p_re[NV], p_im[NV], sum_re[NV]{}, sum_im[NV]{}, late_re[NV]{}, late_im[NV]{};
+        for (int v = 0; v < NV; ++v) p_re[v] = splat<Wide>(1.0), p_im[v] = Wide{};
         for (int64_t start = 0; start < length; start += T) {
             const int steps = static_cast<int>(std::min<int64_t>(T, length - start));
             V s_re[NV]{}, s_im[NV]{}, r_re[NV]{}, r_im[NV]{};
@@ -114,14 +136,48 @@ struct Block {  // NV vectors of states of one channel
                 multiply(p_re[v], p_im[v], power_re[v], power_im[v]);
             }
         }
-        for (int v = 0; v < NV; ++v) multiply(late_re[v], late_im[v], w_re[v], w_im[v]);
         for (int n = 0; n < count; ++n) {
             const int v = n / L::W, j = n % L::W;
-            grad_w[2 * n] = 2 * sum_re[v][j], grad_w[2 * n + 1] = -2 * sum_im[v][j];
-            grad_z[2 * n] += late_re[v][j], grad_z[2 * n + 1] -= late_im[v][j];
+            grad_w[n] = 2.0 * Complex(sum_re[v][j], sum_im[v][j]);
+            grad_z[n] += 2.0 * w[n] * Complex(late_re[v][j], late_im[v][j]);
         }
     }
 };
+
+// One channel's states from n on: its part of all kernels, or the gradients of all that make it up.
+template <class L, bool Backward>
+void work(const KernelArguments& a, Block<L>& block, int64_t d, int64_t n) {
+    constexpr int LANES = Block<L>::LANES;
+    const int64_t first = d * a.states + n, plane = a.channels * a.states;
+    const int count = static_cast<int>(std::min<int64_t>(a.states - n, LANES));
+    const double delta = a.delta[d];
+    const Complex *A = a.A + first, *B = a.B + first;
+    State states[LANES];
+    Complex w[LANES], grad_w[LANES], grad_z[LANES]{}, grad_B[LANES]{}, grad_B_bar[LANES]{};
+    for (int i = 0; i < count; ++i) states[i] = State(delta, A[i]);
+    block.fill(states, count);
+    for (int64_t k = 0; k < a.kernels; ++k) {
+        const Complex* C = a.C + k * plane + first;
+        for (int i = 0; i < count; ++i) w[i] = C[i] * B[i] * states[i].B_bar;
+        auto* kernel = static_cast<typename L::Scalar*>(a.kernel) + (k * a.channels + d) * a.length;
+        if constexpr (Backward) {
+            block.backward(w, kernel, a.length, grad_w, grad_z);
+            for (int i = 0; i < count; ++i) {
+                a.grad_C[k * plane + first + i] = std::conj(grad_w[i] * B[i] * states[i].B_bar);
+                grad_B[i] += grad_w[i] * C[i] * states[i].B_bar;
+                grad_B_bar[i] += grad_w[i] * C[i] * B[i];
+            }
+        } else {
+            block.forward(w, kernel, a.length, n > 0);
+        }
+    }
+    if constexpr (Backward)
+        for (int i = 0; i < count; ++i) {
+            a.grad_B[first + i] = std::conj(grad_B[i]);
+            a.grad_A[first + i] = std::conj(grad_z[i] * delta + grad_B_bar[i] * states[i].slope(delta, A[i]));
+            a.grad_delta[d] += (grad_z[i] * A[i] + grad_B_bar[i] * states[i].exp_z).real();
+        }
+}
 
 template <class L, bool Backward>
 void run(const KernelArguments& a) {
@@ -138,18 +194,7 @@ void run(const KernelArguments& a) {
 #endif
 #pragma omp for schedule(static)
         for (int64_t d = 0; d < a.channels; ++d)
-            for (int64_t n = 0; n < a.states; n += Block<L>::LANES) {
-                const int64_t z = d * a.states + n;
-                block.fill(a.z + 2 * z, static_cast<int>(std::min<int64_t>(a.states - n, Block<L>::LANES)));
-                for (int64_t k = 0; k < a.kernels; ++k) {
-                    const int64_t w = k * a.channels * a.states + z;
-                    auto* kernel = static_cast<typename L::Scalar*>(a.kernel) + (k * a.channels + d) * a.length;
-                    if constexpr (Backward)
-                        block.backward(a.w + 2 * w, kernel, a.length, a.grad_w + 2 * w, a.grad_z + 2 * z);
-                    else
-                        block.forward(a.w + 2 * w, kernel, a.length, n > 0);
-                }
-            }
+            for (int64_t n = 0; n < a.states; n += Block<L>::LANES) work<L, Backward>(a, block, d, n);
     }
 }
 
