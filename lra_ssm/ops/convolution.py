@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# On a CPU, a few channels of a few batch items are transformed at a time: so many bytes of points for each thread stay
-# in the cache.  Channels that lie next to each other in memory go by sixteen at least, a line of the cache.
-_PIECE_BYTES, _LINE = 4 << 20, 16
+# On a CPU, a few channels of a few batch items are transformed at a time: so many bytes of points stay in the
+# cache.  Channels that lie next to each other in memory go by sixteen at least, a line of the cache.
+_PIECE_BYTES, _LINE = 8 << 20, 16
 
 
 def _check(u: Tensor, **kernels: Tensor) -> None:
@@ -38,7 +38,7 @@ def _fft_length(L: int) -> int:
 
 def _pieces(u: Tensor, n: int) -> tuple[list[slice], list[slice]]:
     """Ranges of channels, and of batch items, that make up one piece."""
-    (batch, D, _), budget = u.shape, _PIECE_BYTES * torch.get_num_threads() // (4 * n)
+    (batch, D, _), budget = u.shape, _PIECE_BYTES // (4 * n)
     if u.device.type != "cpu" or not batch:
         return [slice(0, D)], [slice(0, batch)]
     channels = min(max(budget // batch, _LINE if u.stride(1) == 1 else 1), D)

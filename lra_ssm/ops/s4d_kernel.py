@@ -23,6 +23,8 @@ def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, 
     if delta.dim() != 1 or not delta.is_floating_point():
         raise ValueError(f"delta: shape {tuple(delta.shape)}, dtype {delta.dtype}; expected (D,), real floating")
     D, N = delta.shape[0], A.shape[-1] if A.dim() else 0
+    if N < 1:
+        raise ValueError(f"A: shape {tuple(A.shape)}; expected (N,) or (D, N) with N >= 1")
     for name, x, several in (("A", A, False), ("B", B, False), ("C", C, True)):
         if not (x.is_floating_point() or x.is_complex()):
             raise ValueError(f"{name}: dtype {x.dtype}; expected a real or complex floating dtype")

@@ -35,12 +35,13 @@ def test_threads(batch, D, B, C, count, threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
-@pytest.mark.parametrize("batch, channels", [(1, 128), (4, 128), (3, 96), (1, 7), (5, 1)])
-def test_tasks(batch, channels, threads):
-    size = channels_per_task(batch, channels, threads)
-    assert channels % size == 0
-    if channels == 128:  # one sample is enough work for every thread
-        assert batch * channels // size >= min(threads, 32)
+@pytest.mark.parametrize("batch, channels", [(1, 128), (4, 128), (3, 96), (1, 127), (1, 7), (5, 1)])
+@pytest.mark.parametrize("least", [2, 8])
+def test_tasks(batch, channels, threads, least):
+    size = channels_per_task(batch, channels, threads, least)
+    assert min(least, channels) <= size <= channels
+    # one sample is enough work for every thread, as far as the least size goes
+    assert batch * -(-channels // size) >= 0.85 * min(threads, batch * (channels // least))
     for groups in (g for g in range(1, channels + 1) if channels % g == 0):
         group = channels // groups
         met = [len({d // size for d in range(g * group, (g + 1) * group)}) for g in range(groups)]
@@ -112,6 +113,27 @@ def test_large_steps(complex_A):
         assert_close({name: result[name].to(truth[name].dtype)}, {name: truth[name]}, rtol=2e-6)
 
 
+def test_growing_steps_leave_unused_lanes_alone():
+    """delta of -100 with |A| = 1e-3 is harmless; lanes beyond N must not overflow on it."""
+    one = torch.ones(1, 1, 3)
+    for A in (1e-3, -1e-3):
+        arguments = (one, -100 * one, torch.full((1, 1), A), torch.ones(1, 1), torch.ones(1, 1))
+        torch.testing.assert_close(selective_scan(*arguments, backend="cpu"),
+                                   selective_scan(*arguments, backend="reference"))  # fmt: skip
+
+
+def test_exponentials_near_overflow():
+    """exp(delta A) from 2^126 to 2^128 on one step from an initial state of 1."""
+    exponents = torch.linspace(126, 127.9, 40)
+    A = (exponents * 0.6931471805599453).view(-1, 1)
+    one, zero = torch.ones(1, 40, 1), torch.zeros(40, 1)
+    y = selective_scan(0 * one, one, A, zero, zero + 1, initial_state=torch.ones(1, 40, 1), backend="cpu")
+    want = torch.exp2(exponents.double()).float().view(1, -1, 1)
+    low = (exponents < 127.49).view(1, -1, 1)
+    torch.testing.assert_close(y[low], want[low], rtol=2e-5, atol=0)  # A is a float: 127 roundings of its own
+    assert not y.isnan().any() and (y[exponents.view(1, -1, 1) > 127.51] == torch.inf).all()
+
+
 def test_nan_is_not_hidden():
     inputs = make_inputs(True, "1 real", "1 real", dtype=torch.float32, optional=(), L=70)
     for name in ("u", "delta", "A", "B"):
@@ -132,6 +154,10 @@ def test_operator_registration(complex_A):
     names = ("u", "delta", "A", "B", "C", "B_bias", "D", "z", "delta_bias", "initial_state")
     arguments = (*(x[name] for name in names), random_reset(2, 40), True, True, True)
     torch.library.opcheck(scan_forward, arguments)
+    # the layers' layouts, and tasks that share a group
+    last = {n: v.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for n, v in x.items()
+            if v.dim() > 1}  # fmt: skip
+    torch.library.opcheck(scan_forward, (*({**x, **last}[name] for name in names), None, True, True, True))
     if complex_A:
         A, B, C = (torch.randn(*s, dtype=torch.complex128) - 1 for s in ((4, 3), (4, 3), (2, 4, 3)))
         system = [x.requires_grad_() for x in (torch.rand(4, dtype=torch.float64), A, B, C)]
@@ -139,9 +165,10 @@ def test_operator_registration(complex_A):
 
 
 @pytest.mark.parametrize("layer", [S6, B2S6, S4D])
-def test_compiles_as_one_graph(layer):
+@pytest.mark.parametrize("batch", [2, 3])
+def test_compiles_as_one_graph(layer, batch):
     torch.manual_seed(0)
-    module, x = layer(16), torch.randn(2, 40, 16)
+    module, x = layer(16), torch.randn(batch, 40, 16)
     expected = module(x)
     want = torch.autograd.grad(expected.sum(), list(module.parameters()))
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)

@@ -26,8 +26,15 @@ print("y:", y.flatten().tolist())
 
 
 def start(cache, compiler=None, **environment):
-    env = {**os.environ, "LRA_SSM_CACHE": str(cache), "PYTHONPATH": os.getcwd(), **environment}
-    env.pop("CXX", None)
+    env = {
+        **os.environ,
+        "LRA_SSM_CACHE": str(cache),
+        "PYTHONPATH": os.getcwd(),
+        "HOME": str(cache.parent),
+        **environment,
+    }
+    for name in ("CXX", "XDG_CACHE_HOME"):
+        env.pop(name, None)
     if compiler is not None:
         env["CXX"] = str(compiler)
     return subprocess.Popen(
@@ -73,8 +80,10 @@ def test_many_processes_compile_once(tmp_path, compiler):
 def test_killed_while_compiling(tmp_path, compiler):
     path, log = compiler
     process = start(tmp_path / "cache", path)
-    while not log.exists():
+    deadline = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert log.exists()
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not list((tmp_path / "cache").glob("*.so"))
@@ -99,6 +108,9 @@ def test_failed_build_is_said_once_and_not_tried_again(tmp_path):
     assert log.read_text() == "once\n"
     (failure,) = (tmp_path / "cache").glob("*.failed")
     assert "no such flag" in failure.read_text()
+    os.utime(failure, (0, 0))  # long ago
+    finish(start(tmp_path / "cache", path))
+    assert log.read_text() == "once\nonce\n"
 
 
 def test_switched_off(tmp_path):
@@ -117,4 +129,26 @@ def test_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LRA_SSM_CACHE", str(tmp_path / "file" / "below"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert native_build.cache_folder() == tmp_path / "xdg" / "lra_ssm"
+    assert native_build.folder_to_write() == tmp_path / "xdg" / "lra_ssm"
+    monkeypatch.delenv("LRA_SSM_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # nobody's home
+    assert native_build.cache_folders() == []
+    assert native_build.folder_to_write().is_absolute()
+
+
+@needs_compiled
+def test_a_built_library_in_a_folder_that_cannot_be_written(tmp_path, compiler):
+    path, log = compiler
+    assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+    (tmp_path / "cache").chmod(0o500)
+    assert finish(start(tmp_path / "cache", "no-such-compiler")) == ("cpu", [])
+    (tmp_path / "cache").chmod(0o700)
+
+
+@pytest.mark.parametrize("value, reason", [("ccache no-such", "build failed"), ("'", "CXX=': No closing quotation")])
+def test_odd_compilers(value, reason, tmp_path):
+    (tmp_path / "ccache").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "ccache").chmod(0o755)
+    backend, lines = finish(start(tmp_path / "cache", value, PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    assert reason in backend and "eager" in lines[-1]

@@ -4,8 +4,9 @@ Shapes: u, delta, z, y (B, D, L); A, B_bias (D, N); B, C constant (D, N) or vari
 (D,); initial and last state (B, D, N); reset (B, L); checkpoints (tiles, B, D, vectors, 1 or 2, W).
 (B batch, D channels, L length, N states, G groups, W lanes of a vector of the processor.)
 
-Extra memory beyond the results: for backward, the state at the start of every tile of time, B D L numbers at most; and
-some 100 KB for each thread.
+Extra memory beyond the results: for backward, the state at the start of every tile of time, about B D L numbers at
+most; where tasks share a group of B or C, their parts of its gradient, 8 B D L numbers at most; and for each thread
+some hundred KB at N = 16.
 """
 
 import ctypes
@@ -16,6 +17,7 @@ from torch import Tensor
 from lra_ssm.ops.backends.native_build import library, unavailable
 from lra_ssm.ops.scan_inputs import ScanInputs, is_interleaved
 
+_HUGE = 32 << 20  # bytes: glibc's largest threshold, above which memory is always fresh
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
@@ -47,15 +49,15 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def channels_per_task(batch: int, channels: int, threads: int) -> int:
-    """The most channels per task, a divisor of `channels`, whose number of tasks keeps all threads equally busy."""
+def channels_per_task(batch: int, channels: int, threads: int, least: int) -> int:
+    """The most channels per task, `least` or more, whose number of tasks keeps all threads busy alike."""
 
     def balance(size: int) -> float:
-        tasks = batch * channels // size
+        tasks = batch * -(-channels // size)
         return tasks / (-(-tasks // threads) * threads)
 
-    sizes = [n for n in range(channels, 0, -1) if channels % n == 0 and (n >= 4 or n == 1)]
-    return max(sizes, key=lambda n: (round(balance(n), 1), n))
+    sizes = {-(-channels // ranges) for ranges in range(1, channels + 1)}
+    return max((n for n in sizes if n >= min(least, channels)), key=lambda n: (round(balance(n), 2), n))
 
 
 def slots(channels: int, groups: int, size: int) -> int:
@@ -64,6 +66,19 @@ def slots(channels: int, groups: int, size: int) -> int:
     return max(
         (last - 1) // size - first // size + 1 for first in range(0, channels, group) for last in [first + group]
     )
+
+
+def _in_huge_pages(x: Tensor) -> Tensor:
+    """An uninitialised result, which is returned."""
+    native = library()
+    size = x.numel() * x.element_size()
+    if size >= _HUGE and not isinstance(native, str):
+        native.ask_for_huge_pages(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(size))
+    return x
+
+
+def _new_like(x: Tensor) -> Tensor:
+    return _in_huge_pages(torch.empty_like(x))
 
 
 def _pointer(x: Tensor | None) -> int | None:
@@ -96,7 +111,7 @@ class _Call:
     def __init__(
         self, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, D: Tensor | None,
         z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, zoh: bool,
-        softplus: bool,
+        softplus: bool, backward: bool = False,
     ) -> None:  # fmt: skip
         batch, channels, length = u.shape
         self.dtype = torch.float64 if A.dtype in (torch.float64, torch.complex128) else torch.float32
@@ -108,7 +123,9 @@ class _Call:
         self.initial = None if initial is None else initial.contiguous()
         self.kept = (u, delta, z, B, C, reset)
         threads = torch.get_num_threads()
-        self.size = channels_per_task(max(batch, 1), channels, threads)
+        # Small tasks have every core work on one sample; in backward each has its own part of B's and C's gradients.
+        least = max(4, A.shape[1] * (2 if A.is_complex() else 1) // 8) if backward else 2
+        self.size = channels_per_task(max(batch, 1), channels, threads, least)
         self.tile = tile_steps(A)
         a = self.arguments = _Arguments()
         a.batch, a.channels, a.length, a.states = batch, channels, length, A.shape[-1]
@@ -160,8 +177,8 @@ def scan_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(y, last state, checkpoints for backward if `keep`, else an empty tensor)."""
     call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus)
-    y, last = torch.empty_like(u), A.new_zeros(u.shape[0], *A.shape)
-    checkpoints = _new_checkpoints(u, A) if keep else u.new_empty(0)
+    y, last = _new_like(u), A.new_zeros(u.shape[0], *A.shape)
+    checkpoints = _in_huge_pages(_new_checkpoints(u, A)) if keep else u.new_empty(0)
     call.arguments.y, call.arguments.last = _rows(y), last.data_ptr()
     call.arguments.checkpoints = checkpoints.data_ptr() if keep else None
     call.run("selective_scan_forward")
@@ -181,18 +198,18 @@ def scan_backward(
     initial: Tensor | None, reset: Tensor | None, zoh: bool, softplus: bool,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of u, delta, A, B, C, bias, D, z, delta_bias and initial; empty for what is None."""
-    call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus)
+    call = _Call(u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus, backward=True)
     a, (batch, channels, _) = call.arguments, u.shape
     grad_last = None if grad_last is None else grad_last.resolve_conj().contiguous()
     a.checkpoints, a.grad_y, a.grad_last = checkpoints.data_ptr(), _rows(grad_y), _pointer(grad_last)
 
     def like(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.empty_like(x)
+        return None if x is None else _new_like(x)
 
     def per_batch_item(x: Tensor | None) -> Tensor | None:
         return None if x is None else A.new_zeros((batch, *x.shape), dtype=x.dtype)
 
-    grad_u, grad_delta, grad_z = torch.empty_like(u), torch.empty_like(delta), like(z)
+    grad_u, grad_delta, grad_z = _new_like(u), _new_like(delta), like(z)
     a.grad_u, a.grad_delta, a.grad_z = _rows(grad_u), _rows(grad_delta), _rows(grad_z)
     sums = {name: per_batch_item(x) for name, x in call.small.items()}
     for name, x in sums.items():
@@ -205,7 +222,7 @@ def scan_backward(
             # Where several tasks share a group, each has a slot of its own, and the slots are added up in order.
             several = slots(channels, matrix.shape[1], call.size)
             if several == 1:
-                out = torch.empty_like(matrix)
+                out = _new_like(matrix)
             else:
                 dtype = A.dtype if matrix.is_complex() else call.dtype
                 out = torch.zeros((several, *matrix.shape), dtype=dtype)
@@ -222,7 +239,7 @@ def scan_backward(
         if matrix.dim() == 2:
             return total("bias" if name == "B" else "constant_C")
         out = variable[name]
-        return out if out.dim() == 4 else out.sum(0).to(matrix.dtype)
+        return out if out.dim() == 4 else torch.empty_like(matrix).copy_(out.sum(0))
 
     grads = [
         grad_u, grad_delta, total("A"), matrix_gradient("B", B), matrix_gradient("C", C),
@@ -234,7 +251,10 @@ def scan_backward(
 @scan_backward.register_fake
 def _(grad_y, grad_last, checkpoints, u, delta, A, B, C, bias, D, z, delta_bias, initial, reset, zoh, softplus):  # type: ignore[no-untyped-def]
     inputs = (u, delta, A, B, C, bias, D, z, delta_bias, initial)
-    return [u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs]
+    large = {id(x) for x in (u, delta, B, C, z) if x is not None and x.dim() > 2}  # these keep their layout
+    return [
+        u.new_empty(0) if x is None else torch.empty_like(x) if id(x) in large else x.new_empty(x.shape) for x in inputs
+    ]
 
 
 def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -258,6 +278,9 @@ scan_forward.register_autograd(_backward, setup_context=_keep_for_backward)
 def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
         return f"runs tensors on the CPU alone; u is on {device}"
+    for x in inputs.tensors if inputs is not None else ():
+        if not x.is_complex() and x.dtype not in _TYPES:
+            return f"takes {', '.join(str(t) for t in _TYPES)}; one of the tensors is {x.dtype}"
     return unavailable()
 
 

@@ -21,18 +21,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
 import torch
-from filelock import FileLock, SoftFileLock
+from filelock import FileLock
 
 SOURCES = Path(__file__).parent / "native"
-UNITS = ("selective_scan.cpp", "s4d_kernel.cpp")
+UNITS = ("selective_scan.cpp", "s4d_kernel.cpp", "memory.cpp")
 # -ffast-math is not used: it breaks the range reductions.  What is used instead changes no result but for fused
 # multiply-adds, which the reductions rely on.
 FLAGS = "-std=c++17 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fPIC -Wno-psabi".split()
-_TIMEOUT_S = 600
+_TIMEOUT_S, _RETRY_S = 600, 3600
 
 log = logging.getLogger(__name__)
 
@@ -55,69 +56,90 @@ def flags() -> list[str]:
 
 def key() -> str:
     digest = hashlib.sha256(" ".join(flags()).encode() + processor().encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def cache_folder() -> Path:
-    """The first of the documented places that can be written; a private one below the temporary folder as a last."""
-    places = [os.environ.get("LRA_SSM_CACHE")]
-    if os.environ.get("XDG_CACHE_HOME"):
-        places.append(os.path.join(os.environ["XDG_CACHE_HOME"], "lra_ssm"))
-    places.append(os.path.expanduser("~/.cache/lra_ssm"))
-    for place in places:
-        if place:
-            try:
-                os.makedirs(place, exist_ok=True)
-            except OSError:
-                continue
-            if os.access(place, os.W_OK):
-                return Path(place)
-    return Path(tempfile.mkdtemp(prefix="lra_ssm-"))  # this process's own: nobody else can have put a file there
+def cache_folders() -> list[Path]:
+    """The documented places, in order."""
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    places = [os.environ.get("LRA_SSM_CACHE"), xdg and os.path.join(xdg, "lra_ssm"), "~/.cache/lra_ssm"]
+    paths = [Path(os.path.expanduser(place)) for place in places if place]
+    return [path for path in paths if path.is_absolute()]  # without a home, ~ stays as it is
 
 
-def compiler() -> str | None:
-    candidates = [shlex.split(os.environ["CXX"])[0]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+def folder_to_write() -> Path:
+    """The first place that can be written; one of this process's own below the temporary folder as a last."""
+    for path in cache_folders():
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(path, os.W_OK):
+            return path
+    return Path(tempfile.mkdtemp(prefix="lra_ssm-"))  # nobody else can have put a file there
 
 
 class _NotBuilt(Exception):
     """Why, in one line."""
 
 
+def compilers() -> list[list[str]]:
+    """Commands to try: CXX, wrapper and options included, or what is usually there."""
+    try:
+        wanted = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise _NotBuilt(f"CXX={os.environ['CXX']}: {error}") from error
+    commands = [wanted] if wanted else [["c++"], ["g++"], ["clang++"]]
+    found = [command for command in commands if shutil.which(command[0])]
+    if not found:
+        raise _NotBuilt(f"no C++ compiler was found ({'CXX=' + ' '.join(wanted) if wanted else 'c++, g++ or clang++'})")
+    return found
+
+
 def _compile(target: Path) -> None:
-    cxx = compiler()
-    if cxx is None:
-        wanted = f"CXX={os.environ['CXX']}" if os.environ.get("CXX") else "c++, g++ or clang++"
-        raise _NotBuilt(f"no C++ compiler was found ({wanted})")
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, timeout=60).stdout
-    failure = target.with_suffix("." + hashlib.sha256((cxx + version).encode()).hexdigest()[:8] + ".failed")
-    if failure.exists():  # by this compiler, on this processor: it would fail again, in every process of a job array
-        raise _NotBuilt(f"its build failed before, see {failure}")
+    commands = compilers()
+    versions = [subprocess.run([*c, "--version"], capture_output=True, timeout=60).stdout for c in commands]
+    failure = target.with_suffix("." + hashlib.sha256(repr((commands, versions)).encode()).hexdigest()[:8] + ".failed")
+    if failure.exists() and time.time() - failure.stat().st_mtime < _RETRY_S:
+        # It would most likely fail again, in every process of a job array; but a full disk does not stay full.
+        raise _NotBuilt(f"its build failed, see {failure} (tried again after an hour, or once that file is gone)")
     log.warning("lra_ssm: compiling the CPU kernels, once, into %s", target.parent)
-    with tempfile.TemporaryDirectory(prefix=target.stem, dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        command = [cxx, *flags(), "-shared", *(str(SOURCES / unit) for unit in UNITS), "-o", str(built)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        if run.returncode:
-            failure.write_text(shlex.join(command) + "\n" + run.stderr)
-            raise _NotBuilt(f"its build failed, see {failure}")
-        os.replace(built, target)
+    said = ""
+    for command in commands:
+        with tempfile.TemporaryDirectory(prefix=target.stem, dir=target.parent) as folder:
+            built = Path(folder) / target.name
+            line = [*command, *flags(), "-shared", *(str(SOURCES / unit) for unit in UNITS), "-o", str(built)]
+            try:
+                run = subprocess.run(line, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                said += f"{shlex.join(line)}\nnot done after {_TIMEOUT_S} s\n"
+                continue
+            if run.returncode == 0:
+                os.replace(built, target)
+                return
+            said += f"{shlex.join(line)}\n{run.stderr}\n"
+    failure.write_text(said)
+    raise _NotBuilt(f"its build failed, see {failure}")
 
 
 def _load() -> ctypes.CDLL:
-    target = cache_folder() / f"native-{key()}.so"
-    if not target.exists():
-        lock = target.with_suffix(".lock")
-        try:
-            with FileLock(lock):
-                if not target.exists():
-                    _compile(target)
-        except NotImplementedError:  # a file system without locks
-            with SoftFileLock(str(lock) + ".soft", timeout=_TIMEOUT_S):
-                if not target.exists():
-                    _compile(target)
+    name = f"native-{key()}.so"
+    for folder in cache_folders():
+        if (folder / name).exists():
+            return ctypes.CDLL(str(folder / name))
+    target = folder_to_write() / name
+    lock = FileLock(target.with_suffix(".lock"))
+    try:
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        pass  # a file system without locks: several processes may compile, and each puts a whole file in its place
+    try:
+        if not target.exists():
+            _compile(target)
+    finally:
+        lock.release()
     return ctypes.CDLL(str(target))
 
 

@@ -55,6 +55,7 @@ struct Task {
         for (V** row : {&coefficients.A_re, &coefficients.A_im, &coefficients.B_re, &coefficients.B_im, &coefficients.Y_re, &coefficients.Y_im})
             *row = w.take<V>(size);
         reset_tile = w.take<uint8_t>(size);
+        std::fill(B_re, B_re + nv * size, V{}), std::fill(B_im, B_im + nv * size, V{});  // they stay so if B is constant
         std::fill(readout, readout + size, V{});
     }
 
@@ -74,8 +75,6 @@ struct Task {
         if (g_B != group_B) {
             if (a.groups_B)
                 load_states<L>(B_re, Complex ? B_im : nullptr, size, a.B, b, g_B, N, t0, steps);
-            else
-                std::fill(B_re, B_re + nv * size, V{}), std::fill(B_im, B_im + nv * size, V{});
             group_B = g_B;
         }
         if (a.groups_C && g_C != group_C) {
@@ -104,8 +103,8 @@ struct Task {
 
     bool needs_guard(const Diagonal<L, Complex>& A) const { return !(largest_delta * A.largest() <= Elementary<L>::LARGE); }
 
-    V* checkpoint(int64_t tile, int64_t d) const {
-        return at<V>(a.checkpoints, ((tile * a.batch + b) * a.channels + d) * nv * parts);
+    T* checkpoint(int64_t tile, int64_t d) const {  // torch's memory, of which no alignment is asked
+        return at<T>(a.checkpoints, ((tile * a.batch + b) * a.channels + d) * nv * parts * L::W);
     }
 
     // C for channel d and lane vector v: a tile's row, or a constant that does not move with the step.
@@ -191,14 +190,14 @@ void forward(Task<L, Complex>& task, int64_t b, int64_t begin, int64_t end) {
             count = task.load_channels(d, end);
             for (int i = 0; i < count; ++i) {
                 V* state = task.state + (d + i - begin) * nv * parts;
-                if (a.checkpoints) std::copy(state, state + nv * parts, task.checkpoint(tile, d + i));
+                if (a.checkpoints) std::memcpy(task.checkpoint(tile, d + i), state, nv * parts * sizeof(V));
                 for (int v = 0; v < nv; ++v) {
                     const auto& A = task.diagonals[(d + i) * nv + v];
                     const T* delta = task.delta + i * size;
                     V x_re = state[v * parts], x_im = Complex ? state[v * parts + 1] : V{};
                     const auto with = [&](auto guard) {
                         task.template run<Zoh, false, true>(task, d + i, i, v, x_re, x_im, nullptr, [&](int k) {
-                            return discretize<L, Complex, Zoh, false, guard>(A, delta[k]);
+                            return discretize<L, Complex, Zoh, false, decltype(guard)::value>(A, delta[k]);
                         });
                     };
                     task.needs_guard(A) ? with(std::true_type()) : with(std::false_type());

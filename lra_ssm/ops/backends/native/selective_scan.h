@@ -62,19 +62,18 @@ struct Diagonal {
     V re, im, rate, turn, turn_rest, inverse_re, inverse_im;  // see Exponential and Rotation; inverse = 1 / A
 
     Diagonal() {}
-    Diagonal(const typename L::Scalar* A, int count, bool zoh) {  // count <= W entries; the other lanes decay at rate 1
+    Diagonal(const typename L::Scalar* A, int count, bool zoh) {  // count <= W entries; 0 in the other lanes
         using T = typename L::Scalar;
         // Below this |A| it is taken for `tiny`: A_bar and B_bar move by less than a rounding error, 1 / A^2 stays finite.
         const double tiny = sizeof(T) == 4 ? 1e-10 : 1e-100;
         for (int j = 0; j < L::W; ++j) {
-            double a = j < count ? A[Complex ? 2 * j : j] : -1, b = Complex && j < count ? A[2 * j + 1] : 0;
+            double a = j < count ? A[Complex ? 2 * j : j] : 0, b = Complex && j < count ? A[2 * j + 1] : 0;
             if (zoh && std::hypot(a, b) < tiny) a = tiny, b = 0;
             const double square = a * a + b * b, turns = b * 0.636619772367581343;
             re[j] = a, im[j] = b;
-            rate[j] = a * Elementary<L>::LOG2E;
+            rate[j] = a * 1.4426950408889634;
             turn[j] = turns, turn_rest[j] = turns - static_cast<T>(turns);
-            inverse_re[j] = sizeof(T) == 4 || square > 1e-290 ? a / square : 1 / a;
-            inverse_im[j] = sizeof(T) == 4 || square > 1e-290 ? -b / square : 0;
+            inverse_re[j] = a / square, inverse_im[j] = -b / square;  // read under zoh alone, where A is not 0
         }
     }
 

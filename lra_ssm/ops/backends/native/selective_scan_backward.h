@@ -206,7 +206,7 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
                 task.open_gate(i);
                 const int64_t row = (d + i - begin) * nv * parts;
                 V* next = task.state + row;
-                const V* start = task.checkpoint(tile, d + i);
+                const T* start = task.checkpoint(tile, d + i);
                 for (int v = 0; v < nv; ++v) {
                     const auto& A = task.diagonals[(d + i) * nv + v];
                     const T* delta = task.delta + i * size;
@@ -217,7 +217,7 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
                     const auto step = [q = task.coefficients](int k) {
                         return Step<V>{q.A_re[k], q.A_im[k], q.B_re[k], q.B_im[k], V{}, V{}};
                     };
-                    V x_re = start[v * parts], x_im = Complex ? start[v * parts + 1] : V{};
+                    V x_re = load<V>(start + v * parts * L::W), x_im = Complex ? load<V>(start + (v * parts + 1) * L::W) : V{};
                     if (a.z.data)
                         task.template run<Zoh, true, true>(task, d + i, i, v, x_re, x_im, task.states, step);
                     else

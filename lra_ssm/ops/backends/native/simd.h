@@ -15,6 +15,10 @@
 #include <omp.h>
 #endif
 
+#if defined(__x86_64__) && !defined(__FMA__)
+#error "this processor has no fused multiply-add, which the range reductions below rely on"
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 // floats in the widest vectors of the machine that pay
@@ -143,7 +147,7 @@ struct Elementary<Lanes<float, W>> {
     static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added and subtracted, it rounds to an integer
     static constexpr float LARGE = 80.0f;        // |z| up to which e^z is normal and no Guard is needed
 
-    // z = step * a is given as step * rate with rate = a log2(e), a product that is never rounded.  Guard: e^z is 0 where
+    // z = step * a is given as step * rate with rate = a log2(e), rounded as a is; the product never is.  Guard: e^z is 0 where
     // it would be below 2^-126 and infinite above 2^127.5; without, |z| <= LARGE.
     template <bool Guard>
     INLINE Exponential<L> exponential(V rate, V a, V step) {
@@ -152,10 +156,10 @@ struct Elementary<Lanes<float, W>> {
         Exponential<L> e{two_k * q + two_k, two_k * q + (two_k - 1.0f), V{}};
         e.minus_z = k == 0.0f ? r * r * P : e.minus_1 - step * a;
         if constexpr (Guard) {
-            const V t = step * rate, infinity = splat<V>(INFINITY), z = step * a;
-            e.value = t < -126.0f ? V{} : t > 127.5f ? infinity : e.value;
-            e.minus_1 = t < -126.0f ? splat<V>(-1.0f) : t > 127.5f ? infinity : e.minus_1;
-            e.minus_z = t < -126.0f ? -1.0f - z : t > 127.5f ? infinity : e.minus_z;
+            const V t = k + r, infinity = splat<V>(INFINITY), z = step * a;
+            e.value = t < -126.0f ? V{} : t >= 127.5f ? infinity : e.value;
+            e.minus_1 = t < -126.0f ? splat<V>(-1.0f) : t >= 127.5f ? infinity : e.minus_1;
+            e.minus_z = t < -126.0f ? -1.0f - z : t >= 127.5f ? infinity : e.minus_z;
         }
         return e;
     }
@@ -213,7 +217,7 @@ template <int W>
 struct Elementary<Lanes<double, W>> {
     using L = Lanes<double, W>;
     using V = typename L::V;
-    static constexpr double LOG2E = 1.44269504088896341, LARGE = INFINITY;
+    static constexpr double LARGE = INFINITY;
 
     // z^2/2! + z^3/3! + ... for |z| < 1/2, or with steps of two, z^First/First! -+ ...
     static double series(double z, int first, int by) {
