@@ -41,6 +41,8 @@ def test_commands_run(line, tmp_path):
     (tmp_path / "my_layer.py").write_text(own)
     if arguments[0] == "fit" and "quickstart" not in line:  # full size
         arguments += SMALL_DATA
+    elif arguments[0] == "bench":
+        arguments += ["--quick"]
     elif arguments[0] != "prepare":
         arguments += SHORT
     if arguments[0] == "test":
