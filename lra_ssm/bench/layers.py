@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from lra_ssm.bench.compare import Contender, Row, Settings, compare
-from lra_ssm.bench.work import Prepared, generator, prepare, random_like, using_backend
+from lra_ssm.bench.work import Prepared, generator, prepare, random_like
 from lra_ssm.layers import LayerSpec
+from lra_ssm.ops import prefer_backend
 
 # Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"), and the S4D
 # paper's public settings for S4D's batch of 50.
@@ -51,7 +52,7 @@ class LayerWork:
         parameters = {name: p.detach() for name, p in layer.named_parameters()}
 
         def run(x: Tensor, **parameters: Tensor) -> Tensor:
-            with using_backend(self.backend, self.device):
+            with prefer_backend(self.backend):
                 return torch.func.functional_call(layer, parameters, (x,))
 
         # dotted names of parameters pass as keywords too, through a dict

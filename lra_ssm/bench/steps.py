@@ -20,9 +20,10 @@ import lra_ssm
 from lra_ssm.bench.compare import Contender, Row, Settings, compare
 from lra_ssm.bench.measure import ratio
 from lra_ssm.bench.profile import profile_step
-from lra_ssm.bench.work import STEP, Prepared, generator, using_backend
+from lra_ssm.bench.work import STEP, Prepared, generator
 from lra_ssm.errors import InputError
 from lra_ssm.models import Classifier
+from lra_ssm.ops import prefer_backend
 from lra_ssm.tasks.optim import parameter_groups
 
 CONFIGS = ("b2s6", "s6", "s4d")
@@ -105,7 +106,7 @@ class StepWork:
         (model, optimizer), (inputs, lengths, labels) = self.network(), self.random_batch()
 
         def one() -> Tensor:
-            with using_backend(self.backend, self.device):
+            with prefer_backend(self.backend):
                 optimizer.zero_grad(set_to_none=True)
                 loss = F.cross_entropy(model(inputs, lengths), labels)
                 loss.backward()

@@ -5,14 +5,14 @@ Everything random in a build is seeded, so that a child process, another contend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from lra_ssm.ops import scan_backends
 from lra_ssm.ops.backends import AUTO
 
 FORWARD, BOTH, STEP = "forward", "forward+backward", "step"
@@ -91,23 +91,5 @@ def random_like(y: Tensor) -> Tensor:
 
 def auto_backends(device: torch.device) -> list[str]:
     """The backends that run on a device, in the order in which "auto" tries them."""
-    from lra_ssm.ops import scan_backends
-
     reasons = scan_backends(device)
     return [name for name in AUTO.get(device.type, ("eager",)) if reasons[name] is None]
-
-
-@contextmanager
-def using_backend(name: str, device: torch.device) -> Iterator[None]:
-    """Layers call the scan with backend "auto"; within this context that is `name`, or an error."""
-    if name == "auto":
-        yield
-        return
-    before = AUTO[device.type]
-    AUTO[device.type] = (name,)
-    try:
-        yield
-    except StopIteration as error:  # what `next` over the candidates raises
-        raise ValueError(f"backend {name!r} does not support the layer's call") from error
-    finally:
-        AUTO[device.type] = before

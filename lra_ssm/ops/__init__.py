@@ -1,6 +1,6 @@
 """Pure functions on tensors: discretization, initialization, long convolutions, S4D kernels, the selective scan."""
 
-from lra_ssm.ops.backends import scan_backends
+from lra_ssm.ops.backends import prefer_backend, scan_backends
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
 from lra_ssm.ops.discretization import bilinear, euler, zoh
 from lra_ssm.ops.initialization import (
@@ -31,6 +31,7 @@ __all__ = [
     "initialize_A",
     "inverse_softplus",
     "log_uniform_delta",
+    "prefer_backend",
     "s4d_inv",
     "s4d_kernel",
     "s4d_kernel_reference",

@@ -8,11 +8,28 @@ re and im are interleaved; D, delta_bias (D,); B_bias (D, N); initial_state (B, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 DISCRETIZATIONS = ("euler", "zoh")
+
+
+class ScanTensors(NamedTuple):
+    """The tensors of a call, in the order in which every backend's autograd sees them."""
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    B_bias: Tensor | None
+    D: Tensor | None
+    z: Tensor | None
+    delta_bias: Tensor | None
+    initial: Tensor | None
+    reset: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -41,10 +58,16 @@ class ScanInputs:
     state_dtype: torch.dtype  # the same, or its complex counterpart if A is complex
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """Every floating tensor of the call."""
-        named = (self.u, self.delta, self.A, self.B, self.C, self.D, self.z, self.delta_bias, self.B_bias)
-        return [x for x in (*named, self.initial_state) if x is not None]
+    def tensors(self) -> ScanTensors:
+        return ScanTensors(
+            self.u, self.delta, self.A, self.B, self.C, self.B_bias, self.D, self.z, self.delta_bias,
+            self.initial_state, self.reset,
+        )  # fmt: skip
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether backward may come, for which a backend keeps something."""
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.tensors)
 
 
 def is_interleaved(x: Tensor, length: int, state_dtype: torch.dtype) -> bool:

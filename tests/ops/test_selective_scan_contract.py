@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lra_ssm.ops import scan_backends, selective_scan
+from lra_ssm.ops import prefer_backend, scan_backends, selective_scan
 from lra_ssm.ops.backends import eager
 from tests.ops.scan_cases import BACKENDS, assert_close, leaves, make_inputs, random_reset, run, weighted_sum
 
@@ -285,3 +285,10 @@ def test_errors(name, value, match, complex_A, backend):
 def test_random_reset_has_resets():
     reset = random_reset(3, 37)
     assert reset.any() and not reset.all() and reset[0, 0]
+
+
+def test_a_preferred_backend_is_what_auto_means():
+    inputs = make_inputs(False, "2 real", "1 real", dtype=torch.float32)
+    with prefer_backend("mamba_ssm"), pytest.raises(ValueError, match="mamba_ssm"):
+        selective_scan(**inputs)
+    selective_scan(**inputs)

@@ -5,7 +5,8 @@ A backend is a function that runs checked inputs and one that says why it cannot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,20 @@ BACKENDS: dict[str, Backend] = {
 AUTO = {"cpu": ("cpu", "eager"), "cuda": ("triton", "mamba_ssm", "eager")}
 
 
+_preferred = "auto"
+
+
+@contextmanager
+def prefer_backend(name: str) -> Iterator[None]:
+    """Within it, for the whole process, backend "auto" means this one: layers name none.  An error if it cannot run."""
+    global _preferred
+    before, _preferred = _preferred, name
+    try:
+        yield
+    finally:
+        _preferred = before
+
+
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Every backend of `selective_scan`: None if it runs on the device, else why it does not."""
     return {name: backend.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
@@ -51,6 +66,8 @@ def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
 def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
     device = inputs.u.device
+    if name == "auto":
+        name = _preferred
     if name == "auto":
         candidates = AUTO.get(device.type, ("eager",))
         name = next(key for key in candidates if BACKENDS[key].refusal(device, inputs) is None)

@@ -279,16 +279,13 @@ def refusal(device: torch.device, inputs: ScanInputs | None) -> str | None:
     if device.type != "cpu":
         return f"runs tensors on the CPU alone; u is on {device}"
     for x in inputs.tensors if inputs is not None else ():
-        if not x.is_complex() and x.dtype not in _TYPES:
+        if x is not None and x.is_floating_point() and x.dtype not in _TYPES:
             return f"takes {', '.join(str(t) for t in _TYPES)}; one of the tensors is {x.dtype}"
     return unavailable()
 
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs.tensors)
-    y, last, _ = scan_forward(
-        inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.B_bias, inputs.D, inputs.z, inputs.delta_bias,
-        inputs.initial_state, inputs.reset, inputs.discretization == "zoh", inputs.delta_softplus, keep,
-    )  # fmt: skip
+    flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
+    y, last, _ = scan_forward(*inputs.tensors, *flags)
     return y, last

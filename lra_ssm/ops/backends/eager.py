@@ -11,7 +11,7 @@ a dozen buffers of one piece each, `_PIECE_BYTES` (or 16 steps of one batch item
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lra_ssm.ops.backends.eager_chunk import Chunk, Resets, Workspace
-from lra_ssm.ops.scan_inputs import ScanInputs, is_interleaved
+from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors, is_interleaved
 
 # Size of one (T, b, D, N) buffer.  On a CPU the dozen in use should stay in the cache; on other devices a larger
 # piece pays for the launches.
@@ -62,26 +62,10 @@ def write_variable(grad: Tensor, times: slice, interleaved: bool, conj_grad: Ten
         grad[..., times].copy_(value.real if value.is_complex() and not grad.is_complex() else value)
 
 
-class _Tensors(NamedTuple):
-    """The tensors of a call, in the order in which autograd sees them."""
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    B_bias: Tensor | None
-    D: Tensor | None
-    z: Tensor | None
-    delta_bias: Tensor | None
-    initial: Tensor | None
-    reset: Tensor | None
-
-
 class _Scan:
     """A call, cut into pieces; shared by forward and backward."""
 
-    def __init__(self, tensors: _Tensors, zoh: bool, softplus: bool, dtype: torch.dtype) -> None:
+    def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, dtype: torch.dtype) -> None:
         self.tensors, self.zoh, self.softplus, self.dtype = tensors, zoh, softplus, dtype
         A, device = tensors.A, tensors.u.device
         batch, _, self.length = tensors.u.shape
@@ -153,9 +137,9 @@ class _Scan:
     def backward(
         self, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Gradients in `_Tensors`' order."""
+        """Gradients in `ScanTensors`' order."""
         x = self.tensors
-        grads = _Tensors(*(None if tensor is x.reset else _gradient_buffer(tensor) for tensor in x))  # type: ignore[arg-type]
+        grads = ScanTensors(*(None if tensor is x.reset else _gradient_buffer(tensor) for tensor in x))  # type: ignore[arg-type]
         for rows in self.rows:
             carry = torch.zeros_like(checkpoints[0, rows])
             if grad_last is not None:
@@ -210,7 +194,7 @@ class _EagerScan(torch.autograd.Function):
     def forward(
         ctx: Any, zoh: bool, softplus: bool, dtype: torch.dtype, keep: bool, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        y, last_state, checkpoints = _Scan(_Tensors(*tensors), zoh, softplus, dtype).forward(keep)  # type: ignore[arg-type]
+        y, last_state, checkpoints = _Scan(ScanTensors(*tensors), zoh, softplus, dtype).forward(keep)  # type: ignore[arg-type]
         if keep:
             ctx.save_for_backward(*tensors, checkpoints)
             ctx.call = zoh, softplus, dtype
@@ -222,16 +206,12 @@ class _EagerScan(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, checkpoints = ctx.saved_tensors
         with torch.autocast(checkpoints.device.type, enabled=False):
-            grads = _Scan(_Tensors(*tensors), *ctx.call).backward(checkpoints, grad_y, grad_last)
+            grads = _Scan(ScanTensors(*tensors), *ctx.call).backward(checkpoints, grad_y, grad_last)
         return (None, None, None, None, *grads)
 
 
 def run_eager(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs.tensors)
-    tensors = _Tensors(
-        inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.B_bias, inputs.D, inputs.z, inputs.delta_bias,
-        inputs.initial_state, inputs.reset,
-    )  # fmt: skip
     with torch.autocast(inputs.u.device.type, enabled=False):
-        return _EagerScan.apply(inputs.discretization == "zoh", inputs.delta_softplus, inputs.dtype, keep, *tensors)
+        flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.dtype, inputs.needs_grad
+        return _EagerScan.apply(*flags, *inputs.tensors)

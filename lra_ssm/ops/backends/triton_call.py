@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.scan_inputs import is_interleaved
+from lra_ssm.ops.scan_inputs import ScanTensors, is_interleaved
 
 # Steps between the states that backward starts from, a multiple of 4.
 CHUNK = 64
@@ -95,22 +95,6 @@ def _pairs(x: Tensor | None) -> Tensor | None:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-class Tensors(NamedTuple):
-    """The tensors of a call, in the order of the operators' arguments."""
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    B_bias: Tensor | None
-    D: Tensor | None
-    z: Tensor | None
-    delta_bias: Tensor | None
-    initial: Tensor | None
-    reset: Tensor | None
-
-
 def _strides(x: Tensor | None, dimensions: int) -> tuple[int, ...]:
     return (0,) * dimensions if x is None else x.stride()
 
@@ -140,7 +124,7 @@ def _matrix(x: Tensor, length: int, state_dtype: torch.dtype) -> _Matrix:
 class Scan:
     """A call, ready to launch kernels for it."""
 
-    def __init__(self, tensors: Tensors, zoh: bool, softplus: bool, backward: bool) -> None:
+    def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool) -> None:
         x = self.tensors = tensors
         self.batch, self.channels, self.length = x.u.shape
         self.states, self.complex = x.A.shape[-1], x.A.is_complex()
@@ -200,7 +184,7 @@ class Scan:
         self.launch(scan_kernel, self.programs, starts=starts, ends=None, decays=None, dropped=None, **results)
 
     def backward(self, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None) -> list[Tensor]:
-        """Gradients of the tensors of the call but the reset, in `Tensors`' order, without those not given."""
+        """Gradients of the tensors of the call but the reset, in `ScanTensors`' order, without those not given."""
         from lra_ssm.ops.backends.triton_backward_kernels import gradient_kernel
         from lra_ssm.ops.backends.triton_kernels import adjoint_kernel
 
@@ -227,7 +211,8 @@ class Scan:
                 partial[name] = torch.empty((segments, batch, self.channels), dtype=self.dtype, device=self.device)
         if x.initial is not None:
             grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
-        outputs = {f"grad_{name}": partial.get(name, grads.get(name)) for name in Tensors._fields if name != "reset"}
+        names = [name for name in ScanTensors._fields if name != "reset"]
+        outputs = {f"grad_{name}": partial.get(name, grads.get(name)) for name in names}
         outputs["grad_initial"] = _pairs(grads.get("initial"))
         strides = {f"grad_{name}_strides": _strides(grads.get(name), 3) for name in ("u", "delta", "z")}
         self.launch(
@@ -241,7 +226,7 @@ class Scan:
         for name in ("D", "delta_bias"):
             if name in partial:
                 grads[name] = partial[name].sum((0, 1))
-        return [grads[name] for name in Tensors._fields if name in grads]
+        return [grads[name] for name in ScanTensors._fields if name in grads]
 
     def partial_steps(self, form: int) -> Tensor:
         """A buffer (B, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import triton_call
-from lra_ssm.ops.backends.triton_call import Scan, Tensors
-from lra_ssm.ops.scan_inputs import ScanInputs
+from lra_ssm.ops.backends.triton_call import Scan
+from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors
 
 
 @cache
@@ -48,7 +48,7 @@ def _scan(
     """(y, last state, checkpoints: the state before every chunk (chunks, B, W, N, D), empty unless keep)."""
     y, last, checkpoints = _empty_results(u, A, keep)
     if u.shape[0]:
-        scan = Scan(Tensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset), zoh, softplus, False)
+        scan = Scan(ScanTensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset), zoh, softplus, False)
         scan.forward(y, last, checkpoints if keep else None)
     return y, last, checkpoints
 
@@ -77,7 +77,7 @@ def _scan_backward(
     zoh: bool, softplus: bool, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are given, the reset left out, in order."""
-    tensors = Tensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset)
+    tensors = ScanTensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset)
     if not u.shape[0]:
         return [torch.zeros_like(x) for x in tensors if x is not None and x is not reset]
     return Scan(tensors, zoh, softplus, True).backward(checkpoints, grad_y, grad_last)
@@ -115,10 +115,6 @@ _scan.register_autograd(_backward, setup_context=_setup_context)
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
-    x = inputs
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in x.tensors)
-    y, last_state, _ = _scan(
-        x.u, x.delta, x.A, x.B, x.C, x.B_bias, x.D, x.z, x.delta_bias, x.initial_state, x.reset,
-        x.discretization == "zoh", x.delta_softplus, keep,
-    )  # fmt: skip
+    flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
+    y, last_state, _ = _scan(*inputs.tensors, *flags)
     return y, last_state
