@@ -8,6 +8,7 @@ code they are dropped, and `X`, its spelling of `]`, is accepted.
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,12 @@ class ListOpsFile:
     Args:
         path: the file.
         max_length: longest permitted sequence, `<eos>` included. Nothing is ever cut.
+        limit: only so many expressions, and the digest of what was read then; None for all.
     """
 
     path: Path
     max_length: int
+    limit: int | None = None
     record: dict[str, Any] = field(default_factory=dict, init=False)
 
     def chunks(self, advance: Callable[[int], object] = lambda size: None) -> Iterator[Chunk]:
@@ -88,7 +91,7 @@ class ListOpsFile:
             digest.update(header)
             if header.rstrip(b"\r\n") != HEADER:
                 raise self._wrong(number, f"the header is {_quote(header)} instead of 'Source\\tTarget'")
-            for line in file:
+            for line in islice(file, self.limit):
                 number += 1
                 digest.update(line)
                 pending += len(line)

@@ -1,53 +1,17 @@
-"""Batches of padded sequences, and a loader that resumes exactly where a checkpoint was written.
-
-B batch, L length.
-"""
+"""Which examples make up which batch, and a loader that resumes exactly where a checkpoint was written."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from lra_ssm.datamodules.storage import SequenceSplit
+from lra_ssm.datamodules.batches import Batch, BatchDataset, BatchIndex
+from lra_ssm.datamodules.storage import IntArray
 from lra_ssm.errors import InputError
-
-
-class Batch(NamedTuple):
-    """Sequences, padded with 0 on the right to the longest of the batch."""
-
-    inputs: torch.Tensor  # (B, L) int64
-    lengths: torch.Tensor  # (B,) int64
-    labels: torch.Tensor  # (B,) int64
-
-
-class SequenceDataset(Dataset[Batch]):
-    """Batches straight from the memory-mapped arrays of a split.
-
-    Args:
-        split: where from.
-    """
-
-    def __init__(self, split: SequenceSplit) -> None:
-        self.split = split
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """The batch of these examples, in this order. torch's DataLoader calls this with a whole batch."""
-        split, chosen = self.split, np.asarray(indices)
-        starts, ends = split.offsets[chosen], split.offsets[chosen + 1]
-        lengths = ends - starts
-        inputs = np.zeros((len(chosen), int(lengths.max())), dtype=np.int64)
-        for row, start, end in zip(inputs, starts, ends, strict=True):
-            row[: end - start] = split.tokens[start:end]
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(lengths), torch.from_numpy(split.labels[chosen]))
 
 
 class EpochBatches:
@@ -59,16 +23,26 @@ class EpochBatches:
     Args:
         num_examples: they are 0 … num_examples − 1.
         batch_size: of the global batch, over all ranks.
-        seed: of the order; None for the order of the dataset in every epoch.
+        seed: of the order; None for the same order in every epoch: the dataset's, or with lengths the longest first.
         rank: which share of each global batch.
         world_size: number of ranks.
+        lengths: of the examples (num_examples,): batches are then made of examples of similar length.
+        pool: number of consecutive batches of a random order that are sorted by length among themselves; 1 sorts
+            nothing. The more, the less padding, and the less random the batches.
 
     Raises:
         InputError: the batch cannot be shared out.
     """
 
     def __init__(
-        self, num_examples: int, batch_size: int, seed: int | None = None, rank: int = 0, world_size: int = 1
+        self,
+        num_examples: int,
+        batch_size: int,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        lengths: IntArray | None = None,
+        pool: int = 1,
     ) -> None:
         if batch_size < 1 or batch_size % world_size:
             raise InputError(
@@ -79,6 +53,7 @@ class EpochBatches:
             raise InputError(f"{num_examples} examples cannot be shared out among {world_size} devices")
         self.num_examples, self.batch_size, self.seed = num_examples, batch_size, seed
         self.rank, self.world_size = rank, world_size
+        self.lengths, self.pool = lengths, pool if lengths is not None else 1
         self.epoch = 0
         whole, tail = divmod(num_examples, batch_size)
         self._num_batches = max(whole + (tail >= world_size), 1)
@@ -92,13 +67,25 @@ class EpochBatches:
         """Chooses the epoch that the next iteration runs over."""
         self.epoch = epoch
 
-    def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """All examples in the order of an epoch (num_examples,)."""
         if self.seed is None:
-            return np.arange(self.num_examples)
+            if self.pool == 1 or self.lengths is None:
+                return np.arange(self.num_examples)
+            return np.argsort(-self.lengths, kind="stable")
         # RandomState, for its stream is frozen for ever (NEP 19); default_rng's may change with numpy's version.
-        words = (self.seed & 0xFFFFFFFF, (self.seed >> 32) & 0xFFFFFFFF, epoch)
-        return np.random.RandomState(words).permutation(self.num_examples)
+        random = np.random.RandomState((self.seed & 0xFFFFFFFF, (self.seed >> 32) & 0xFFFFFFFF, epoch))
+        order = random.permutation(self.num_examples)
+        return order if self.pool == 1 else self._bucketed(order, random)
+
+    def _bucketed(self, order: npt.NDArray[np.int64], random: np.random.RandomState) -> npt.NDArray[np.int64]:
+        """Sorts pools of batches by length, then shuffles the batches; the smaller last one stays the last."""
+        assert self.lengths is not None
+        pools = np.split(order, range(self.pool * self.batch_size, len(order), self.pool * self.batch_size))
+        sorted_pools = np.concatenate([pool[np.argsort(-self.lengths[pool], kind="stable")] for pool in pools])
+        whole = len(order) // self.batch_size
+        batches = sorted_pools[: whole * self.batch_size].reshape(whole, self.batch_size)
+        return np.concatenate([batches[random.permutation(whole)].ravel(), sorted_pools[whole * self.batch_size :]])
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch, the same on every rank."""
@@ -116,15 +103,17 @@ class EpochBatches:
 
 
 class _Pass:
-    """The batches number first, first + 1, … of a run, a whole epoch's worth, as DataLoader wants its batch sampler."""
+    """A whole epoch's worth of batches from number `first` of the run on, as DataLoader wants its batch sampler."""
 
-    def __init__(self, batches: EpochBatches, first: int) -> None:
-        self.batches, self.first = batches, first
+    def __init__(self, batches: EpochBatches) -> None:
+        self.batches, self.first = batches, 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[BatchIndex]:
         epoch, start = divmod(self.first, len(self.batches))
-        yield from self.batches.batches(epoch, start)
-        yield from islice(self.batches.batches(epoch + 1), start)
+        for examples in self.batches.batches(epoch, start):
+            yield BatchIndex(examples, epoch)
+        for examples in islice(self.batches.batches(epoch + 1), start):
+            yield BatchIndex(examples, epoch + 1)
 
 
 def _unchanged(batch: Any) -> Batch:
@@ -137,29 +126,39 @@ class ResumableLoader:
     That count is the trainer's, and in its checkpoints; the loader keeps none of its own. A run resumed anywhere,
     however the trainer numbers its epochs then, goes on with the next batch.
 
-    Not a subclass of torch's DataLoader but the owner of one per pass: Lightning rebuilds DataLoaders when several
-    devices train or predict, with samplers that repeat examples until all ranks have the same number. It takes any
-    other iterable as it is. Iterating draws nothing from the global random generators.
+    Not a subclass of torch's DataLoader but the owner of one: Lightning rebuilds DataLoaders when several devices train
+    or predict, with samplers that repeat examples until all ranks have the same number. It takes any other iterable as
+    it is. Iterating draws nothing from the global random generators. Worker processes live as long as the loader; only
+    one pass may be under way at a time.
 
     Args:
-        dataset: gives a batch for a list of examples.
+        dataset: gives the batch for a list of examples.
         batch_sampler: which batches.
         num_workers: processes that load ahead; 0 loads in this one. Does not change the batches.
-        pin_memory: copy batches to pinned memory.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
         trained: gives the number of batches that the run has trained on, over all epochs; None for a loader whose
             passes run over the batch sampler's current epoch.
     """
 
     def __init__(
         self,
-        dataset: SequenceDataset,
+        dataset: BatchDataset,
         batch_sampler: EpochBatches,
         num_workers: int = 0,
-        pin_memory: bool = False,
+        pin_memory: bool | None = False,
         trained: Callable[[], int] | None = None,
     ) -> None:
-        self.dataset, self.batch_sampler = dataset, batch_sampler
-        self.num_workers, self.pin_memory, self.trained = num_workers, pin_memory, trained
+        self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
+        self._pass = _Pass(batch_sampler)
+        self._loader = DataLoader(
+            dataset,
+            batch_sampler=self._pass,  # type: ignore[arg-type]  # DataLoader asks no more of it than to iterate
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            collate_fn=_unchanged,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            generator=torch.Generator(),  # its own: DataLoader draws a seed for its workers at every start
+        )
 
     def __len__(self) -> int:
         """The number of batches of a pass: an epoch."""
@@ -169,20 +168,18 @@ class ResumableLoader:
         # A generator: nothing happens before the first batch is asked for. Lightning creates the iterator of the
         # first epoch (and of the one it resumes in) before its counts are right.
         batches = self.batch_sampler
-        first = self.trained() if self.trained is not None else batches.epoch * len(batches)
-        yield from DataLoader(
-            self.dataset,
-            batch_sampler=_Pass(batches, first),
-            num_workers=self.num_workers,
-            collate_fn=_unchanged,
-            pin_memory=self.pin_memory,
-            generator=torch.Generator(),  # its own: DataLoader draws a seed for its workers at every start
-        )
+        self._pass.first = self.trained() if self.trained is not None else batches.epoch * len(batches)
+        yield from self._loader
 
     def state_dict(self) -> dict[str, Any]:
         """What a count of batches is a count of. Lightning stores it in every checkpoint."""
         batches = self.batch_sampler
-        return {"num_examples": batches.num_examples, "batch_size": batches.batch_size, "shuffle_seed": batches.seed}
+        return {
+            "num_examples": batches.num_examples,
+            "batch_size": batches.batch_size,
+            "shuffle_seed": batches.seed,
+            "bucket_batches": batches.pool,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Checks that the checkpoint's run had the same batches.
@@ -191,7 +188,7 @@ class ResumableLoader:
             InputError: another dataset, batch size or order.
         """
         for key, value in self.state_dict().items():
-            if state[key] != value:
+            if state.get(key, value) != value:
                 raise InputError(
                     f"cannot resume in the middle of the data: the checkpoint was written with {key} {state[key]}, this"
                     f" run has {value}; resume with the same settings or start anew"

@@ -1,16 +1,16 @@
-"""Prepared sequences on disk: flat memory-mapped arrays, a manifest that describes them, and how they come to be.
+"""Prepared data on disk: flat memory-mapped arrays, and a manifest that describes them.
 
     <root>/<dataset>/<name>/manifest.json
-    <root>/<dataset>/<name>/<split>_{tokens,offsets,labels}.bin
+    <root>/<dataset>/<name>/<split>_{tokens,offsets,labels}.bin      sequences
+    <root>/<dataset>/<name>/<split>_{images,labels}.bin              images
 
-Sequence i of a split is tokens[offsets[i]:offsets[i + 1]], its class labels[i]. Arrays are little-endian without a
-header: tokens uint8 or uint16 by the size of the vocabulary, offsets and labels int64. Needs no torch.
+Example i of a split of sequences is tokens[offsets[i]:offsets[i + 1]], its class labels[i]; where an example is a pair,
+its documents are sequences 2i and 2i + 1. Arrays are little-endian without a header: tokens uint8 or uint16 by the size
+of the vocabulary, images uint8 (height, width, channels), offsets and labels int64. Needs no torch.
 """
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,125 +22,11 @@ from lra_ssm.errors import InputError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-ARRAYS = ("tokens", "offsets", "labels")
 IntArray = npt.NDArray[np.integer[Any]]
 
 
-class _ArrayFile:
-    """Appends to one array file, counting and hashing on the way."""
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.path, self.dtype, self.count = path, dtype, 0
-        self._digest = hashlib.sha256()
-        self._file = open(path, "wb")
-
-    def append(self, values: npt.ArrayLike) -> None:
-        data = np.ascontiguousarray(values, dtype=self.dtype)
-        self._file.write(data.data)
-        self._digest.update(data.data)
-        self.count += data.size
-
-    def close(self) -> dict[str, Any]:
-        """Writes through to the disk; returns the file's entry for the manifest."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        self._file.close()
-        return {
-            "file": self.path.name,
-            "dtype": self.dtype,
-            "count": self.count,
-            "bytes": size,
-            "sha256": self._digest.hexdigest(),
-        }
-
-
-class SplitWriter:
-    """Writes one split; get it from `DatasetWriter.split`."""
-
-    def __init__(self, folder: Path, name: str, vocabulary_size: int, num_classes: int) -> None:
-        self.name = name
-        token_dtype = "uint8" if vocabulary_size <= 1 << 8 else "uint16"
-        self._arrays = {
-            key: _ArrayFile(folder / f"{name}_{key}.bin", dtype)
-            for key, dtype in zip(ARRAYS, (token_dtype, "<i8", "<i8"), strict=True)
-        }
-        self._arrays["offsets"].append([0])
-        self._class_counts = np.zeros(num_classes, dtype=np.int64)
-        self._shortest, self._longest = np.iinfo(np.int64).max, 0
-        self.num_examples = self._num_tokens = 0
-
-    def extend(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike, labels: npt.ArrayLike) -> None:
-        """Appends sequences: their tokens one after another (sum of lengths,), lengths (n,), labels (n,)."""
-        lengths, labels = np.asarray(lengths, dtype=np.int64), np.asarray(labels, dtype=np.int64)
-        if not lengths.size:
-            return
-        self._arrays["tokens"].append(tokens)
-        self._arrays["offsets"].append(self._num_tokens + np.cumsum(lengths))
-        self._arrays["labels"].append(labels)
-        self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
-        self._shortest, self._longest = min(self._shortest, lengths.min()), max(self._longest, lengths.max())
-        self._num_tokens += int(lengths.sum())
-        self.num_examples += len(lengths)
-        assert self._arrays["tokens"].count == self._num_tokens and len(labels) == len(lengths)
-
-    def close(self) -> dict[str, Any]:
-        """Finishes the files; returns the split's entry for the manifest."""
-        assert self.num_examples, f"split {self.name} is empty"
-        return {
-            "examples": self.num_examples,
-            "class_counts": self._class_counts.tolist(),
-            "length": {
-                "min": int(self._shortest),
-                "mean": round(self._num_tokens / self.num_examples, 2),
-                "max": int(self._longest),
-            },
-            "arrays": {key: array.close() for key, array in self._arrays.items()},
-        }
-
-
-class DatasetWriter:
-    """Writes a prepared dataset into an existing, empty folder. `prepare.prepare` makes that atomic.
-
-    Args:
-        folder: where to.
-        dataset: its name.
-        vocabulary: tokens in the order of their ids.
-        num_classes: labels are 0 … num_classes − 1.
-        max_length: no sequence is longer (tokens, specials included).
-    """
-
-    def __init__(
-        self, folder: Path, *, dataset: str, vocabulary: Sequence[str], num_classes: int, max_length: int
-    ) -> None:
-        self._folder = folder
-        self._head: dict[str, Any] = {
-            "format": FORMAT,
-            "dataset": dataset,
-            "num_classes": num_classes,
-            "max_length": max_length,
-            "vocabulary": list(vocabulary),
-        }
-        self._splits: list[SplitWriter] = []
-
-    def split(self, name: str) -> SplitWriter:
-        """Begins a split."""
-        writer = SplitWriter(self._folder, name, len(self._head["vocabulary"]), self._head["num_classes"])
-        self._splits.append(writer)
-        return writer
-
-    def finish(self, source: dict[str, Any]) -> None:
-        """Writes the manifest, last: `source` says where the data came from (settings and seed, or files)."""
-        manifest = {**self._head, "source": source, "splits": {split.name: split.close() for split in self._splits}}
-        with open(self._folder / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
 @dataclass
-class SequenceSplit:
+class Split:
     """One split, memory-mapped on first use, anew in every process it is sent to: pickling takes the paths alone."""
 
     folder: Path
@@ -150,28 +36,15 @@ class SequenceSplit:
         self._mapped: dict[str, IntArray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "entry": self.entry, "_mapped": {}}
+        return {**self.__dict__, "_mapped": {}}
 
     def _array(self, key: str) -> IntArray:
         if key not in self._mapped:
             entry = self.entry["arrays"][key]
-            path = self.folder / entry["file"]
-            mapped = np.memmap(path, dtype=entry["dtype"], mode="r", shape=(entry["count"],))
-            array = mapped.view(np.ndarray)  # the same memory; memmap's own indexing is several times slower
-            if key == "offsets" and (array[0] != 0 or array[-1] != self.entry["arrays"]["tokens"]["count"]):
-                raise _damaged(path, "its offsets do not fit the tokens")
-            self._mapped[key] = array
+            mapped = np.memmap(self.folder / entry["file"], dtype=entry["dtype"], mode="r", shape=(entry["count"],))
+            # The same memory: memmap's own indexing is several times slower.
+            self._mapped[key] = mapped.view(np.ndarray).reshape(-1, *entry.get("item", ()))
         return self._mapped[key]
-
-    @property
-    def tokens(self) -> IntArray:
-        """All tokens (offsets[-1],), uint8 or uint16, read-only."""
-        return self._array("tokens")
-
-    @property
-    def offsets(self) -> IntArray:
-        """Where sequences begin and end (len(self) + 1,), int64, read-only."""
-        return self._array("offsets")
 
     @property
     def labels(self) -> IntArray:
@@ -181,9 +54,44 @@ class SequenceSplit:
     def __len__(self) -> int:
         return int(self.entry["examples"])
 
+
+@dataclass
+class SequenceSplit(Split):
+    """A split whose examples are sequences, or groups of `per_example` sequences."""
+
+    per_example: int = 1
+
+    @property
+    def tokens(self) -> IntArray:
+        """All tokens (offsets[-1],), uint8 or uint16, read-only."""
+        return self._array("tokens")
+
+    @property
+    def offsets(self) -> IntArray:
+        """Where sequences begin and end (len(self) · per_example + 1,), int64, read-only."""
+        offsets = self._array("offsets")
+        if offsets[0] != 0 or offsets[-1] != self.entry["arrays"]["tokens"]["count"]:
+            raise _damaged(self.folder / self.entry["arrays"]["offsets"]["file"], "its offsets do not fit the tokens")
+        return offsets
+
+    @property
+    def lengths(self) -> IntArray:
+        """Lengths (len(self), per_example), int64."""
+        return np.diff(self.offsets).reshape(-1, self.per_example)
+
     def sequence(self, index: int) -> IntArray:
         """The tokens of one sequence (length,), read-only."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+@dataclass
+class ImageSplit(Split):
+    """A split whose examples are images."""
+
+    @property
+    def images(self) -> npt.NDArray[np.uint8]:
+        """All images (len(self), height, width, channels), uint8, read-only."""
+        return self._array("images")  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -193,8 +101,11 @@ class PreparedDataset:
     folder: Path
     manifest: dict[str, Any]
 
-    def split(self, name: str) -> SequenceSplit:
-        return SequenceSplit(self.folder, self.manifest["splits"][name])
+    def split(self, name: str) -> SequenceSplit | ImageSplit:
+        entry = self.manifest["splits"][name]
+        if "images" in entry["arrays"]:
+            return ImageSplit(self.folder, entry)
+        return SequenceSplit(self.folder, entry, self.manifest.get("per_example", 1))
 
     def summary(self) -> str:
         """One line on what it holds."""

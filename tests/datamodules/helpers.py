@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lra_ssm.datamodules.listops_trees import EOS_ID, VOCABULARY
-from lra_ssm.datamodules.storage import DatasetWriter, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage import PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage_writer import DatasetWriter
 
 # Expressions as LRA writes them, with their values.
 LINES = {

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.loader import Batch, EpochBatches, ResumableLoader, SequenceDataset
+from lra_ssm.datamodules.batches import Batch, SequenceDataset
+from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage import PreparedDataset
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import tiny_dataset
@@ -39,7 +40,7 @@ def labels(batches: Any) -> list[list[int]]:
 
 def test_batches_are_padded_on_the_right(tiny: PreparedDataset) -> None:
     dataset = SequenceDataset(tiny.split("train"))
-    batch = dataset.__getitems__([2, 6, 0])
+    batch = dataset.batch(np.array([2, 6, 0]), 0)
     assert isinstance(batch, Batch) and all(part.dtype == torch.int64 for part in batch)
     assert batch.inputs.tolist() == [[3, 3, 3, 0, 0, 0, 0], [3] * 7, [1, 0, 0, 0, 0, 0, 0]]
     assert batch.lengths.tolist() == [3, 7, 1] and batch.labels.tolist() == [2, 6, 0]

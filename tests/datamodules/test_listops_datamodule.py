@@ -93,7 +93,7 @@ def test_stages_open_only_their_splits(root: str, data: ListOps) -> None:
     for stage, splits in stages.items():
         fresh = ListOps(root=root, **SMALL)  # type: ignore[arg-type]
         fresh.setup(stage)
-        assert set(fresh._splits) == splits
+        assert set(fresh._datasets) == splits
 
 
 def test_shuffle_seed(root: str, data: ListOps, monkeypatch: pytest.MonkeyPatch) -> None:

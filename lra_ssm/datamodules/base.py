@@ -1,0 +1,202 @@
+"""What the data modules share: prepared once, opened by stage, loaded in an order that seed and epoch decide."""
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningDataModule
+
+from lra_ssm.datamodules.batches import BatchDataset, SequenceDataset
+from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.prepare import prepare
+from lra_ssm.datamodules.root import resolve_root
+from lra_ssm.datamodules.storage import ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.errors import InputError
+
+STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("val",)}
+
+
+class PreparedDataModule(LightningDataModule, ABC):
+    """A dataset that is prepared once into `<root>/<dataset>/<kind>-<hash of what decides its content>`.
+
+    A dataset gives `dataset`, `kind`, `record` and `build`, and `fetch` where its files can be downloaded.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: where the data comes from.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that load ahead.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset: str
+    num_classes: int
+
+    def __init__(
+        self,
+        root: str | None,
+        source: str,
+        batch_size: int,
+        eval_batch_size: int | None,
+        shuffle_seed: int | None,
+        num_workers: int,
+        pin_memory: bool | None,
+        bucket_batches: int = 1,
+    ) -> None:
+        super().__init__()
+        self.root = resolve_root(root)
+        self.source = source
+        self.batch_size = batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.shuffle_seed = shuffle_seed
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.bucket_batches = bucket_batches
+        self._datasets: dict[str, BatchDataset] = {}
+        self._prepared: PreparedDataset | None = None
+        for name in ("batch_size", "eval_batch_size", "bucket_batches"):
+            self.require(getattr(self, name) >= 1, name, "must be at least 1")
+        self.require(num_workers >= 0, "num_workers", "must be at least 0")
+
+    def require(self, holds: bool, name: str, what: str) -> None:
+        """Raises InputError naming the setting and its value unless `holds`."""
+        if not holds:
+            raise InputError(f"{type(self).__name__} {name} {getattr(self, name)!r}: {what}")
+
+    # -- what a dataset gives --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def kind(self) -> str:
+        """The source in one word: the first part of the prepared folder's name."""
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """Everything that decides what the prepared data is, as plain values: its hash is in the folder's name.
+
+        Raises:
+            InputError: the source's files are missing.
+        """
+
+    @abstractmethod
+    def build(self, folder: Path) -> None:
+        """Writes the prepared data into an empty folder.
+
+        Raises:
+            InputError: the source's files are missing or not as published.
+        """
+
+    def fetch(self) -> None:
+        """Downloads the source's files below the root, where they can be downloaded and are not there yet.
+
+        `lra-ssm prepare` alone calls it: a fit never downloads.
+        """
+
+    def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
+        """Batches of an opened split; datasets of images say how they are transformed."""
+        assert isinstance(split, SequenceSplit)
+        return SequenceDataset(split)
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    @property
+    def prepared_folder(self) -> Path:
+        """Where the prepared data is, or will be.
+
+        Raises:
+            InputError: the source's files are missing.
+        """
+        digest = hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
+        return self.root / self.dataset / f"{self.kind()}-{digest[:12]}"
+
+    def prepare_data(self) -> None:
+        """Generates or reads the data into `prepared_folder`, once; other processes wait for it.
+
+        Raises:
+            InputError: the root cannot be used, files are missing or not as published, or settings cannot be met.
+        """
+        prepare(self.root, self.dataset, self.prepared_folder.name, self.build)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the splits that a stage needs: fit train and val, validate and predict val, test test; None all.
+
+        Raises:
+            InputError: not prepared, or damaged.
+        """
+        prepared = self._open()
+        for name in STAGES[stage] if stage is not None else ("train", "val", "test"):
+            if name not in self._datasets:
+                self._datasets[name] = self.make_dataset(prepared.split(name), name)
+
+    def manifest(self) -> dict[str, Any]:
+        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests."""
+        return self._open().manifest
+
+    def describe(self) -> str:
+        """One line on the prepared data."""
+        return self._open().summary()
+
+    def _open(self) -> PreparedDataset:
+        if self._prepared is None:
+            self._prepared = open_prepared(self.prepared_folder)
+        return self._prepared
+
+    # -- loaders ---------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch."""
+        # Overfitting means the same batches in every epoch, and in the same order.
+        shuffle = not getattr(self.trainer, "overfit_batches", 0)
+        seed = self._resolved_shuffle_seed() if shuffle else None
+        trained = self._batches_trained if self.trainer is not None else None
+        return self._loader("train", self.batch_size, seed, self.bucket_batches, trained)
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Every validation example once: in order, or with bucket_batches the longest first."""
+        return self._loader("val", self.eval_batch_size, pool=self.bucket_batches)
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Every test example once: in order, or with bucket_batches the longest first."""
+        return self._loader("test", self.eval_batch_size, pool=self.bucket_batches)
+
+    def predict_dataloader(self) -> ResumableLoader:
+        """Every validation example once, in order: the test split is for `test` alone."""
+        return self._loader("val", self.eval_batch_size)
+
+    def _loader(
+        self, split: str, batch_size: int, seed: int | None = None, pool: int = 1, trained: Any = None
+    ) -> ResumableLoader:
+        dataset, trainer = self._datasets[split], self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+        lengths = dataset.split.lengths.max(1) if pool > 1 and isinstance(dataset, SequenceDataset) else None
+        batches = EpochBatches(len(dataset), batch_size, seed, rank, world_size, lengths, pool)
+        return ResumableLoader(dataset, batches, self.num_workers, self.pin_memory, trained)
+
+    def _batches_trained(self) -> int:
+        assert self.trainer is not None
+        trained = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        if getattr(self.trainer, "overfit_batches", 0):
+            return trained % int(self.trainer.num_training_batches)
+        return trained
+
+    def _resolved_shuffle_seed(self) -> int:
+        if self.shuffle_seed is not None:
+            return self.shuffle_seed
+        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def file_stats(paths: list[Path]) -> dict[str, Any]:
+    """What stands for the content of a user's files, which takes long to hash: sizes and times of change.
+
+    A changed file gives other prepared data then.
+    """
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
