@@ -45,11 +45,24 @@ def check_shapes(model: LightningModule, state: dict[str, Any], path: Path) -> N
 
 
 def check_data(model: LightningModule, datamodule: Any) -> None:
-    """The vocabulary and the classes that the model was told are the data's."""
-    for key in ("vocab_size", "num_classes"):
+    """The classes, and the vocabulary or the features, that the model was told are the data's."""
+    name = type(datamodule).__name__
+    for key in ("vocab_size", "d_input", "num_classes"):
         ours, theirs = model.hparams.get(key), getattr(datamodule, key, None)
-        if ours is not None and theirs is not None and ours != theirs:
-            raise InputError(f"model.{key} is {ours}, but {type(datamodule).__name__} has {theirs}")
+        if theirs is not None and key in model.hparams and ours != theirs:
+            raise InputError(f"model.{key} is {ours}, but {name} has {theirs}")
+
+
+def check_vocabulary(model: LightningModule, datamodule: Any) -> None:
+    """The model has a row for every token of prepared data whose vocabulary was not known before."""
+    if not hasattr(datamodule, "manifest") or not (vocabulary := datamodule.manifest().get("vocabulary")):
+        return
+    rows = model.hparams.get("vocab_size")
+    if rows is not None and rows < len(vocabulary):
+        raise InputError(
+            f"model.vocab_size is {rows}, but {type(datamodule).__name__}'s prepared data"
+            f" ({datamodule.prepared_folder}) has {len(vocabulary)} tokens; set it to {len(vocabulary)}"
+        )
 
 
 def squeeze(text: str) -> str:

@@ -30,7 +30,16 @@ from lra_ssm.callbacks import (
     Throughput,
     WritePredictions,
 )
-from lra_ssm.cli.checks import cause, check_data, check_shapes, differing_settings, existing, load_checkpoint, squeeze
+from lra_ssm.cli.checks import (
+    cause,
+    check_data,
+    check_shapes,
+    check_vocabulary,
+    differing_settings,
+    existing,
+    load_checkpoint,
+    squeeze,
+)
 from lra_ssm.cli.output import place_loggers, quiet, show_metrics
 from lra_ssm.cli.parser import RunParser, without_trainer_defaults
 from lra_ssm.cluster import RunDirectory, code_version, environment, run_identity, write_json
@@ -226,8 +235,7 @@ class RunCLI(LightningCLI):
         run = self.run_directory
         if run is None or not _is_first_process():
             return
-        if self.datamodule is not None:
-            self.datamodule.prepare_data()
+        self._prepare_data()
         if _RUN_PATH not in os.environ:
             run.lock()
             if run.finished or run.last.is_file() != (self.checkpoint == run.last):
@@ -247,6 +255,15 @@ class RunCLI(LightningCLI):
             if isinstance(logger, CSVRunLogger):
                 logger.forget_from(int(load_checkpoint(self.checkpoint)["global_step"]) if self.checkpoint else 0)
             logger.log_hyperparams(self.resolved)  # Lightning logs the model's settings alone
+
+    def _prepare_data(self) -> None:
+        if self.datamodule is not None and _is_first_process():
+            self.datamodule.prepare_data()
+            check_vocabulary(self.model, self.datamodule)
+
+    before_validate = _prepare_data
+    before_test = _prepare_data
+    before_predict = _prepare_data
 
     def _check_checkpoint(self, path: Path, state: dict[str, Any]) -> None:
         """Settings and code of the checkpoint against ours: an error for fit, else a note."""

@@ -1,7 +1,8 @@
 """Normalization of (B, L, D) sequences with padding.
 
 All three take `(x, lengths=None)`. LayerNorm and RMSNorm look at one position at a time, so padding cannot leak
-into them; BatchNorm takes its statistics over real positions alone (the public S4 code counts the padding in).
+into them; BatchNorm takes its statistics over real positions alone (the public S4 code counts the padding in), of all
+devices together: how many share a batch does not change what is trained.
 
 Shapes: B batch, L length, D channels.
 """
@@ -9,7 +10,9 @@ Shapes: B batch, L length, D channels.
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.spec import Role
@@ -18,8 +21,7 @@ NormName = Literal["batch", "layer", "rms"]
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm over the real positions of the batch. It wraps `nn.BatchNorm1d` on the packed positions, so that
-    SyncBatchNorm conversion finds it."""
+    """BatchNorm over the real positions of the batch, in training those of every process of `torch.distributed`."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -27,13 +29,35 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
-            return self.norm(x.reshape(-1, x.shape[-1])).view_as(x)
+            return self._normalize(x.reshape(-1, x.shape[-1])).view_as(x)
         valid = valid_mask(lengths, x.shape[1]).squeeze(-1)
-        packed = self.norm(x[valid])
+        packed = self._normalize(x[valid])
         return torch.zeros_like(x, dtype=packed.dtype).index_put((valid,), packed)
+
+    def _normalize(self, rows: Tensor) -> Tensor:
+        """rows (positions, D) -> the same, normalized."""
+        shared = self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return _shared_batch_norm(self.norm, rows) if shared else self.norm(rows)
 
     def optim_roles(self) -> dict[str, Role]:
         return {"norm.weight": "no_decay", "norm.bias": "no_decay"}
+
+
+def _shared_batch_norm(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
+    """What `norm` gives for the rows (positions, D) of all processes together. (torch's SyncBatchNorm needs a GPU.)"""
+    x = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+    count = x.new_tensor(len(x))
+    dist.all_reduce(count)
+    mean = all_reduce(x.sum(0)) / count
+    variance = all_reduce((x - mean).square().sum(0)) / count
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
+        with torch.no_grad():
+            norm.running_mean.lerp_(mean.to(norm.running_mean), momentum)
+            norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var), momentum)
+    y = (x - mean) * (variance + norm.eps).rsqrt() * norm.weight + norm.bias
+    return y.to(rows.dtype)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -2,5 +2,6 @@
 
 from lra_ssm.layers.spec import LayerSpec
 from lra_ssm.models.classifier import Classifier
+from lra_ssm.models.dual_encoder import DualEncoder
 
-__all__ = ["Classifier", "LayerSpec"]
+__all__ = ["Classifier", "DualEncoder", "LayerSpec"]

@@ -4,23 +4,18 @@ Shapes: B batch, L length, D channels, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers import LayerSpec, ResidualBlock, Role, make_norm, mask_padding, valid_mask
+from lra_ssm.layers import LayerSpec, Role
 from lra_ssm.layers.norms import NormName
+from lra_ssm.models.encoder import Pooling, SequenceEncoder, check_num_classes
 
-Pooling = Literal["mean", "last", "max"]
 
+class Classifier(SequenceEncoder):
+    """A `SequenceEncoder`, whose arguments are its own but for num_classes, and a linear head.
 
-class Classifier(nn.Module):
-    """Embedding of tokens or linear map of features, residual blocks, pooling over real positions, linear head.
-
-    layer: built once per block as `layer(d_model)`; a LayerSpec, its plain dict, or a layer class.
-    vocab_size: inputs are token ids (B, L); None where they are features (B, L, d_input).
-    A last norm stands before pooling with `prenorm`, as in the public S4 code.
     Raises ValueError where not exactly one of vocab_size and d_input is given.
     """
 
@@ -37,50 +32,13 @@ class Classifier(nn.Module):
         dropout: float = 0.0,
         pooling: Pooling = "mean",
     ) -> None:
-        super().__init__()
-        if (vocab_size is None) == (d_input is None):
-            raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
-        if pooling not in ("mean", "last", "max"):
-            raise ValueError(f"pooling is {pooling!r}; it must be mean, last or max")
-        for name, value in {"num_classes": num_classes, "d_model": d_model, "n_layers": n_layers}.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        spec = LayerSpec.of(layer)
-        self.encoder: nn.Module
-        if vocab_size is not None:
-            self.encoder = nn.Embedding(vocab_size, d_model)
-        elif d_input is not None:
-            self.encoder = nn.Linear(d_input, d_model)
-        self.blocks = nn.ModuleList(
-            ResidualBlock(d_model, spec(d_model), norm, prenorm, dropout) for _ in range(n_layers)
-        )
-        self.norm = make_norm(norm, d_model) if prenorm else None
+        check_num_classes(num_classes)
+        super().__init__(layer, vocab_size, d_input, d_model, n_layers, norm, prenorm, dropout, pooling)
         self.head = nn.Linear(d_model, num_classes)
-        self.pooling = pooling
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> logits (B, num_classes)."""
-        x = mask_padding(self.encoder(inputs), lengths)
-        for block in self.blocks:
-            x = block(x, lengths)
-        if self.norm is not None:
-            x = mask_padding(self.norm(x, lengths), lengths)
-        return self.head(pool(x, lengths, self.pooling))
+        return self.head(self.encode(inputs, lengths))
 
     def optim_roles(self) -> dict[str, Role]:
-        roles: dict[str, Role] = {"head.bias": "no_decay"}
-        if isinstance(self.encoder, nn.Linear):
-            roles["encoder.bias"] = "no_decay"
-        return roles
-
-
-def pool(x: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
-    """x (B, L, D), 0 at padding -> (B, D), over real positions alone."""
-    B, L, _ = x.shape
-    if lengths is None:
-        lengths = torch.full((B,), L, device=x.device)
-    if pooling == "mean":
-        return x.sum(1) / lengths[:, None]
-    if pooling == "last":
-        return x[torch.arange(B, device=x.device), lengths - 1]
-    return x.masked_fill(~valid_mask(lengths, L), -torch.inf).amax(1)
+        return {**super().optim_roles(), "head.bias": "no_decay"}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,17 +17,18 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lra_ssm.layers import LayerSpec
-from lra_ssm.models import Classifier
+from lra_ssm.models import Classifier, DualEncoder
 from lra_ssm.tasks.optim import parameter_groups, warmup_cosine
 
 
 class Classification(L.LightningModule):
-    """Trains a `Classifier` with cross-entropy; reports micro accuracy, as the LRA tables do.
+    """Trains a `Classifier`, or a `DualEncoder`, with cross-entropy; reports micro accuracy, as the LRA tables do.
 
     A batch is (inputs, lengths, labels) or (inputs, labels): inputs (B, L) int64 or (B, L, features), lengths (B,),
-    labels (B,) int64.
-    The first ten arguments are the Classifier's. lr, recurrent_lr, delta_lr_factor, weight_decay: see
-    `lra_ssm.tasks.optim`. warmup_steps: optimizer steps of linear warm-up before the cosine.
+    labels (B,) int64; for a DualEncoder inputs (B, 2, L) and lengths (B, 2).
+    The first ten arguments are the model's. pair_head: the DualEncoder's head; None for a Classifier. lr, recurrent_lr,
+    delta_lr_factor, weight_decay: see `lra_ssm.tasks.optim`. warmup_steps: optimizer steps of linear warm-up before the
+    cosine.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Classification(L.LightningModule):
         delta_lr_factor: float | None = None,
         weight_decay: float = 0.05,
         warmup_steps: int = 1000,
+        pair_head: Literal["nli", "lra"] | None = None,
     ) -> None:
         super().__init__()
         rates = {
@@ -58,9 +61,8 @@ class Classification(L.LightningModule):
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be a number of at least 0")
         spec = LayerSpec.of(layer)
-        self.model = Classifier(
-            spec, num_classes, vocab_size, d_input, d_model, n_layers, norm, prenorm, dropout, pooling
-        )
+        shape = (num_classes, vocab_size, d_input, d_model, n_layers, norm, prenorm, dropout, pooling)
+        self.model = Classifier(spec, *shape) if pair_head is None else DualEncoder(spec, *shape, pair_head)
         layer = spec.as_dict()  # type: ignore[assignment]  # what save_hyperparameters stores: the plain dict
         self.save_hyperparameters()
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
@@ -77,7 +79,7 @@ class Classification(L.LightningModule):
         accuracy = (logits.argmax(-1) == labels).float().mean()
         self.log("train/loss", loss, prog_bar=True)
         self.log("train/accuracy", accuracy)
-        return loss
+        return loss * _share(labels)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_loss, self.val_accuracy)
@@ -111,6 +113,16 @@ class Classification(L.LightningModule):
             )
         schedule = warmup_cosine(optimizer, h["warmup_steps"], total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _share(labels: Tensor) -> float | Tensor:
+    """What this process's mean loss counts for where the gradients of all are averaged: the last batch of an epoch may
+    not be shared out evenly. labels (B,)."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return 1.0
+    total = torch.tensor(float(len(labels)), device=labels.device)
+    dist.all_reduce(total)
+    return len(labels) * dist.get_world_size() / total
 
 
 def _unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -43,7 +43,7 @@ def test_each_sequence_alone_gives_its_row():
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "max"])
 def test_pooling_over_known_values(pooling):
-    from lra_ssm.models.classifier import pool
+    from lra_ssm.models.encoder import pool
 
     x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
     lengths = torch.tensor([3, 1])

@@ -1,0 +1,56 @@
+"""Two processes (DDP on gloo) train, validate and test as one does with the same global batch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runner import TINY, only_run
+
+# 43 training examples in batches of 8 leave 3, 19 for validation and test leave 3: shares of two and one.
+UNEVEN = ["--data.num_train=43", "--data.num_val=19", "--data.num_test=19", "--data.generator_seed=4"]
+# Dropout draws other masks in every process; float64 so that the order of sums hardly shows.
+FLAGS = [*UNEVEN, "--model.dropout=0", "--trainer.precision=64-true"]
+DEVICES = {1: ["--trainer.devices=1"], 2: ["--trainer.devices=2", "--trainer.strategy=ddp"]}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The run directories of a fit and a test by one process and by two."""
+    root, found = tmp_path_factory.mktemp("data") / "root", {}
+    for devices, flags in DEVICES.items():
+        folder = tmp_path_factory.mktemp(f"by-{devices}")
+        for command in ("fit", "test"):
+            # Lightning starts the second process with the first one's own command line: it must be a real one.
+            line = [sys.executable, "-m", "lra_ssm", command, "--config", str(TINY), f"--data.root={root}", *FLAGS]
+            env = os.environ | {"PYTHONPATH": str(TINY.parents[1]), "OMP_NUM_THREADS": "1"}
+            subprocess.run([*line, *flags], cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+        found[devices] = only_run(folder)
+    return found
+
+
+def test_the_run_is_the_same(runs: dict[int, Path]) -> None:
+    assert runs[1].name == runs[2].name
+
+
+def test_weights_are_the_same(runs: dict[int, Path]) -> None:
+    one, two = (torch.load(runs[n] / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in (1, 2))
+    assert one.keys() == two.keys() and len(one) > 10
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_every_example_is_scored_once(runs: dict[int, Path]) -> None:
+    def metrics(devices: int) -> dict[str, float]:
+        fit = json.loads((runs[devices] / "run.json").read_text())["metrics"]
+        test = json.loads((runs[devices] / "test.json").read_text())["metrics"]
+        return {name: value for name, value in fit.items() if name.startswith("val/")} | test
+
+    one, two = metrics(1), metrics(2)
+    assert {"val/accuracy", "val/loss", "test/accuracy", "test/loss"} <= one.keys()
+    assert two == pytest.approx(one, rel=1e-6)
+    assert one["test/accuracy"] * 19 == pytest.approx(round(one["test/accuracy"] * 19), abs=1e-5)
