@@ -32,7 +32,7 @@ def test_all_three_ways_to_start(command):
     assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean fit?\n"
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare", "bench"])
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare", "doctor", "bench"])
 def test_every_command_has_help(command, tmp_path):
     out = succeed([command, "--help"], tmp_path).out
     assert "usage" in out and "example" in out

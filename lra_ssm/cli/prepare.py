@@ -1,27 +1,55 @@
 """`lra-ssm prepare DATASET`: makes a dataset ready ahead of a fit."""
 
 import difflib
+import inspect
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.parser import RunParser
+from lra_ssm.datamodules.root import resolve_root
+from lra_ssm.datamodules.summary import format_table, prepared_folders, read_manifest, summary_rows
 from lra_ssm.errors import InputError
 
-DATASETS = {"listops": "lra_ssm.datamodules.ListOps"}
+# name -> (data module, what is another default than its own)
+DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "listops": ("lra_ssm.datamodules.ListOps", {}),
+    "text": ("lra_ssm.datamodules.Text", {}),
+    "retrieval": ("lra_ssm.datamodules.Retrieval", {}),
+    "image": ("lra_ssm.datamodules.Image", {}),
+    "pathfinder": ("lra_ssm.datamodules.Pathfinder", {}),
+    "pathx": ("lra_ssm.datamodules.Pathfinder", {"resolution": 128}),
+    "scifar": ("lra_ssm.datamodules.SCIFAR", {}),
+    "mnist": ("lra_ssm.datamodules.MNIST", {}),
+}
 # What decides how batches are made, not what is prepared.
-LOADING = {"batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory"}
+LOADING = {
+    *("batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches"),
+    *("augment", "augment_seed", "permutation", "permutation_seed"),
+}
 
 HELP = f"""usage: lra-ssm prepare DATASET [options]
+       lra-ssm prepare --summary [--root=FOLDER]
 
-Makes a dataset ready below the data root (--root, else LRA_SSM_DATA, else ./data): generated, or read from the files
-of its publishers. Atomic and locked: any number of processes may start it, at any moment it may be killed.
+Makes a dataset ready below the data root (--root, else LRA_SSM_DATA, else ./data): downloaded, generated, or read from
+files you have. Atomic and locked: any number of processes may start it, at any moment it may be killed and started
+again; a download goes on where it was.
 
 datasets: {", ".join(DATASETS)}
 
+options of every dataset:
+  --root FOLDER     data root
+  --source SOURCE   where from: the publisher (downloaded), a generator, or a folder or archive of yours
+  --limit N         at most N examples in each split, for trying out
+  --summary         a table of everything that is prepared below the root: counts, classes, vocabularies, lengths
+
 examples:
   lra-ssm prepare listops
-  lra-ssm prepare listops --source=/downloads/lra_release
+  lra-ssm prepare text
+  lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
+  lra-ssm prepare --summary
 
 `lra-ssm prepare DATASET --help` lists a dataset's options.
 """
@@ -31,23 +59,52 @@ def main(command: str, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")
         return 0
+    # `--data.root` as in fit is `--root` here.
+    arguments = ["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in arguments]
+    summary = "--summary" in arguments
+    arguments = [a for a in arguments if a != "--summary"]
+    if summary and (not arguments or arguments[0].startswith("--root")):
+        show_prepared(resolve_root(_root(arguments)))
+        return 0
     name, *rest = arguments
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
         raise InputError(
             f"unknown dataset {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(DATASETS)}")
         )
-    module, _, cls = DATASETS[name].rpartition(".")
+    class_path, defaults = DATASETS[name]
+    module, _, cls = class_path.rpartition(".")
     datamodule_class = getattr(import_module(module), cls)
     parser: LightningArgumentParser = RunParser(
         prog=f"lra-ssm prepare {name}",
         description=f"Makes {name} ready.",
         epilog=f"example: lra-ssm prepare {name} --root=data",
     )
-    parser.add_class_arguments(datamodule_class, skip=LOADING)
-    # `--data.root` as in fit is `--root` here.
-    settings = parser.parse_args(["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in rest])
-    datamodule = datamodule_class(**settings.as_dict())
+    parser.add_class_arguments(datamodule_class, skip=LOADING & set(inspect.signature(datamodule_class).parameters))
+    parser.set_defaults(defaults)
+    datamodule = datamodule_class(**parser.parse_args(rest).as_dict())
+    if not datamodule.is_prepared():
+        datamodule.fetch()
     datamodule.prepare_data()
     print(f"{datamodule.prepared_folder}: {datamodule.describe()}")
+    if summary:
+        show_prepared(datamodule.root)
     return 0
+
+
+def show_prepared(root: Path) -> None:
+    """Prints the table of everything that is prepared below a root."""
+    rows = [row for folder in prepared_folders(root) for row in summary_rows(read_manifest(folder))]
+    print(format_table(rows) if rows else f"nothing is prepared below {root}")
+
+
+def _root(arguments: list[str]) -> str | None:
+    """The value of `--root=FOLDER` or `--root FOLDER`, which must be all there is."""
+    match arguments:
+        case []:
+            return None
+        case [one] if one.startswith("--root="):
+            return one.removeprefix("--root=")
+        case ["--root", folder]:
+            return folder
+    raise InputError("prepare --summary without a dataset takes --root=FOLDER alone")

@@ -13,7 +13,7 @@ from lra_ssm.datamodules.batches import BatchDataset, SequenceDataset
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.prepare import prepare
 from lra_ssm.datamodules.root import resolve_root
-from lra_ssm.datamodules.storage import ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
 from lra_ssm.errors import InputError
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("val",)}
@@ -98,7 +98,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     def fetch(self) -> None:
         """Downloads the source's files below the root, where they can be downloaded and are not there yet.
 
-        `lra-ssm prepare` alone calls it: a fit never downloads.
+        `lra-ssm prepare` alone calls it: a fit never downloads. The caller need not hold a lock.
         """
 
     def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
@@ -117,6 +117,13 @@ class PreparedDataModule(LightningDataModule, ABC):
         """
         digest = hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
         return self.root / self.dataset / f"{self.kind()}-{digest[:12]}"
+
+    def is_prepared(self) -> bool:
+        """Whether nothing is left to prepare."""
+        try:
+            return (self.prepared_folder / MANIFEST).is_file()
+        except InputError:  # its files are missing
+            return False
 
     def prepare_data(self) -> None:
         """Generates or reads the data into `prepared_folder`, once; other processes wait for it.

@@ -1,0 +1,89 @@
+"""`lra-ssm doctor`: what this installation has and can do, and what data is prepared."""
+
+import argparse
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import Progress
+
+from lra_ssm.cluster import environment
+from lra_ssm.datamodules.root import resolve_root
+from lra_ssm.datamodules.storage import open_prepared
+from lra_ssm.datamodules.summary import format_table, prepared_folders, read_manifest, summary_rows
+from lra_ssm.errors import InputError
+
+EXAMPLE = """\
+examples:
+  lra-ssm doctor
+  lra-ssm doctor --root=/data/lra --verify
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def main(command: str, arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="lra-ssm doctor",
+        description="Shows versions, hardware, backends and prepared data.",
+        epilog=EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--root", metavar="FOLDER", help="data root; default: LRA_SSM_DATA, else ./data")
+    parser.add_argument("--verify", action="store_true", help="read all prepared data and compare its digests")
+    options = parser.parse_args(arguments)
+    _show_installation()
+    root = resolve_root(options.root)
+    folders = prepared_folders(root)
+    print(f"\nprepared data below {root}" + ("" if folders else ": none"))
+    damaged = [folder for folder in folders if not _show_data(folder)]
+    if folders:
+        print("\n" + format_table([row for folder in folders for row in summary_rows(read_manifest(folder))]))
+    if options.verify:
+        with Progress(console=Console(stderr=True)) as progress:
+            for folder in progress.track([f for f in folders if f not in damaged], description="comparing digests"):
+                open_prepared(folder, verify=True)
+        print(f"\nall digests of {len(folders)} prepared folders are as recorded")
+    return 1 if damaged else 0
+
+
+def _show_installation() -> None:
+    import torch
+
+    from lra_ssm.ops import scan_backends
+
+    here = environment()
+    hardware = here["hardware"]
+    versions = [f"{name} {version}" for name, version in here["versions"].items() if version]
+    print("versions   " + ", ".join(versions))
+    print(f"hardware   {hardware['cpu']}, {hardware['cpus']} cores; {', '.join(hardware['gpus']) or 'no GPU'}")
+    for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
+        print(f"selective_scan on {device}")
+        for name, reason in scan_backends(device).items():
+            print(f"  {name:<10} {'runs' if reason is None else reason}")
+
+
+def _show_data(folder: Path) -> bool:
+    """Prints where a prepared folder's data came from; False if it is damaged."""
+    print(f"  {folder.parent.name}/{folder.name}")
+    try:
+        manifest = open_prepared(folder).manifest
+    except InputError as error:
+        print(f"    DAMAGED: {error}")
+        return False
+    for key, value in manifest["source"].items():
+        print(f"    {key}: {_short(value)}")
+    return True
+
+
+def _short(value: Any) -> str:
+    """A value of a manifest on one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_short(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
+    return str(value)

@@ -1,0 +1,532 @@
+"""Downloads from a local server: resumed, checked, whole or not there; every way a server can fail."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lra_ssm.datamodules import disk
+from lra_ssm.datamodules.download import DownloadRecord, RemoteFile, download
+from lra_ssm.errors import InputError
+from tests.datamodules.server import Site, serving
+
+DATA = random.Random(0).randbytes(300_000)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+MD5 = hashlib.md5(DATA, usedforsecurity=False).hexdigest()
+NAME = "file.bin"
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+
+
+def remote(site: Site, *more: str, digest: str | None = f"sha256:{SHA256}", **settings: Any) -> RemoteFile:
+    return RemoteFile((f"{site.url}/{NAME}", *more), NAME, digest, **settings)
+
+
+def fetch(file: RemoteFile, folder: Path, **settings: Any) -> DownloadRecord:
+    return download(file, folder, **{"timeout": 5.0, "tries": 3, "backoff": 0.01, **settings})
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def check_whole(folder: Path, data: bytes = DATA) -> None:
+    assert files(folder) == [NAME]
+    assert (folder / NAME).read_bytes() == data
+
+
+@pytest.mark.parametrize("digest", [f"sha256:{SHA256}", f"md5:{MD5.upper()}", None])
+def test_whole(tmp_path: Path, digest: str | None) -> None:
+    with serving(DATA) as site:
+        record = fetch(remote(site, digest=digest), tmp_path / "new")
+        status = "published" if digest else "unknown"
+        assert record == DownloadRecord(f"{site.url}/{NAME}", len(DATA), SHA256, status)
+        json.dumps(asdict(record))
+        check_whole(tmp_path / "new")
+        assert site.requests[0]["User-Agent"].startswith("lra_ssm/") and len(site.requests) == 1
+
+
+def test_already_there_needs_no_network(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(DATA)
+    (tmp_path / f"{NAME}.partial.json").write_text("{}")  # killed after the rename
+    file = RemoteFile(("http://127.0.0.1:9/",), NAME, f"md5:{MD5}", len(DATA))
+    assert fetch(file, tmp_path) == DownloadRecord(None, len(DATA), SHA256, "published")
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["digest", "size"])
+def test_wrong_file_there_is_replaced(tmp_path: Path, kind: str) -> None:
+    (tmp_path / NAME).write_bytes(DATA[:-1])
+    with serving(DATA) as site:
+        settings = {"digest": None, "size": len(DATA)} if kind == "size" else {}
+        file = remote(site, **settings)
+        assert fetch(file, tmp_path).url
+    check_whole(tmp_path)
+    (tmp_path / NAME).write_bytes(DATA[:-1])
+    with pytest.raises(InputError):  # nobody answers any more
+        fetch(file, tmp_path, tries=1)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("version", [{}, {"etag": None, "last_modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
+@pytest.mark.parametrize("digest", [f"sha256:{SHA256}", None])
+def test_broken_off_and_resumed(tmp_path: Path, digest: str | None, version: dict[str, str | None]) -> None:
+    with serving(DATA, break_after=[100_000], **version) as site:
+        assert fetch(remote(site, digest=digest), tmp_path).bytes == len(DATA)
+        assert site.header("Range") == [None, "bytes=100000-"]
+        assert site.header("If-Range") == [None, site.etag or site.last_modified]
+        assert site.sent == [100_000, 200_000]
+    check_whole(tmp_path)
+
+
+def test_broken_off_again_and_again(tmp_path: Path) -> None:
+    """More often than `tries`, which counts the ones without progress alone."""
+    with serving(DATA, break_after=[30_000] * 9) as site:
+        fetch(remote(site), tmp_path, tries=2)
+        assert site.header("Range")[1:] == [f"bytes={n * 30_000}-" for n in range(1, 10)]
+        assert sum(site.sent) == len(DATA)
+    check_whole(tmp_path)
+
+
+def test_given_up_then_resumed_by_the_next_call(tmp_path: Path) -> None:
+    with serving(DATA, break_after=[100_000, 0, 0, 0]) as site:
+        with pytest.raises(InputError, match=r"3 tries without progress; the first 100,000 bytes are kept") as error:
+            fetch(remote(site), tmp_path)
+        assert f"{site.url}/{NAME}: broken off before 300,000 bytes" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert files(tmp_path) == [f"{NAME}.partial", f"{NAME}.partial.json"]
+        fetch(remote(site), tmp_path)
+        assert site.header("Range")[-1] == "bytes=100000-" and site.sent[-1] == 200_000
+    check_whole(tmp_path)
+
+
+def test_server_without_ranges(tmp_path: Path) -> None:
+    with serving(DATA, ranges=False, break_after=[100_000, 200_000]) as site:
+        fetch(remote(site), tmp_path)
+        assert site.sent == [100_000, 200_000, 300_000]
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        site.break_after = [100_000] * 50  # always at the same place: no progress, not for ever
+        with pytest.raises(InputError, match="3 tries without progress"):
+            fetch(remote(site), tmp_path)
+        assert len(site.break_after) == 50 - 4
+
+
+def test_no_length(tmp_path: Path) -> None:
+    with serving(DATA, length=False) as site:
+        fetch(remote(site, digest=None), tmp_path)
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        site.break_after = [100_000]
+        fetch(remote(site, digest=None, size=len(DATA)), tmp_path)  # the published size shows the break
+        assert site.header("Range")[-1] == "bytes=100000-"
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        site.break_after = [100_000]
+        with pytest.raises(InputError, match="sha256"):  # and so does the digest
+            fetch(remote(site), tmp_path)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("if_range", [True, False])
+@pytest.mark.parametrize("digest", [True, False])
+def test_changed_between_tries(tmp_path: Path, if_range: bool, digest: bool) -> None:
+    other = DATA[::-1]
+    sha256 = hashlib.sha256(other).hexdigest()
+    with serving(DATA, break_after=[100_000, 0, 0, 0], if_range=if_range) as site:
+        file = remote(site, digest=f"sha256:{sha256}" if digest else None)
+        with pytest.raises(InputError):
+            fetch(file, tmp_path)
+        site.data, site.etag = other, '"two"'
+        assert fetch(file, tmp_path).sha256 == sha256
+        assert site.sent[-1] == len(other)
+    check_whole(tmp_path, other)
+
+
+def test_parts_of_unknown_versions_are_never_joined(tmp_path: Path) -> None:
+    """Without ETag, date or digest nothing shows a change; with a digest, a wrong whole is downloaded once anew."""
+    with serving(DATA, break_after=[100_000], etag='W/"weak"') as site:
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range") == [None, None] and site.sent == [100_000, 300_000]
+    check_whole(tmp_path)
+    (tmp_path / NAME).unlink()
+    with serving(b"\0" + DATA[1:], break_after=[100_000, 0, 0, 0], etag=None) as site:
+        with pytest.raises(InputError):
+            fetch(remote(site), tmp_path)
+        site.data = DATA
+        fetch(remote(site), tmp_path)
+        assert site.header("Range")[-2:] == ["bytes=100000-", None]
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["start", "total"])
+def test_wrong_content_range(tmp_path: Path, wrong: str) -> None:
+    with serving(DATA, break_after=[100_000, 0, 0, 0]) as site:
+        with pytest.raises(InputError):
+            fetch(remote(site, digest=None), tmp_path)
+        if wrong == "total":
+            site.total_in_range = 123
+        else:
+            site.shift = 5
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range")[-2:] == ["bytes=100000-", None]
+    check_whole(tmp_path)
+
+
+def test_past_the_end(tmp_path: Path) -> None:
+    """416: what is there is the whole (its size was unknown when it was received), or more than that."""
+    state = {"etag": '"one"', "last_modified": None, "size": None}
+    for partial, answers in ((DATA, 1), (DATA + b"more", 2)):
+        with serving(DATA) as site:
+            (tmp_path / f"{NAME}.partial").write_bytes(partial)
+            (tmp_path / f"{NAME}.partial.json").write_text(json.dumps(state | {"url": f"{site.url}/{NAME}"}))
+            fetch(remote(site, digest=None), tmp_path)
+            assert len(site.requests) == answers and site.header("Range")[0] == f"bytes={len(partial)}-"
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+
+
+def test_killed_after_the_last_byte(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9/x"
+    (tmp_path / f"{NAME}.partial").write_bytes(DATA)
+    state = {"url": url, "etag": '"one"', "last_modified": None, "size": len(DATA)}
+    (tmp_path / f"{NAME}.partial.json").write_text(json.dumps(state))
+    assert fetch(RemoteFile((url,), NAME), tmp_path).sha256 == SHA256  # nobody needs to be asked
+    check_whole(tmp_path)
+
+
+def test_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    for name in ("fsync", "replace"):
+        function = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, function=function: (steps.append(name), function(*a))[1])
+    with serving(DATA) as site:
+        fetch(remote(site), tmp_path)
+    assert steps == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"url": 3}', None])
+def test_damaged_state(tmp_path: Path, state: str | None) -> None:
+    (tmp_path / f"{NAME}.partial").write_bytes(b"x" * 10)
+    if state is not None:
+        (tmp_path / f"{NAME}.partial.json").write_text(state)
+    with serving(DATA) as site:
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range") == [None]
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["sha256", "md5"])
+def test_wrong_digest_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    expected = "0" * (64 if kind == "sha256" else 32)
+    with serving(DATA) as site:
+        for tries in (1, 2):
+            with pytest.raises(InputError) as error:
+                fetch(remote(site, digest=f"{kind}:{expected}"), tmp_path)
+            for part in (site.url, expected, SHA256 if kind == "sha256" else MD5, "removed"):
+                assert part in str(error.value)
+            assert files(tmp_path) == [] and len(site.requests) == tries
+        fetch(remote(site), tmp_path)
+    check_whole(tmp_path)
+
+
+def test_a_mirror_with_a_wrong_file_gives_way(tmp_path: Path) -> None:
+    with serving(DATA[::-1]) as bad, serving(DATA[:-1]) as short, serving(DATA) as good:
+        record = fetch(remote(bad, f"{short.url}/a", f"{good.url}/b", size=len(DATA)), tmp_path)
+        assert record.url == f"{good.url}/b"
+        assert short.sent[0] < len(DATA) and good.header("Range") == [None]
+    check_whole(tmp_path)
+
+
+def test_a_mirror_goes_on_where_another_broke_off(tmp_path: Path) -> None:
+    with serving(DATA, break_after=[100_000, 0, 0, 0]) as first, serving(DATA, etag='"other"') as second:
+        fetch(remote(first, f"{second.url}/x"), tmp_path)
+        assert second.header("Range") == ["bytes=100000-"] and second.header("If-Range") == [None]
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("status", [404, 403, 410, 401])
+def test_not_there(tmp_path: Path, status: int) -> None:
+    with serving(DATA, status={"": status}) as site:
+        with pytest.raises(InputError, match=rf"{site.url}/{NAME}: HTTP status {status} \(.+\)$") as error:
+            fetch(remote(site), tmp_path)
+        assert len(site.requests) == 1 and files(tmp_path) == [] and "\n" not in str(error.value)
+        site.status = {f"/{NAME}": status}
+        assert fetch(remote(site, f"{site.url}/mirror"), tmp_path).url == f"{site.url}/mirror"
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
+def test_overloaded(tmp_path: Path, status: int) -> None:
+    with serving(DATA, status={"": status}, times=2, headers={"Retry-After": "0"}) as site:
+        fetch(remote(site), tmp_path)
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        site.times = 9
+        with pytest.raises(InputError, match=f"HTTP status {status} .*3 tries without progress"):
+            fetch(remote(site), tmp_path)
+        assert len(site.requests) == 6
+
+
+def test_waits_as_long_as_the_server_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("lra_ssm.datamodules.download.time", SimpleNamespace(sleep=waits.append))
+    with serving(DATA, status={"": 503}, times=4, headers={"Retry-After": "7"}) as site:
+        fetch(remote(site), tmp_path, tries=5, backoff=4.0)
+    assert waits == [7, 8, 16, 32]
+
+
+@pytest.mark.parametrize("after", [0, 100_000])
+def test_silent_server(tmp_path: Path, after: int) -> None:
+    with serving(DATA, stall_after=[after]) as site:
+        fetch(remote(site), tmp_path, timeout=0.2)
+        assert site.header("Range")[-1] == (f"bytes={after}-" if after else None)
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        site.stall_after = [after] + [0] * 9
+        with pytest.raises(InputError, match="timed out, 2 tries without progress"):
+            fetch(remote(site), tmp_path, timeout=0.2, tries=2)
+
+
+def test_slow_server_is_no_silent_one(tmp_path: Path) -> None:
+    with serving(DATA, pause=0.1, chunk=40_000) as site:  # 0.8 s in all
+        fetch(remote(site), tmp_path, timeout=0.4)
+        assert len(site.requests) == 1
+    check_whole(tmp_path)
+
+
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/x"
+    with pytest.raises(InputError, match=f"{url}: Connection refused, 2 tries"):
+        fetch(RemoteFile((url,), NAME), tmp_path, tries=2)
+
+    def offline(*_: object, **__: object) -> None:
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", offline)
+    with pytest.raises(InputError, match="cannot be found .*is this machine online") as error:
+        fetch(RemoteFile(("https://host.example/x",), NAME), tmp_path, tries=2)
+    assert "\n" not in str(error.value) and files(tmp_path) == []
+
+
+@pytest.mark.parametrize("url", ["ftp://a/b", "file:///etc/passwd", "/etc/passwd", "data:,x", ""])
+def test_wrong_scheme(url: str) -> None:
+    with pytest.raises(InputError, match="must begin with https:// or http://"):
+        RemoteFile((url,), NAME)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/x", "a\\b", "", ".", ".."])
+def test_wrong_name(name: str) -> None:
+    with pytest.raises(ValueError, match="no plain file name"):
+        RemoteFile(("http://a/b",), name)
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:", "md5:12", f"sha1:{'0' * 40}", SHA256])
+def test_wrong_kind_of_digest(digest: str) -> None:
+    with pytest.raises(ValueError, match="neither md5"):
+        RemoteFile(("http://a/b",), NAME, digest)
+
+
+def test_redirects(tmp_path: Path) -> None:
+    with serving(DATA) as good, serving(b"", status={"": 302}, headers={"Location": f"{good.url}/x"}) as site:
+        good.break_after = [100_000]
+        fetch(remote(site), tmp_path)
+        assert good.header("Range") == [None, "bytes=100000-"]  # asked again through the redirect
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        for target in ("file:///etc/passwd", "ftp://127.0.0.1/x"):
+            site.headers = {"Location": target}
+            with pytest.raises(InputError, match="(redirects to|Redirection to url).*not (followed|allowed)"):
+                fetch(remote(site), tmp_path)
+        site.headers = {"Location": f"{site.url}/{NAME}"}
+        with pytest.raises(InputError, match="HTTP status 302"):
+            fetch(remote(site), tmp_path)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_disk_too_small(tmp_path: Path, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(DATA) as site:
+        file = remote(site, size=len(DATA) if known else None)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+            with pytest.raises(InputError, match=rf"{NAME} needs 0.000 GB on the disk of {tmp_path}, where 0.000 GB"):
+                fetch(file, tmp_path)
+        assert len(site.requests) == (0 if known else 1) and not (tmp_path / NAME).exists()
+        site.break_after = [150_000, 0, 0, 0]
+        with pytest.raises(InputError, match="kept"):
+            fetch(file, tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+        fetch(file, tmp_path)  # 150,000 bytes are missing: the room suffices
+    check_whole(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_disk_full_on_the_way(tmp_path: Path) -> None:
+    with serving(DATA) as site:
+        # The partial file is opened for appending when the answer is there; what it links to is full.
+        original = Path.unlink
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            if path.name != f"{NAME}.partial":
+                original(path, missing_ok=missing_ok)
+
+        (tmp_path / f"{NAME}.partial").symlink_to("/dev/full")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            with pytest.raises(InputError, match=rf"{tmp_path}: cannot be written \(No space left on device\)"):
+                fetch(remote(site), tmp_path)
+
+
+def test_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "absent" / "x", tmp_path / "file"):
+        with pytest.raises(InputError, match=f"{folder}: cannot be written"):
+            fetch(RemoteFile(("http://127.0.0.1:9/",), NAME), folder)
+    assert files(tmp_path) == ["file"]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from lra_ssm.datamodules.download import RemoteFile, download
+print("started", flush=True)
+record = download(RemoteFile((sys.argv[1],), sys.argv[2], None), Path(sys.argv[3]), timeout=60, backoff=0.01)
+print(record.sha256)
+"""
+
+
+def start(site: Site, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, f"{site.url}/{NAME}", NAME, str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("received", [1, 1000, 100_000, 299_999])
+def test_killed_and_started_again(tmp_path: Path, received: int) -> None:
+    partial = tmp_path / f"{NAME}.partial"
+    with serving(DATA, stall_after=[received], stall=60.0) as site:
+        process, deadline = start(site, tmp_path), time.monotonic() + 20
+        while not partial.exists() or partial.stat().st_size < received:  # every byte received is kept
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL and not (tmp_path / NAME).exists()
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range") == [None, f"bytes={received}-"] and site.sent[1] == len(DATA) - received
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2])
+def test_killed_at_any_time(tmp_path: Path, delay: float) -> None:
+    with serving(DATA, pause=0.004, chunk=5000) as site:  # 0.24 s in all
+        process = start(site, tmp_path)
+        while not site.requests:
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+        fetch(remote(site, digest=None), tmp_path)
+    assert (tmp_path / NAME).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("step", ["unlink", "write_text", "fsync", "replace"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_stopped_at_every_step(tmp_path: Path, step: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill right before and right after each change of the folder leaves is used or thrown away rightly."""
+    owner: Any = Path if step in ("unlink", "write_text") else os
+    function, calls = getattr(owner, step), 0
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            if number == 2 and step == "replace":
+                function(*args, **kwargs)
+            raise KeyboardInterrupt
+        return function(*args, **kwargs)
+
+    with serving(DATA, break_after=[100_000]) as site:
+        (tmp_path / f"{NAME}.partial").write_bytes(b"other" * 1000)
+        (tmp_path / f"{NAME}.partial.json").write_text('{"url": "x", "etag": "y", "size": 9000}')
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, stop)
+            try:
+                fetch(remote(site, digest=None), tmp_path)
+            except KeyboardInterrupt:
+                pass
+        fetch(remote(site, digest=None), tmp_path)
+    check_whole(tmp_path)
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    with serving(DATA, pause=0.01, chunk=10_000) as site:
+        processes = [start(site, tmp_path) for _ in range(2)]
+        outputs = [process.communicate() for process in processes]
+        assert [output.split()[-1] for output, _ in outputs] == [SHA256] * 2, outputs
+        assert site.sent == [len(DATA)]
+    check_whole(tmp_path)
+
+
+def test_many_threads_at_once(tmp_path: Path) -> None:
+    records: list[DownloadRecord] = []
+    with serving(DATA, break_after=[50_000]) as site:
+        threads = [
+            threading.Thread(target=lambda: records.append(fetch(remote(site), tmp_path)), daemon=True)
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sum(site.sent) == len(DATA)
+    assert len(records) == 4 and sum(record.url is not None for record in records) == 1
+    check_whole(tmp_path)
+
+
+def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(DATA) as site:
+        fetch(remote(site), tmp_path)
+        assert capsys.readouterr().err == ""  # too small
+        monkeypatch.setattr(disk, "TRIVIAL_BYTES", 1000)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        (tmp_path / NAME).unlink()
+        fetch(remote(site), tmp_path)
+        shown = capsys.readouterr()
+        assert NAME in shown.err and shown.out == ""
+        (tmp_path / NAME).unlink()
+        fetch(remote(site), tmp_path, progress=False)
+        assert capsys.readouterr().err == ""
+
+
+def test_sync_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.sync_filesystem(tmp_path)
+    with pytest.raises(OSError):
+        disk.sync_filesystem(tmp_path / "absent")
+    monkeypatch.setattr(disk.ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    called: list[bool] = []
+    monkeypatch.setattr(os, "sync", lambda: called.append(True))
+    disk.sync_filesystem(tmp_path)
+    assert called
