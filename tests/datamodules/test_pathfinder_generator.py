@@ -1,0 +1,317 @@
+"""Pathfinder images: a label is what their drawing says, and what is written is what was asked for."""
+
+import hashlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lra_ssm.datamodules import pathfinder_archive
+from lra_ssm.datamodules.pathfinder_archive import write_archive
+from lra_ssm.datamodules.pathfinder_drawing import DEGREES, lanczos, paddle_tables
+from lra_ssm.datamodules.pathfinder_generator import GENERATOR_VERSION, PathfinderBlock, generate_block
+from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES, SETTINGS, SIZES, check_settings, settings_for
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import contents
+from tests.datamodules.pathfinder_solver import all_paddles, solve_pixels, solve_record
+
+# Two contours of 14 paddles seldom fit into 64 pixels, so there are few of those.
+COUNTS = {32: 60, 64: 10, 128: 16, 256: 16}
+# Of the first eight images of seed 0, easy level.
+DIGESTS = {32: "311996399a74b96f", 64: "536436bca099ff91", 128: "96744acaae4fc608", 256: "dd209ea215a17815"}
+BLOCKS: dict[int, PathfinderBlock] = {}
+
+
+def block_of(size: int) -> PathfinderBlock:
+    """Drawn once for all tests."""
+    if size not in BLOCKS:
+        BLOCKS[size] = generate_block(SETTINGS[size], 3, 1, COUNTS[size])
+    return BLOCKS[size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_paddles_lead_from_disc_to_disc_where_the_label_says_so(size):
+    block = block_of(size)
+    assert [solve_record(SETTINGS[size], block, image) for image in range(COUNTS[size])] == block.labels.tolist()
+
+
+@pytest.mark.parametrize("size, count", [(128, 20), (256, 16)])
+def test_labels_are_found_in_the_pixels_alone(size, count):
+    """Where discs hide paddles, more than one contour may lead there: of 128 pixels, 1 image in 60 is got wrong."""
+    block = generate_block(SETTINGS[size], 5, 0, count)
+    right = [solve_pixels(SETTINGS[size], picture) for picture in block.images] == block.labels
+    assert right.sum() >= count - 1
+
+
+def distances(points: np.ndarray, paddles: np.ndarray) -> np.ndarray:
+    """From points (p, 2) to paddles (n, 2, 2): (p, n)."""
+    along = paddles[:, 1] - paddles[:, 0]
+    offset = points[:, None] - paddles[:, 0]
+    share = np.clip((offset * along).sum(-1) / (along**2).sum(-1), 0, 1)
+    return np.linalg.norm(offset - share[..., None] * along, axis=-1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_show_the_record_and_nothing_else(size):
+    block, settings = block_of(size), SETTINGS[size]
+    y, x = np.mgrid[:size, :size]
+    pixels = np.stack([y, x], axis=-1).reshape(-1, 2)
+    for image in range(min(COUNTS[size], 20 if size < 128 else 6)):
+        picture, paddles = block.images[image].astype(int), all_paddles(block, image)
+        assert picture.max() == 255 and picture.min() == 0
+        middles = np.rint(paddles.mean(axis=1)).astype(int)
+        around = [picture[my - 1 : my + 2, mx - 1 : mx + 2].max() for my, mx in middles]
+        assert min(around) > 60
+        to_paddle = distances(pixels, paddles).min(axis=1).reshape(size, size)
+        to_disc = np.linalg.norm(pixels[:, None] - block.record.markers[image], axis=-1).min(axis=1).reshape(size, size)
+        explained = (to_paddle <= settings.paddle_thickness / 2 + 1.5) | (to_disc <= settings.marker_radius + 1.5)
+        assert picture[~explained].max() < 60
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_discs_are_found_in_the_pixels_alone(size):
+    """A disc is where everything within its radius is bright; no paddle is as thick."""
+    block, settings = block_of(size), SETTINGS[size]
+    radius = math.ceil(settings.marker_radius) - 1
+    for picture, markers in zip(block.images, block.record.markers, strict=True):
+        padded = np.pad(picture, radius)
+        inside = [
+            padded[radius + dy : radius + dy + size, radius + dx : radius + dx + size].astype(int)
+            for dy, dx in itertools.product(range(-radius, radius + 1), repeat=2)
+            if dy * dy + dx * dx <= radius * radius
+        ]
+        bright = int(picture[tuple(markers[0])])
+        found = np.argwhere((np.mean(inside, axis=0) > 0.8 * bright) & (np.min(inside, axis=0) > 0.5 * bright))
+        offsets = np.linalg.norm(found[:, None] - markers, axis=-1)
+        assert (offsets.min(axis=0) == 0).all()  # each disc is found,
+        assert offsets.min(axis=1).max() <= settings.marker_radius  # and nothing but discs
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_snakes_obey_the_rules(size):
+    block, settings = block_of(size), SETTINGS[size]
+    record = block.record
+    assert record.contours.shape == (COUNTS[size], 2, 14, 2, 2) and not np.isnan(record.contours).any()
+    assert set(record.margins.tolist()) == set(settings.paddle_margins)
+    seeds = record.contours[:, :, 0, 0]
+    assert np.abs(np.linalg.norm(seeds[:, 0] - seeds[:, 1], axis=-1) - settings.seed_distance).max() < 0.75
+    for image in range(COUNTS[size]):
+        margin = int(record.margins[image])
+        snakes = [*record.contours[image], *record.distractors[image]]
+        snakes = [snake for snake in snakes if not np.isnan(snake).any()]
+        for snake in snakes:
+            assert snake.min() >= settings.padding - 0.5 and snake.max() <= size - settings.padding - 0.5
+            assert np.abs(np.linalg.norm(snake[:, 1] - snake[:, 0], axis=-1) - settings.paddle_length).max() < 0.75
+            gaps = np.linalg.norm(snake[1:, 0] - snake[:-1, 1], axis=-1)
+            assert gaps.max() < 2 * margin + 3
+        # Two paddles with margins may share the soft edges of their masks, not more.
+        least = 2 * margin + settings.paddle_thickness - 2.1
+        for one, other in itertools.combinations(snakes, 2):
+            assert distances(one.reshape(-1, 2), other).min() > least
+            assert distances(other.reshape(-1, 2), one).min() > least
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_turns_follow_continuity(size):
+    """Directions are those from pivot to end, so the tables are asked; that no other is drawn follows from weights."""
+    settings = SETTINGS[size]
+    tables = paddle_tables(settings, settings.paddle_margins[0])
+    circle = tables.circle + tables.reach * (tables.side + 1)
+    directions = np.arctan2(circle // tables.side - tables.reach, circle % tables.side - tables.reach)
+    for stamp, angle in enumerate(tables.angles):
+        turn = np.abs((directions - angle + np.pi) % (2 * np.pi) - np.pi) * settings.continuity
+        expected = np.cos(np.minimum(turn, np.pi / 2)) ** 2
+        got = np.zeros(len(directions))
+        np.add.at(got, tables.ahead[stamp], tables.weights[stamp] / 65536)
+        np.testing.assert_allclose(got, expected, atol=2e-5)
+        assert (got[turn >= np.pi / 2] == 0).all()
+    # Seen from outside, a paddle's own direction differs by half a pixel at either end.
+    slack = 2 * math.atan(0.75 / settings.paddle_length)
+    along = np.diff(block_of(size).record.contours, axis=-2)[..., 0, :]
+    angles = np.arctan2(along[..., 0], along[..., 1])
+    turns = np.abs((np.diff(angles, axis=-1) + np.pi) % (2 * np.pi) - np.pi)
+    assert turns.max() < np.pi / 2 / settings.continuity + slack
+    assert turns.mean() < 0.5 * np.pi / 2 / settings.continuity
+
+
+def test_downsampling_is_pillows():
+    fine = (np.random.RandomState(0).random_sample((20, 41, 41)) > 0.8).astype(np.uint8) * np.uint8(255)
+    for image, small in zip(fine, lanczos(fine, 21), strict=True):
+        expected = np.asarray(Image.fromarray(image).resize((21, 21), Image.Resampling.LANCZOS))
+        assert np.abs(small.astype(int) - expected).max() <= 1
+
+
+def test_stamps_keep_inside_their_frame():
+    for size in SIZES:
+        for margin in SETTINGS[size].paddle_margins:
+            tables = paddle_tables(SETTINGS[size], margin)
+            assert len(tables.angles) == DEGREES + len(tables.circle)
+            corner = tables.reach * (tables.side + 1)
+            for offsets in (tables.mask.offsets, tables.line.offsets):
+                assert (offsets + corner).min() >= 0
+
+
+def test_labels_are_balanced_in_every_block():
+    easy = settings_for(32, "curv_baseline")
+    for block, size, ones in ((0, 10, 5), (1, 10, 5), (0, 11, 5), (1, 11, 6)):
+        assert generate_block(easy, 0, block, size).labels.sum() == ones
+    drawn = generate_block(easy, 0, 0, 400)
+    marked = drawn.record.marked
+    assert ((marked[:, 0] == marked[:, 1]) == drawn.labels).all()
+    assert 150 < marked[:, 0].sum() < 250  # either contour
+    assert 60 < drawn.labels[:200].sum() < 140  # in random order
+
+
+def test_a_block_is_a_function_of_settings_seed_and_number():
+    easy = settings_for(32, "curv_baseline")
+    drawn = generate_block(easy, 5, 2, 12)
+    again = generate_block(easy, 5, 2, 12)
+    assert drawn.images.tobytes() == again.images.tobytes() and drawn.labels.tobytes() == again.labels.tobytes()
+    for seed, block in ((5, 3), (6, 2), (-5, 2)):
+        assert generate_block(easy, seed, block, 12).images.tobytes() != drawn.images.tobytes()
+
+
+def test_the_images_of_a_seed_stay_what_they_were():
+    """On any machine and numpy. Where they change on purpose, GENERATOR_VERSION must change with them."""
+    assert GENERATOR_VERSION == 1
+    digests = {}
+    for size in SIZES:
+        drawn = generate_block(settings_for(size, "curv_baseline"), 0, 0, 8)
+        digests[size] = hashlib.sha256(drawn.images.tobytes() + drawn.labels.tobytes()).hexdigest()[:16]
+    assert digests == DIGESTS
+
+
+def test_single_paddles_fill_the_image_when_asked_for():
+    settings = settings_for(64, "curv_baseline")
+    few = generate_block(settings, 0, 0, 4).record.singles
+    many = generate_block(settings._replace(use_single_paddles=True), 0, 0, 4).record.singles
+    assert few.shape[1] == 0 and (~np.isnan(many[..., 0, 0, 0])).sum(axis=1).min() > 20
+
+
+def small_archive(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 50, **options) -> Path:
+    monkeypatch.setattr(pathfinder_archive, "BLOCK_SIZE", 20)
+    options = {"workers": 1, "progress": lambda images: None, "difficulty": "curv_baseline", "seed": 7} | options
+    return write_archive(folder, settings_for(32, options["difficulty"]), num_images=count, **options)
+
+
+def test_layout_is_the_published_one(tmp_path, monkeypatch):
+    seen: list[int] = []
+    folder = small_archive(tmp_path, monkeypatch, progress=seen.append)
+    assert folder == tmp_path / "pathfinder32" / "curv_baseline" and seen == [0, 20, 20, 10]
+    files = contents(tmp_path)
+    assert len(files) == 50 + 3 + 1
+    labels = []
+    for block, size in ((0, 20), (1, 20), (2, 10)):
+        drawn = generate_block(settings_for(32, "curv_baseline"), 7, block, size)
+        lines = (folder / "metadata" / f"{block}.npy").read_text().splitlines()
+        assert len(lines) == size
+        for number, line in enumerate(lines):
+            columns = line.split()
+            assert columns[:3] == [f"imgs/{block}", f"sample_{number}.png", str(number)]
+            assert columns[4:] == ["1.0", "6", "2", "2", "0.5", "1", "1"]
+            labels.append(int(columns[3]))
+            with Image.open(folder / columns[0] / columns[1]) as image:
+                assert image.mode == "L" and image.format == "PNG"
+                assert (np.asarray(image) == drawn.images[number]).all()
+        assert labels[-size:] == drawn.labels.tolist()
+    assert sum(labels) == 25
+
+
+def test_workers_do_not_change_the_files(tmp_path, monkeypatch):
+    small_archive(tmp_path / "one", monkeypatch)
+    small_archive(tmp_path / "two", monkeypatch, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, workers):
+    small_archive(tmp_path / "whole", monkeypatch)
+    done: list[int] = []
+
+    def interrupt(images: int) -> None:
+        done.append(images)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small_archive(tmp_path / "killed", monkeypatch, workers=workers, progress=interrupt)
+    folder = tmp_path / "killed" / "pathfinder32" / "curv_baseline"
+    # What a process that is killed while it writes leaves: half an image, no metadata.
+    (folder / "metadata" / "1.npy").unlink(missing_ok=True)
+    (folder / "metadata" / ".unfinished-1.npy-123").write_text("imgs/1 sample_0")
+    (folder / "imgs" / "1").mkdir(exist_ok=True)
+    (folder / "imgs" / "1" / "sample_0.png").write_bytes(b"\x89PNG")
+    done.clear()
+    small_archive(tmp_path / "killed", monkeypatch, workers=workers, progress=done.append)
+    assert done[0] < 50 and sum(done) == 50
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path, monkeypatch):
+    folder = small_archive(tmp_path, monkeypatch, count=5)
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match=r"generated with seed 7 \(now 8\)"):
+        small_archive(tmp_path, monkeypatch, count=5, seed=8)
+    with pytest.raises(InputError, match=r"num_images 5 \(now 6\)"):
+        small_archive(tmp_path, monkeypatch, count=6)
+    assert contents(tmp_path) == before
+    record = json.loads((folder / "generator.json").read_text())
+    assert record["seed"] == 7 and record["num_images"] == 5 and record["contour_length"] == 6
+    (folder / "generator.json").unlink()
+    with pytest.raises(InputError, match="not this generator's"):
+        small_archive(tmp_path, monkeypatch, count=5)
+
+
+def test_a_worker_that_cannot_write_ends_the_run(tmp_path, monkeypatch):
+    folder = tmp_path / "pathfinder32" / "curv_baseline"
+    small_archive(tmp_path, monkeypatch)
+    for metadata in (folder / "metadata").iterdir():
+        metadata.unlink()
+    (folder / "imgs" / "1" / "sample_3.png").unlink()
+    (folder / "imgs" / "1" / "sample_3.png").mkdir()
+    with pytest.raises(IsADirectoryError, match="sample_3.png"):
+        small_archive(tmp_path, monkeypatch, workers=2)
+
+
+def test_impossible_settings_are_refused():
+    good = SETTINGS[32]
+    for change in (
+        {"padding": 0},
+        {"paddle_margins": ()},
+        {"paddle_thickness": 0.4},
+        {"image_size": 28},
+        {"contour_length": 1},
+        {"continuity": 0.0},
+        {"snake_contrasts": (3.0,)},
+    ):
+        with pytest.raises(InputError, match=f"Pathfinder {next(iter(change))}"):
+            check_settings(good._replace(**change))
+    with pytest.raises(InputError, match="curv_baseline"):
+        settings_for(32, "hard")
+    with pytest.raises(InputError, match="32, 64, 128, 256"):
+        settings_for(48)
+    with pytest.raises(InputError, match="curv_contour_length_9"):
+        write_archive(Path("nowhere"), good, 0, 10, difficulty="curv_contour_length_9")
+
+
+def test_settings_are_lras():
+    assert [SETTINGS[size].num_distractor_snakes for size in SIZES] == [5, 5, 8, 7]
+    assert [SETTINGS[size].distractor_length for size in SIZES] == [4, 4, 4, 4]
+    for size in SIZES:
+        for difficulty, length in DIFFICULTIES.items():
+            settings = settings_for(size, difficulty)
+            check_settings(settings)
+            assert settings.contour_length == length and settings.distractor_length == length // 3
+
+
+def test_generating_needs_no_torch():
+    code = (
+        "import sys, lra_ssm.datamodules.pathfinder_archive; sys.exit({'torch', 'lightning', 'PIL'} & {*sys.modules})"
+    )
+    assert subprocess.run([sys.executable, "-c", code.replace("sys.exit(", "sys.exit(len(") + ")"]).returncode == 0
