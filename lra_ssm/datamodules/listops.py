@@ -15,9 +15,10 @@ from lra_ssm.datamodules.listops_build import (
     build_generated,
     generator_record,
 )
-from lra_ssm.datamodules.listops_files import find_files
+from lra_ssm.datamodules.listops_files import any_files, find_files
 from lra_ssm.datamodules.listops_generator import check_settings
 from lra_ssm.datamodules.listops_trees import VOCABULARY, TreeSettings
+from lra_ssm.datamodules.lra_release import fetch_lra_release
 from lra_ssm.errors import InputError
 
 
@@ -26,7 +27,8 @@ class ListOps(PreparedDataModule):
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
-        source: "generated"; "lra" for LRA's files below the root (layouts: data/README.md); or a folder with them.
+        source: "generated"; "lra" for LRA's files below the root (layouts: data/README.md), which
+            `lra-ssm prepare` can download; or a folder with them.
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         max_length: longest permitted sequence, `<eos>` included. Nothing is cut: a longer one is an error.
@@ -112,6 +114,10 @@ class ListOps(PreparedDataModule):
             build_generated(folder, self.trees, self.generator_seed, self.counts)
         else:
             build_from_files(folder, self._files(), self.kind(), self.max_length, self.limit)
+
+    def fetch(self) -> None:
+        if self.source == "lra" and not any_files(self.root):
+            fetch_lra_release(self.root, "listops-1000")
 
     def _files(self) -> dict[str, Path]:
         folder = self.root if self.source == "lra" else Path(self.source).expanduser().absolute()

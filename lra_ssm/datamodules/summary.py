@@ -36,7 +36,7 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
     kind = source["kind"] + (f", limit {source['limit']}" if source.get("limit") else "")
     kind += ", lossy" if source.get("lossy") else ""
     vocabulary = manifest.get("vocabulary")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, split in manifest["splits"].items():
         shares = [count / split["examples"] for count in split["class_counts"]]
         item = split["arrays"].get("images", {}).get("item")
@@ -66,4 +66,5 @@ def format_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS
         aligned = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
         return "  ".join(aligned).rstrip()
 
-    return "\n".join([line(columns), "  ".join("─" * w for w in widths), *map(line, rows)])
+    rule = "  ".join("─" * width for width in widths)
+    return "\n".join([line(columns), rule, *map(line, rows)])

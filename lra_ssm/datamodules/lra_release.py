@@ -1,0 +1,80 @@
+"""The Long Range Arena's own archive, of which each dataset takes its folder.
+
+    <root>/lra_release.gz                           as downloaded: a compressed tar of more than 7 GB, kept
+    <root>/lra_release/lra_release/<folder>/…       as it unpacks: listops-1000, tsv_data, pathfinder32, …
+
+Needs neither torch nor lightning.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from lra_ssm.datamodules.archives import extract
+from lra_ssm.datamodules.download import RemoteFile, download
+from lra_ssm.datamodules.locking import locked
+from lra_ssm.datamodules.root import ensure_root
+from lra_ssm.errors import InputError
+
+# No digest or size of it is published.
+LRA_RELEASE = RemoteFile(("https://storage.googleapis.com/long-range-arena/lra_release.gz",), "lra_release.gz")
+UNPACKED = Path("lra_release/lra_release")
+LOCK = ".lra_release.lock"
+
+
+def fetch_lra_release(
+    root: Path,
+    wanted_prefix: str,
+    *,
+    max_bytes: int = 64 << 30,
+    max_files: int = 1_000_000,
+    file: RemoteFile = LRA_RELEASE,
+) -> Path:
+    """Makes sure that one folder of LRA's archive is unpacked below the root, downloading the archive if needed.
+
+    The folder is there whole or not at all; other folders of the archive may be unpacked before or later, and by other
+    processes: one works, the others wait. An archive that is there already is used without the network.
+
+    Args:
+        root: the data root; created if only it is missing.
+        wanted_prefix: the folder inside the archive, without what it is wrapped in: "tsv_data", or
+            "pathfinder32/curv_contour_length_14".
+        max_bytes: how much the folder may hold.
+        max_files: how many files.
+        file: the archive.
+
+    Returns:
+        <root>/lra_release/lra_release/<wanted_prefix>.
+
+    Raises:
+        InputError: the root cannot be used, the archive cannot be had or is damaged, or has no such folder.
+    """
+    wanted_prefix = wanted_prefix.strip("/")
+    target = root / UNPACKED / wanted_prefix
+    if target.is_dir():
+        return target
+    ensure_root(root)
+    # Unpacked beside and then moved: `extract` renames a whole tree, but lra_release/ may have other folders already.
+    staging = root / f".lra_release-{wanted_prefix.replace('/', '-')}"
+    marked = f"/{wanted_prefix}/"
+    with locked(root / LOCK, "unpacks LRA's archive"):
+        if target.is_dir():
+            return target
+        if not staging.is_dir():
+            download(file, root)
+            extract(
+                root / file.name,
+                staging,
+                members=lambda name: marked in f"/{name}",
+                max_bytes=max_bytes,
+                max_files=max_files,
+            )
+        found = [Path(path) for path, _, _ in os.walk(staging) if f"{path}/".endswith(marked)]
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            found[0].rename(target)
+        except OSError as error:
+            raise InputError(f"{target}: cannot be written ({error.strerror})") from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return target

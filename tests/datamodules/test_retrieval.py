@@ -1,0 +1,364 @@
+import inspect
+import io
+import logging
+import re
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lra_ssm.datamodules import lra_release
+from lra_ssm.datamodules.lra_release import fetch_lra_release
+from lra_ssm.datamodules.retrieval import Retrieval
+from lra_ssm.datamodules.retrieval_files import FILES, LAYOUTS, PairsFile
+from lra_ssm.datamodules.retrieval_standin import MARKER, write_standin
+from lra_ssm.datamodules.storage import SequenceSplit, open_prepared, sha256
+from lra_ssm.datamodules.vocabulary import EOS_ID, SPECIALS
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import contents
+
+# Quotes that open and are never closed, one of them over a line's end for whoever takes it for a csv's.
+ROWS = {
+    "train": [
+        '1.0\tP05-1022\tN07-1051\t"We present a\tparser" is "here',
+        '0.0\tW02-1502\tP98-2184\t"An open quote\tthe second',
+        '1.0\t"W1\tW2"\t\t"ends here" \'\'',
+    ],
+    "val": ["0.0\ta\tb\tzebra é\tpapers"],
+    "test": ["1.0\ta\tb\ttest\tset"],
+}
+
+
+def write_files(folder: Path, rows: Mapping[str, list[str]] = ROWS, end: str = "\n") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, lines in rows.items():
+        (folder / FILES[split]).write_bytes("".join(line + end for line in lines).encode())
+    return folder
+
+
+def prepared(root: Path, **settings: object) -> Retrieval:
+    data = Retrieval(root=str(root), **({"batch_size": 2} | settings))  # type: ignore[arg-type]
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def pairs(data: Retrieval, name: str) -> list[tuple[int, str, str]]:
+    split, vocabulary = open_prepared(data.prepared_folder, verify=True).split(name), data.manifest()["vocabulary"]
+    assert isinstance(split, SequenceSplit) and split.per_example == 2
+
+    def text(index: int) -> str:
+        sequence = split.sequence(index).tolist()
+        assert sequence[-1] == EOS_ID and EOS_ID not in sequence[:-1]
+        return "".join(vocabulary[token] for token in sequence[:-1])
+
+    return [(int(label), text(2 * index), text(2 * index + 1)) for index, label in enumerate(split.labels)]
+
+
+def arrays(data: Retrieval) -> dict[str, bytes]:
+    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".bin")}
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(tmp_path: Path, layout: str) -> None:
+    root = tmp_path / "root"
+    files = write_files(root / layout)
+    data = prepared(root)
+    assert data.prepared_folder.parent == root / "retrieval" and data.prepared_folder.name.startswith("lra-")
+    assert pairs(data, "train") == [
+        (1, '"We present a', 'parser" is "here'),
+        (0, '"An open quote', "the second"),
+        (1, "", "\"ends here\" ''"),
+    ]
+    source = data.manifest()["source"]
+    assert source["kind"] == "lra" and source["inputs"] == "s4" and source["published_counts"] is False
+    for split, name in FILES.items():
+        record = source["files"][split]
+        assert record["sha256"] == sha256(files / name) and record["digest"] == "unknown"
+        assert record["pairs"] == len(ROWS[split]) and record["bytes"] == (files / name).stat().st_size
+
+
+def test_vocabulary_is_of_the_training_texts_alone(tmp_path: Path) -> None:
+    data = prepared(write_files(tmp_path))
+    counted = "".join(text for _, *texts in pairs(data, "train") for text in texts)
+    expected = sorted(set(counted), key=lambda character: (-counted.count(character), character))
+    assert data.manifest()["vocabulary"] == [*SPECIALS, *expected]
+    assert pairs(data, "val") == [(0, "<unk>e<unk>ra <unk>", "papers")]
+    fewer = prepared(tmp_path, min_freq=3).manifest()["vocabulary"]
+    assert fewer == [*SPECIALS, *[character for character in expected if counted.count(character) >= 3]]
+
+
+def test_documents_are_cut_one_by_one(tmp_path: Path) -> None:
+    rows = ROWS | {"train": ["1\tx\ty\tabcdefgh\tabc", "0\tx\ty\tab\tabé" + "z" * 100]}
+    data = prepared(write_files(tmp_path, rows), max_length=4)
+    assert pairs(data, "train") == [(1, "abc", "abc"), (0, "ab", "abé")]
+    assert data.manifest()["vocabulary"] == [*SPECIALS, "a", "b", "c", "é"]
+    assert data.manifest()["max_length"] == data.manifest()["splits"]["train"]["length"]["max"] == 4
+    split = open_prepared(prepared(tmp_path, max_length=4, inputs="lra").prepared_folder).split("train")
+    assert isinstance(split, SequenceSplit)
+    assert [split.sequence(index).tolist() for index in range(4)] == [
+        [98, 99, 100, 101],
+        [98, 99, 100],
+        [98, 99],
+        [98, 99, 0xC4, 0xAA],
+    ]
+
+
+def test_line_ends_and_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unix = prepared(write_files(tmp_path / "unix"))
+    windows = prepared(write_files(tmp_path / "windows", end="\r\n"))
+    assert arrays(unix) == arrays(windows)
+    path = tmp_path / "some.tsv"
+    path.write_bytes(b"1\ta\tb\t\t\n0\ta\tb\tc\td\n1.0\ta\tb\tx\ry\t\x00\n0.00\ta\tb\t\tlast")
+    with caplog.at_level(logging.WARNING):
+        (chunk,) = PairsFile(path, 100).chunks()
+    assert chunk.labels == [1, 0, 1, 0]
+    assert chunk.texts == ["", "", "c", "d", "x\ry", "\x00", "", "last"]
+    (record,) = [record for record in caplog.records if "cut off" in record.getMessage()]
+    assert record.getMessage().startswith(f"{path}:4: no line end")
+
+
+def test_chunks_and_chosen_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lra_ssm.datamodules.retrieval_files._CHARACTERS_PER_CHUNK", 50)
+    path = tmp_path / "some.tsv"
+    path.write_text("".join(f"{i % 2}\ta\tb\tfirst {i}\tsecond {i}\n" for i in range(100)))
+    reader = PairsFile(path, 100)
+    read: list[int] = []
+    chunks = list(reader.chunks(read.append))
+    assert len(chunks) > 20 and sum(read) == path.stat().st_size == reader.record["bytes"]
+    assert [label for chunk in chunks for label in chunk.labels] == [0, 1] * 50
+    assert [text for chunk in chunks for text in chunk.texts][-2:] == ["first 99", "second 99"]
+    chosen = [chunk.texts for chunk in reader.chunks(chosen=np.array([0, 7, 99]))]
+    assert sum(chosen, []) == [f"{which} {i}" for i in (0, 7, 99) for which in ("first", "second")]
+
+
+def test_limit_is_balanced_and_keeps_the_vocabulary(tmp_path: Path) -> None:
+    rows = [f"{float(i < 30)}\ta\tb\tfirst {i}\tsecond {i}" for i in range(40)]
+    write_files(tmp_path, dict.fromkeys(FILES, rows))
+    whole, some = prepared(tmp_path), prepared(tmp_path, limit=11)
+    assert some.prepared_folder != whole.prepared_folder
+    for split in FILES:
+        assert some.manifest()["splits"][split]["class_counts"] == [5, 6]
+        assert set(pairs(some, split)) <= set(pairs(whole, split))
+    assert pairs(some, "train") != pairs(whole, "train")[:11]
+    assert some.manifest()["vocabulary"] == whole.manifest()["vocabulary"]
+    assert some.manifest()["source"]["files"] == whole.manifest()["source"]["files"]
+    assert prepared(tmp_path, limit=30, inputs="lra").manifest()["splits"]["val"]["class_counts"] == [10, 20]
+
+
+def test_batches(tmp_path: Path) -> None:
+    data = prepared(write_files(tmp_path), batch_size=2, bucket_batches=2)
+    batches = list(data.train_dataloader())
+    assert [len(batch.labels) for batch in batches] == [2, 1]
+    for batch in batches:
+        assert batch.inputs.shape == (len(batch.labels), 2, batch.lengths.max())
+        assert batch.lengths.shape == (len(batch.labels), 2)
+        ends = batch.inputs.gather(2, batch.lengths[..., None] - 1)
+        assert (ends == EOS_ID).all() and int((batch.inputs != 0).sum()) == int(batch.lengths.sum())
+    assert "3 train, 1 val, 1 test" in data.describe()
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"1.0\ta\tb\ttext\n", "4 columns instead of 5"),
+        (b"1.0\ta\tb\ttext\ttext\tmore\n", "6 columns instead of 5"),
+        (b"\n", "1 columns instead of 5"),
+        (b"label\tid1\tid2\ttext1\ttext2\n", "the label is 'label' instead of 0 or 1"),
+        (b"\ta\tb\tc\td\n", "the label is '' instead of 0 or 1"),
+        (b"2.0\ta\tb\tc\td\n", "the label is '2.0'"),
+        (b"0.5\ta\tb\tc\td\n", "the label is '0.5'"),
+        (b"nan\ta\tb\tc\td\n", "the label is 'nan'"),
+        (b"1\ta\tb\tcaf\xe9 x\td\n", "text1 is not UTF-8 \\(byte 0xe9 at 3\\)"),
+        (b"1\ta\tb\tc\t\xed\xa0\x80\n", "text2 is not UTF-8 \\(byte 0xed at 0\\)"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_bad_lines(tmp_path: Path, line: bytes, message: str, split: str) -> None:
+    root = tmp_path / "root"
+    path = write_files(root / "aan") / FILES[split]
+    good = ROWS["val"][0].encode() + b"\n"
+    path.write_bytes(good + line + good)
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}:2: .*{message}") as error:
+        prepared(root)
+    assert "\n" not in str(error.value)
+    assert [entry.name for entry in root.iterdir()] == ["aan"]
+
+
+def test_cut_off_and_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_files(tmp_path) / FILES["train"]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-16])
+    with pytest.raises(InputError, match=r"train\.tsv:3: 4 columns .*cut off here"):
+        prepared(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match=r"train\.tsv:1: the file is empty"):
+        prepared(tmp_path)
+    monkeypatch.setattr("lra_ssm.datamodules.retrieval_files._LONGEST_LINE", 30)
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match=r"train\.tsv:1: the line has more than 30 bytes"):
+        prepared(tmp_path)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with pytest.raises(
+        InputError, match=r"no AAN files .*`lra-ssm prepare retrieval --root=.*root` downloads"
+    ) as error:
+        prepared(root)
+    assert "\n" not in str(error.value) and not root.exists()
+    with pytest.raises(InputError, match="neither lra, standin nor an existing folder"):
+        prepared(root, source=str(tmp_path / "absent"))
+    (write_files(root / "tsv_data") / FILES["val"]).unlink()
+    for attempt in (Retrieval(root=str(root)).prepare_data, Retrieval(root=str(root)).fetch):
+        with pytest.raises(InputError, match=r"eval\.tsv: missing, though new_aan_pairs\.train\.tsv is there"):
+            attempt()
+    assert [entry.name for entry in root.iterdir()] == ["tsv_data"]
+
+
+def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        prepared(write_files(tmp_path))
+        prepared(tmp_path, source="standin", standin_counts=(4, 2, 2), standin_length=50)
+    (record,) = [record for record in caplog.records if "published" in record.getMessage()]
+    assert "'train': 3, 'val': 1, 'test': 1" in record.getMessage() and "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": "words"},
+        {"max_length": 1},
+        {"min_freq": 0},
+        {"limit": 0},
+        {"standin_counts": (1, 0, 1)},
+        {"standin_seed": -1},
+        {"standin_length": 0},
+        {"batch_size": 0},
+    ],
+)
+def test_impossible_settings(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(change))) as error:
+        Retrieval(root=str(tmp_path), **change)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_constructor_is_fit_for_the_command_line() -> None:
+    parameters = inspect.signature(Retrieval.__init__).parameters.values()
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in list(parameters)[1:])
+
+
+# -- LRA's archive -------------------------------------------------------------------------------------------------
+
+
+def write_release(path: Path, wrapping: str) -> Path:
+    members = {f"{wrapping}tsv_data/{FILES[split]}": "\n".join([*rows, ""]) for split, rows in ROWS.items()}
+    members |= {f"{wrapping}listops-1000/basic_train.tsv": "Source\tTarget\n", f"{wrapping}README": "about"}
+    members |= {f"{wrapping}pathfinder32/hard/imgs/0.png": "hard", f"{wrapping}pathfinder32/easy/imgs/0.png": "easy"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("wrapping", ["lra_release/lra_release/", "lra_release/", ""])
+def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    monkeypatch.setattr(lra_release, "download", lambda file, folder: write_release(folder / file.name, wrapping))
+    data = Retrieval(root=str(root))
+    data.fetch()
+    unpacked = root / "lra_release/lra_release"
+    names = [str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()]
+    assert sorted(names) == [f"tsv_data/{name}" for name in sorted(FILES.values())]
+    data.prepare_data()
+    assert data.manifest()["source"]["kind"] == "lra"
+    hard = fetch_lra_release(root, "pathfinder32/hard/")
+    assert hard == unpacked / "pathfinder32/hard" and (hard / "imgs/0.png").read_text() == "hard"
+    assert not (unpacked / "pathfinder32/easy").exists()
+    monkeypatch.setattr(lra_release, "extract", None)  # nothing more to do
+    data.fetch()
+    assert fetch_lra_release(root, "pathfinder32/hard") == hard
+    assert sorted(path.name for path in root.iterdir()) == ["lra_release", "lra_release.gz", "retrieval"]
+
+
+def test_a_release_that_is_there_needs_no_network(tmp_path: Path) -> None:
+    write_release(tmp_path / "lra_release.gz", "lra_release/")
+    assert len(list(fetch_lra_release(tmp_path, "tsv_data").iterdir())) == 3
+    with pytest.raises(InputError, match="none of the wanted files"):
+        fetch_lra_release(tmp_path, "absent")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lra_release", "lra_release.gz"]
+
+
+# -- stand-ins -----------------------------------------------------------------------------------------------------
+
+
+def test_standins_have_the_published_layout(tmp_path: Path) -> None:
+    files = write_standin(tmp_path / "a", 400, 30, 21, seed=3, median_length=2000)
+    write_standin(tmp_path / "b", 400, 30, 21, seed=3, median_length=2000)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert sorted(contents(tmp_path / "a")) == sorted([MARKER, *FILES.values()])
+    write_standin(tmp_path / "c", 400, 30, 21, seed=4, median_length=2000)
+    assert contents(tmp_path / "a") != contents(tmp_path / "c")
+    lines = files["train"].read_text().splitlines()
+    rows = [line.split("\t") for line in lines]
+    assert len(rows) == 400 and all(len(row) == 5 for row in rows)
+    assert sorted({row[0] for row in rows}) == ["0.0", "1.0"] and sum(row[0] == "1.0" for row in rows) == 200
+    assert all(row[1].startswith("standin-") and row[2].startswith("standin-") for row in rows)
+    documents = [text for row in rows for text in row[3:]]
+    lengths = [len(text) for text in documents]
+    assert min(lengths) < 600 and max(lengths) > 8000 and 1800 < np.median(lengths) < 2200
+    assert any(text.count('"') % 2 for text in documents) and any(text.startswith('"') for text in documents)
+    assert any("中" in text for text in documents)
+    with pytest.raises(InputError, match="no stand-in; nothing is overwritten"):
+        write_standin(write_files(tmp_path / "real"), 4, 4, 4)
+    with pytest.raises(InputError, match="at least 1 pair each"):
+        write_standin(tmp_path / "none", 4, 0, 4)
+    assert not (tmp_path / "none").exists()
+
+
+def test_standins_can_be_learnt(tmp_path: Path) -> None:
+    data = prepared(tmp_path, source="standin", standin_counts=(600, 10, 200))
+    prepared_data = open_prepared(data.prepared_folder)
+
+    def similarity(name: str) -> tuple[np.ndarray, np.ndarray]:
+        split = prepared_data.split(name)
+        assert isinstance(split, SequenceSplit)
+        counts = np.stack([np.bincount(split.sequence(i), minlength=100) for i in range(2 * len(split))]).astype(float)
+        counts /= np.linalg.norm(counts, axis=1, keepdims=True)
+        return (counts[::2] * counts[1::2]).sum(1), split.labels
+
+    train, labels = similarity("train")
+    threshold = max(np.unique(train), key=lambda value: ((train >= value) == labels).mean())
+    test, labels = similarity("test")
+    assert ((test >= threshold) == labels).mean() > 0.9  # the letters alone tell topics apart
+
+
+def test_standins_never_pass_for_the_real_data(tmp_path: Path) -> None:
+    data = prepared(tmp_path, source="standin", standin_counts=(20, 4, 4), standin_length=100)
+    assert data.prepared_folder.name.startswith("standin-") and data.manifest()["source"]["kind"] == "standin"
+    source = data.manifest()["source"]
+    assert (source["num_train"], source["seed"], source["median_length"]) == (20, 0, 100)
+    assert source["files"]["train"]["file"] == FILES["train"]
+    assert all(path.suffix in (".bin", ".json") for path in data.prepared_folder.iterdir())
+    files = write_standin(tmp_path / "retrieval", 20, 4, 4, median_length=100)
+    for source in ("lra", str(tmp_path / "retrieval")):
+        found = prepared(tmp_path, source=source)
+        assert found.manifest()["source"]["kind"] == "standin" and arrays(found) == arrays(data)
+        assert found.manifest()["source"]["files"]["test"]["file"] == str(files["test"])
+    others = [{"standin_seed": 1}, {"standin_counts": (20, 4, 5)}, {"standin_length": 99}, {"max_length": 50}]
+    folders = {
+        Retrieval(root=str(tmp_path), **({"source": "standin", "standin_counts": (20, 4, 4)} | other)).prepared_folder  # type: ignore[arg-type]
+        for other in others
+    }
+    assert len(folders | {data.prepared_folder}) == 5
