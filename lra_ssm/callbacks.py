@@ -98,7 +98,9 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += extract_batch_size(batch)
+        # Lightning takes a part that is None (no lengths) for something ambiguous, and warns.
+        parts = [part for part in batch if part is not None] if isinstance(batch, tuple) else batch
+        self._samples += extract_batch_size(parts)
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
         if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
             return

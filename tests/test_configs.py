@@ -7,12 +7,13 @@ import pytest
 import yaml
 
 from tests.runner import succeed
+from tests.small_data import options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
-# A full-size config for one step: the model as published, the data small.
-SMALL_DATA = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4", "--data.length_bounds=[3,12]",
-              "--data.max_depth=3", "--trainer.max_steps=1", "--trainer.accelerator=cpu"]  # fmt: skip
+# The model as published, the data small.
+ONE_STEP = ["--trainer.max_steps=1", "--trainer.accelerator=cpu", "--data.batch_size=2", "--data.num_workers=0"]
+TASKS = ("text", "retrieval", "image", "pathfinder", "pathx")
 
 
 def values(node, path=()):
@@ -25,7 +26,9 @@ def values(node, path=()):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_one_step(path, tmp_path):
-    succeed(["fit", "--config", str(path), f"--data.root={tmp_path / 'data'}", *SMALL_DATA], tmp_path)
+    cls = yaml.safe_load(path.read_text())["data"]["class_path"].rpartition(".")[2]
+    small = [f"--data.root={tmp_path / 'data'}", *options(cls, tmp_path), *ONE_STEP]
+    succeed(["fit", "--config", str(path), *small], tmp_path)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
@@ -51,40 +54,82 @@ def test_every_value_carries_its_origin(path):
 
 
 def load(name):
-    return dict(values(yaml.safe_load((CONFIGS / f"lra/listops/{name}.yaml").read_text())))
+    return dict(values(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())))
 
 
-def test_b2s6_has_the_values_of_table_4():
-    b2s6 = load("b2s6")
-    prefix = "model.init_args."
-    table = {"n_layers": 8, "d_model": 128, "norm": "batch", "prenorm": False, "lr": 0.008, "weight_decay": 0.03}
-    assert {key: b2s6[prefix + key] for key in table} == table
-    assert b2s6["data.init_args.batch_size"] == 32 and b2s6["trainer.max_epochs"] == 120
-    assert b2s6[prefix + "layer.init_args.num_blocks"] == 8 and b2s6[prefix + "layer.init_args.bidirectional"]
+# depth, features, norm, prenorm, lr, batch, epochs, weight decay
+TABLE_4 = {
+    "listops": (8, 128, "batch", False, 0.008, 32, 120, 0.03),
+    "text": (6, 256, "batch", True, 0.01, 16, 40, 0.05),
+    "retrieval": (6, 128, "batch", True, 0.004, 60, 200, 0.03),
+    "image": (6, 512, "layer", False, 0.01, 48, 500, 0.05),
+    "pathfinder": (6, 256, "batch", True, 0.004, 48, 250, 0.03),
+    "pathx": (6, 128, "batch", True, 0.001, 24, 120, 0.03),
+}
+KEYS = [f"model.init_args.{key}" for key in ("n_layers", "d_model", "norm", "prenorm", "lr")]
+KEYS += ["data.init_args.batch_size", "trainer.max_epochs", "model.init_args.weight_decay"]
 
 
-def test_s4d_has_the_values_of_v3():
-    s4d = load("s4d")
-    prefix = "model.init_args."
-    table = {"n_layers": 8, "d_model": 128, "norm": "batch", "prenorm": False, "lr": 0.01, "weight_decay": 0.05,
-             "dropout": 0.0, "warmup_steps": 1000, "recurrent_lr": 0.001, "pooling": "mean"}  # fmt: skip
-    assert {key: s4d[prefix + key] for key in table} == table
-    assert s4d["data.init_args.batch_size"] == 50 and s4d["trainer.max_steps"] == 80_000
-    layer = {"d_state": 64, "init": "legs", "bidirectional": True, "delta_min": 0.001, "delta_max": 0.1}
-    assert {key: s4d[f"{prefix}layer.init_args.{key}"] for key in layer} == layer
+@pytest.mark.parametrize("task", TABLE_4)
+def test_b2s6_has_the_values_of_table_4(task):
+    b2s6, s6 = load(f"lra/{task}/b2s6"), load(f"lra/{task}/s6")
+    assert tuple(b2s6[key] for key in KEYS) == tuple(s6[key] for key in KEYS) == TABLE_4[task]
+    layer = "model.init_args.layer.init_args."
+    assert b2s6[layer + "num_blocks"] == 8 and b2s6[layer + "bidirectional"]
+
+
+# depth, features, norm, prenorm, lr, batch, weight decay, steps, warm-up, dropout, pooling, recurrent lr, least Δ
+V3 = {
+    "listops": (8, 128, "batch", False, 0.01, 50, 0.05, 80_000, 1000, 0.0, "mean", 0.001, 0.001),
+    "text": (6, 256, "batch", True, 0.01, 16, 0.05, 50_000, 1000, 0.0, "mean", 0.001, 0.001),
+    "retrieval": (6, 256, "batch", True, 0.01, 64, 0.05, 50_000, 2500, 0.0, "mean", 0.001, 0.001),
+    "image": (6, 512, "layer", False, 0.01, 50, 0.05, 180_000, 900, 0.1, "mean", 0.001, 0.001),
+    "pathfinder": (6, 256, "batch", True, 0.004, 64, 0.03, 500_000, 2500, 0.0, "last", 0.001, 0.001),
+    "pathx": (6, 256, "batch", True, 0.0005, 16, 0.05, 500_000, 10_000, 0.0, "mean", 0.0005, 0.0001),
+}
+V3_KEYS = [*KEYS[:6], KEYS[7], "trainer.max_steps"]
+V3_KEYS += [f"model.init_args.{key}" for key in ("warmup_steps", "dropout", "pooling", "recurrent_lr")]
+V3_KEYS += ["model.init_args.layer.init_args.delta_min"]
+
+
+@pytest.mark.parametrize("task", V3)
+def test_s4d_has_the_values_of_v3(task):
+    s4d = load(f"lra/{task}/s4d")
+    assert tuple(s4d[key] for key in V3_KEYS) == V3[task]
+    layer = {"d_state": 64, "init": "legs", "bidirectional": True, "delta_max": 0.1}
+    assert {key: s4d[f"model.init_args.layer.init_args.{key}"] for key in layer} == layer
 
 
 def test_what_configs_take_from_each_other_is_the_same():
     own = {"experiment", "model.class_path", "model.init_args.layer.class_path", "data.class_path"}
+    checked = 0
     for path in FILES:
-        name, text = path.stem, path.read_text()
+        text = path.read_text()
         ours = dict(values(yaml.safe_load(text)))
         for line in text.splitlines():
-            found = re.match(r"\s*(\w+): .*#.*configs/lra/listops/(\w+)\.yaml", line)
+            found = re.match(r"\s*(\w+): .*#.*configs/([\w/]+)\.yaml", line)
             if found:
                 key, source = found.groups()
                 if key == "class_path":
                     continue
                 (mine,) = [v for k, v in ours.items() if k.split(".")[-1] == key and k not in own]
                 (theirs,) = [v for k, v in load(source).items() if k.split(".")[-1] == key and k not in own]
-                assert mine == theirs, f"{name}: {key} is not {source}'s"
+                assert mine == theirs, f"{path}: {key} is not {source}'s"
+                checked += 1
+    assert checked > 100
+
+
+SWEEP = Path(__file__).parents[1] / "slurm/sweeps/scifar-b2s6-ablation.txt"
+
+
+def test_the_ablation_has_every_cell_of_table_1():
+    lines = [line for line in SWEEP.read_text().splitlines() if not line.startswith("#")]
+    cells = set()
+    for line in lines:
+        options = dict(option.removeprefix("--").split("=", 1) for option in line.split() if "=" in option)
+        layer = "model.layer.init_args."
+        cells.add((options[layer + "num_blocks"], options[layer + "complex_A"], options[layer + "bias"]))
+    forms = [("true", "true"), ("true", "false"), ("false", "true")]
+    assert cells == {(str(2**k), *form) for k in range(8) for form in forms} and len(lines) == 24
+    resolved = yaml.safe_load(succeed(["fit", *lines[-1].split(), "--print_config"], CONFIGS.parent).out)
+    assert resolved["model"]["init_args"]["layer"]["init_args"]["num_blocks"] == 128

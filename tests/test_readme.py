@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.runner import succeed
-from tests.test_configs import SMALL_DATA
+from tests.small_data import GENERATED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,7 +40,7 @@ def test_commands_run(line, tmp_path):
     (own,) = (text for kind, text in BLOCKS if kind == "python" and "my_layer.py" in text)
     (tmp_path / "my_layer.py").write_text(own)
     if arguments[0] == "fit" and "quickstart" not in line:  # full size
-        arguments += SMALL_DATA
+        arguments += [*GENERATED, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
     elif arguments[0] == "bench":
         arguments += ["--quick"]
     elif arguments[0] != "prepare":

@@ -22,7 +22,7 @@ from lra_ssm.bench.measure import ratio
 from lra_ssm.bench.profile import profile_step
 from lra_ssm.bench.work import STEP, Prepared, generator
 from lra_ssm.errors import InputError
-from lra_ssm.models import Classifier
+from lra_ssm.models import Classifier, DualEncoder
 from lra_ssm.ops import prefer_backend
 from lra_ssm.tasks.optim import parameter_groups
 
@@ -31,22 +31,20 @@ CONFIGS = ("b2s6", "s6", "s4d")
 _SCIFAR: dict[str, Any] = {"vocab_size": None, "d_input": 3, "d_model": 128, "n_layers": 4, "num_classes": 10}
 _SCIFAR_BATCH, _SCIFAR_LENGTH = 50, 1024
 _OPTIMIZER = ("lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "warmup_steps")
-_CPU_BATCH = 2  # of the published 32 and 50 on a CPU, unless --batch says more
+CPU_BATCH = 2  # of the published 32 and 50 on a CPU, unless --batch says more
 
 
-def config_files(given: str | None) -> list[Path]:
-    """--config, or the repository's ListOps configs. Raises InputError where there are none."""
+def config_files(given: str | None, folder: str = "lra/listops", names: tuple[str, ...] = CONFIGS) -> list[Path]:
+    """--config, or the repository's configs of a task. Raises InputError where there are none."""
     if given is not None:
         if not Path(given).is_file():
             raise InputError(f"--config {given}: no such file")
         return [Path(given)]
     for root in (Path(lra_ssm.__file__).parents[1], Path.cwd()):
-        files = [root / "configs" / "lra" / "listops" / f"{name}.yaml" for name in CONFIGS]
+        files = [root / "configs" / folder / f"{name}.yaml" for name in names]
         if all(file.is_file() for file in files):
             return files
-    raise InputError(
-        "configs/lra/listops is neither beside the package nor in the working folder; name a --config FILE"
-    )
+    raise InputError(f"configs/{folder} is neither beside the package nor in the working folder; name a --config FILE")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -54,16 +52,27 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text())
         model, data = config["model"]["init_args"], config["data"]["init_args"]
-        found = {"model": model, "batch": data["batch_size"], "length": data["max_length"]}
+        found = {"model": model, "batch": data["batch_size"], "length": _length(config["data"]["class_path"], data)}
         found["clip"] = (config.get("trainer") or {}).get("gradient_clip_val")
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
         what = f"no {error} in it" if isinstance(error, KeyError) else "it is no YAML of a config"
         raise InputError(
-            f"--config {path}: {what}; a config of fit has model, data.batch_size and data.max_length"
+            f"--config {path}: {what}; a config of fit has model, data.class_path and data.batch_size"
         ) from error
     if model.get("vocab_size") is None and model.get("d_input") is None:
         raise InputError(f"--config {path}: the model has neither vocab_size nor d_input")
     return found
+
+
+def _length(class_path: str, data: dict[str, Any]) -> int:
+    """The longest sequence of a dataset of ours: of tokens, or the pixels of its images."""
+    if "max_length" in data:
+        return int(data["max_length"])
+    name = class_path.rpartition(".")[2]
+    sides = {"Image": 32, "SCIFAR": 32, "MNIST": 28, "Pathfinder": data.get("resolution", 32)}
+    if name not in sides:
+        raise KeyError("data.max_length")
+    return int(sides[name]) ** 2
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,9 @@ class StepWork:
         rates.pop("warmup_steps", None)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = Classifier(**arguments).to(self.device, self.dtype)
+            pair_head = arguments.pop("pair_head", None)
+            made = Classifier(**arguments) if pair_head is None else DualEncoder(**arguments, head=pair_head)
+            model = made.to(self.device, self.dtype)
         return model, torch.optim.AdamW(parameter_groups(model, **rates))
 
     def random_batch(self) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -98,8 +109,9 @@ class StepWork:
         if not self.on_tokens:
             features = torch.randn(self.batch, self.length, arguments["d_input"], generator=random)
             return features.to(self.device, self.dtype), None, labels
-        tokens = torch.randint(3, arguments["vocab_size"], (self.batch, self.length), generator=random)
-        return tokens.to(self.device), torch.full((self.batch,), self.length, device=self.device), labels
+        shape = (self.batch,) if arguments.get("pair_head") is None else (self.batch, 2)
+        tokens = torch.randint(3, arguments["vocab_size"], (*shape, self.length), generator=random)
+        return tokens.to(self.device), torch.full(shape, self.length, device=self.device), labels
 
     def step(self) -> tuple[Callable[[], Tensor], nn.Module]:
         """A call that trains the model by one step, and the model."""
@@ -149,6 +161,14 @@ class StepTruth:
         return replace(self.work, dtype=torch.float64, backend="auto").build().results()
 
 
+def sizes(model: dict[str, Any], batch: int, length: int, settings: Settings) -> tuple[dict[str, Any], int, int]:
+    """Model, batch and length as the settings have them: small batches on a CPU, everything small with --quick."""
+    batch = batch if settings.device.type == "cuda" else min(batch, CPU_BATCH)
+    if settings.quick:
+        model, batch, length = {**model, "d_model": 16, "n_layers": 1}, 2, min(length, 32)
+    return model, settings.batch or batch, length
+
+
 def works(settings: Settings) -> dict[str, StepWork]:
     """Name -> step of every config, on every backend; a selective layer with a bias also without it."""
     found: dict[str, StepWork] = {}
@@ -159,11 +179,8 @@ def works(settings: Settings) -> dict[str, StepWork]:
             tasks = {f"{name}, ListOps": task for name, task in tasks.items()}
             tasks[f"{file.stem}, sCIFAR"] = ({**config["model"], **_SCIFAR}, _SCIFAR_BATCH, _SCIFAR_LENGTH)
         for task, (model, batch, length) in tasks.items():
-            batch = batch if settings.device.type == "cuda" else min(batch, _CPU_BATCH)
             length = (settings.lengths or [length])[0]
-            if settings.quick:
-                model, batch, length = {**model, "d_model": 16, "n_layers": 1}, 2, 32
-            batch = settings.batch or batch
+            model, batch, length = sizes(model, batch, length, settings)
             arguments = model["layer"].get("init_args") or {}
             variants = {task: model}
             if arguments.get("bias"):
@@ -181,8 +198,8 @@ def works(settings: Settings) -> dict[str, StepWork]:
 def run(settings: Settings) -> dict[str, Any]:
     rows: list[Row] = []
     everything = works(settings)
-    sizes = dict.fromkeys((work.batch, work.length) for work in everything.values())
-    for batch, length in sizes:
+    shapes = dict.fromkeys((work.batch, work.length) for work in everything.values())
+    for batch, length in shapes:
         own = {name: w for name, w in everything.items() if (w.batch, w.length) == (batch, length)}
         contenders = [Contender(name, w, StepTruth(replace(w, backend="auto"))) for name, w in own.items()]
         rows += compare("training steps", {"batch": batch, "length": length}, contenders, settings, modes=(STEP,))

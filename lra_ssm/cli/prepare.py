@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.parser import RunParser
+from lra_ssm.datamodules.pictures import draw_batch
 from lra_ssm.datamodules.root import resolve_root
 from lra_ssm.datamodules.summary import format_table, prepared_folders, read_manifest, summary_rows
 from lra_ssm.errors import InputError
@@ -25,10 +26,7 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "mnist": ("lra_ssm.datamodules.MNIST", {}),
 }
 # What decides how batches are made, not what is prepared.
-LOADING = {
-    *("batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches"),
-    *("augment", "augment_seed", "permutation", "permutation_seed"),
-}
+LOADING = {"batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches"}
 
 HELP = f"""usage: lra-ssm prepare DATASET [options]
        lra-ssm prepare --summary [--root=FOLDER]
@@ -44,6 +42,7 @@ options of every dataset:
   --source SOURCE   where from: the publisher (downloaded), a generator, or a folder or archive of yours
   --limit N         at most N examples in each split, for trying out
   --summary         a table of everything that is prepared below the root: counts, classes, vocabularies, lengths
+  --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
 
 examples:
   lra-ssm prepare listops
@@ -81,12 +80,18 @@ def main(command: str, arguments: list[str]) -> int:
         epilog=f"example: lra-ssm prepare {name} --root=data",
     )
     parser.add_class_arguments(datamodule_class, skip=LOADING & set(inspect.signature(datamodule_class).parameters))
+    parser.add_argument("--picture", type=str | None, help="image tasks: draw one training batch as the model sees it")
     parser.set_defaults(defaults)
-    datamodule = datamodule_class(**parser.parse_args(rest).as_dict())
+    settings = parser.parse_args(rest).as_dict()
+    picture = settings.pop("picture")
+    datamodule = datamodule_class(**settings)
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()
     print(f"{datamodule.prepared_folder}: {datamodule.describe()}")
+    if picture is not None:
+        draw_batch(datamodule, Path(picture))
+        print(picture)
     if summary:
         show_prepared(datamodule.root)
     return 0

@@ -362,7 +362,10 @@ class RunCLI(LightningCLI):
         if run is None or not self.trainer.is_global_zero:
             return
         metrics = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
-        write_json(run.path / f"{self.subcommand}.json", {"checkpoint": str(self.checkpoint), "metrics": metrics})
+        result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics}
+        if hasattr(self.datamodule, "provenance"):
+            result["data"] = self.datamodule.provenance()
+        write_json(run.path / f"{self.subcommand}.json", result)
 
     after_validate = _after_evaluation
     after_test = _after_evaluation

@@ -41,6 +41,7 @@ class PreparedDataModule(LightningDataModule, ABC):
 
     dataset: str
     num_classes: int
+    inputs: str = "s4"  # what batches hold, by the code that introduced it: s4, s5, or lra for the original benchmark
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         """Everything that decides what the prepared data is, as plain values: its hash is in the folder's name.
 
         Raises:
-            InputError: the source's files are missing.
+            InputError: files that the user names are missing.
         """
 
     @abstractmethod
@@ -145,12 +146,19 @@ class PreparedDataModule(LightningDataModule, ABC):
                 self._datasets[name] = self.make_dataset(prepared.split(name), name)
 
     def manifest(self) -> dict[str, Any]:
-        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests."""
-        return self._open().manifest
+        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests; and `inputs`."""
+        return {"inputs": self.inputs, **self._open().manifest}
+
+    def provenance(self) -> dict[str, Any]:
+        """What a result must say about its data: dataset, inputs, source with its single values, counts."""
+        manifest = self.manifest()
+        source = {key: value for key, value in manifest["source"].items() if not isinstance(value, dict | list)}
+        examples = {name: split["examples"] for name, split in manifest["splits"].items()}
+        return {"dataset": self.dataset, "inputs": self.inputs, "source": source, "examples": examples}
 
     def describe(self) -> str:
         """One line on the prepared data."""
-        return self._open().summary()
+        return f"{self._open().summary()}; inputs as {self.inputs}"
 
     def _open(self) -> PreparedDataset:
         if self._prepared is None:
@@ -202,8 +210,9 @@ class PreparedDataModule(LightningDataModule, ABC):
 
 
 def file_stats(paths: list[Path]) -> dict[str, Any]:
-    """What stands for the content of a user's files, which takes long to hash: sizes and times of change.
+    """What stands for the content of files that a user names, which takes long to hash: sizes and times of change.
 
-    A changed file gives other prepared data then.
+    A changed file gives other prepared data then. A publisher's files below the root are not looked at: what was
+    prepared of them serves without them, wherever the root is moved to.
     """
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}

@@ -105,9 +105,8 @@ class ListOps(PreparedDataModule):
     def record(self) -> dict[str, Any]:
         if self.source == "generated":
             return generator_record(self.trees, self.generator_seed, self.counts)
-        files = file_stats(list(self._files().values()))
-        limit = {} if self.limit is None else {"limit": self.limit}
-        return {"version": READER_VERSION, "max_length": self.max_length, "files": files, **limit}
+        files = {"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {}
+        return {"version": READER_VERSION, "max_length": self.max_length, "limit": self.limit, **files}
 
     def build(self, folder: Path) -> None:
         if self.source == "generated":

@@ -101,22 +101,22 @@ class Retrieval(PreparedDataModule):
         return StandinSettings(*self.standin_counts, self.standin_seed, self.standin_length)
 
     def kind(self) -> str:
-        """lra or files; standin for made-up pairs, wherever they are."""
-        if self.source == "standin" or is_standin(self._files()["train"].parent):
-            return "standin"
-        return "lra" if self.source == "lra" else "files"
+        """lra, standin or files."""
+        return self.source if self.source in ("lra", "standin") else "files"
 
     def record(self) -> dict[str, Any]:
         record = {"version": READER_VERSION, **self.settings.record()}
         if self.source == "standin":
             return record | self.standin.record()
-        return record | {"files": file_stats(list(self._files().values()))}
+        return record | ({"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {})
 
     def build(self, folder: Path) -> None:
         if self.source == "standin":
             build_standin(folder, self.standin, self.settings)
         else:
-            build(folder, self._files(), self.settings, {"kind": self.kind()})
+            files = self._files()
+            kind = "standin" if is_standin(files["train"].parent) else self.kind()  # wherever made-up pairs are
+            build(folder, files, self.settings, {"kind": kind})
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.

@@ -109,11 +109,8 @@ class Text(PreparedDataModule):
         return self.source if self.source in ("original", "huggingface") else "files"
 
     def record(self) -> dict[str, Any]:
-        return {
-            "version": READER_VERSION,
-            **self.settings.record(),
-            "files": file_stats(stamped_files(self._found())),
-        }
+        files = {"files": file_stats(stamped_files(self._found()))} if self.kind() == "files" else {}
+        return {"version": READER_VERSION, **self.settings.record(), **files}
 
     def build(self, folder: Path) -> None:
         found = self._found()

@@ -77,8 +77,8 @@ class Classification(L.LightningModule):
         logits = self(inputs, lengths)
         loss = F.cross_entropy(logits, labels)
         accuracy = (logits.argmax(-1) == labels).float().mean()
-        self.log("train/loss", loss, prog_bar=True)
-        self.log("train/accuracy", accuracy)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
+        self.log("train/accuracy", accuracy, batch_size=len(labels))
         return loss * _share(labels)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -102,7 +102,7 @@ def test_the_profile_finds_the_parts_of_a_step(measured):
 def test_loaders_give_the_same_batches(measured):
     data = json.loads((measured[0] / "results/here/data.json").read_text())
     assert all(row["extra"]["same batches as with 0 workers"] == "True" for row in data["rows"])
-    assert len(data["shares of steps"]) == 2 * 4
+    assert len(data["shares of steps"]) == 2 * 8  # tasks, with and without workers
 
 
 def test_help(capsys):

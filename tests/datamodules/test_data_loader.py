@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.batches import Batch, SequenceDataset
+from lra_ssm.datamodules.batches import Batch, ImageDataset, SequenceDataset
 from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
-from lra_ssm.datamodules.storage import PreparedDataset
+from lra_ssm.datamodules.storage import PreparedDataset, open_prepared
+from lra_ssm.datamodules.storage_writer import DatasetWriter
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import tiny_dataset
 
@@ -86,6 +87,75 @@ def test_ranks_share_each_global_batch(examples: int, batch: int, world: int) ->
         assert joined == [sorted(part) for part in whole]
 
 
+LENGTHS = np.random.RandomState(0).randint(1, 1000, 1003)
+
+
+def padded(batches: list[list[int]]) -> int:
+    return sum(len(batch) * int(LENGTHS[batch].max()) for batch in batches)
+
+
+def test_bucketed_batches_hold_every_example_once_and_less_padding() -> None:
+    plain, bucketed = (EpochBatches(1003, 8, 7, lengths=LENGTHS, pool=pool) for pool in (1, 25))
+    assert list(plain) == list(EpochBatches(1003, 8, 7))
+    for epoch in range(2):
+        batches = list(bucketed.batches(epoch))
+        assert sorted(sum(batches, [])) == list(range(1003))
+        assert [len(batch) for batch in batches] == [8] * 125 + [3]
+        real = int(LENGTHS.sum())
+        assert padded(batches) / real < 1.1 < 1.6 < padded(list(plain.batches(epoch))) / real
+    assert list(bucketed.batches(0)) == list(bucketed.batches(0)) != list(bucketed.batches(1))
+    lengths = [int(LENGTHS[batch].max()) for batch in bucketed.batches(0)]
+    assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True)  # long batches everywhere
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_bucketed_batches(world: int) -> None:
+    whole = list(EpochBatches(1003, 8, 7, lengths=LENGTHS, pool=25))
+    shares = [list(EpochBatches(1003, 8, 7, rank, world, LENGTHS, 25)) for rank in range(world)]
+    joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
+    if 1003 % 8 < world:  # the last three join the batch before
+        whole[-2:] = [whole[-2] + whole[-1]]
+    assert joined == [sorted(batch) for batch in whole]
+
+
+def test_evaluation_in_buckets_takes_the_longest_first() -> None:
+    order = EpochBatches(1003, 8, lengths=LENGTHS, pool=25).order(5)
+    assert sorted(order.tolist()) == list(range(1003)) and (np.diff(LENGTHS[order]) <= 0).all()
+
+
+def test_pairs_are_batches_of_two(tmp_path: Path) -> None:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    writer = DatasetWriter(folder, dataset="pairs", num_classes=2, vocabulary="abc", max_length=4, per_example=2)
+    writer.split("train").extend([1, 1, 1, 2, 2, 1, 2, 2, 2, 2], [3, 2, 1, 4], [0, 1])
+    writer.finish({"kind": "test"})
+    split = open_prepared(folder).split("train")
+    assert len(split) == 2 and split.lengths.tolist() == [[3, 2], [1, 4]]
+    batch = SequenceDataset(split).batch(np.array([1, 0]), 0)
+    assert batch.inputs.tolist() == [[[1, 0, 0, 0], [2, 2, 2, 2]], [[1, 1, 1, 0], [2, 2, 0, 0]]]
+    assert batch.lengths.tolist() == [[1, 4], [3, 2]] and batch.labels.tolist() == [1, 0]
+
+
+def test_images_are_read_by_example_and_epoch(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    images = np.arange(24, dtype=np.uint8).reshape(3, 2, 2, 2)
+    writer = DatasetWriter(folder, dataset="images", num_classes=3)
+    part = writer.images("train", (2, 2, 2))
+    part.extend(images[:2], [0, 1])
+    part.extend(images[2:], [2])
+    writer.finish({"kind": "test"})
+    prepared = open_prepared(folder, verify=True)
+    assert np.array_equal(prepared.split("train").images, images)
+
+    def transform(pixels: Any, examples: Any, epoch: int) -> Any:
+        return pixels.reshape(len(pixels), 4, 2).astype(np.float32) + 100 * epoch + 1000 * examples[:, None, None]
+
+    batch = ImageDataset(prepared.split("train"), transform).batch(np.array([2, 0]), 3)
+    assert batch.lengths is None and batch.labels.tolist() == [2, 0]
+    assert batch.inputs[:, 0].tolist() == [[2316.0, 2317.0], [300.0, 301.0]]
+
+
 def test_batches_that_cannot_be_shared() -> None:
     with pytest.raises(InputError, match="batch_size 6: .* multiple of the number of devices, 4"):
         EpochBatches(100, 6, 0, 0, 4)
@@ -126,7 +196,7 @@ def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: PreparedDataset,
 
 def test_state_of_other_data_is_refused(tiny: PreparedDataset) -> None:
     state = loader(tiny).state_dict()
-    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25)):
+    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25), ("bucket_batches", 9)):
         with pytest.raises(InputError, match=f"{key} {value}"):
             loader(tiny).load_state_dict(state | {key: value})
 

@@ -1,0 +1,143 @@
+"""Builds prepared folders of the image datasets that come with a test set: CIFAR-10 and MNIST. Needs no lightning."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.disk import check_disk_space
+from lra_ssm.datamodules.splits import Indices, indices_sha256, limited, random_split
+from lra_ssm.datamodules.storage_writer import DatasetWriter, ImageSplitWriter
+from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
+
+Pixels = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+VAL_FRACTION = 0.1  # of the training images, as in the public S4 code
+CHUNK = 1000
+# Raise when the same files and settings would give other prepared data than before.
+READER_VERSION = 1
+
+
+class LabelledImages(NamedTuple):
+    """Images (n, height, width, channels) uint8 and their classes (n,) int64."""
+
+    images: Pixels
+    labels: Labels
+
+
+class ImageFiles(NamedTuple):
+    """What was read of a user's files.
+
+    `record` goes into the manifest: layout, files with their digests, and `lossy` where a file was a JPEG.
+    """
+
+    train: LabelledImages
+    test: LabelledImages | None
+    record: dict[str, Any]
+
+
+def digests(data: bytes, published_md5: str | None) -> dict[str, Any]:
+    """What the manifest records of one file: its size, sha256, and whether it is the published one."""
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    known = "published" if md5 == published_md5 else "unknown"
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "digest": known}
+
+
+def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:
+    """Which training images are for training and which for validation; of which they are the test set if none is there.
+
+    Raises:
+        InputError: too few images.
+    """
+    if has_test:
+        kept = int(num_train * (1 - VAL_FRACTION))
+        train, val = random_split(num_train, [kept, num_train - kept], seed)
+        return {"train": train, "val": val}
+    # 45,000 to 5,000 to 10,000, as with all images.
+    return dict(zip(("train", "val", "test"), random_split(num_train, [3 / 4, 1 / 12, 1 / 6], seed), strict=True))
+
+
+def build_images(
+    folder: Path,
+    files: ImageFiles,
+    *,
+    dataset: str,
+    class_names: tuple[str, ...],
+    published_counts: Mapping[str, int],
+    split_seed: int,
+    limit: int | None,
+    source: dict[str, Any],
+    convert: Callable[[Pixels], Pixels] = lambda images: images,
+) -> None:
+    """Writes train, val and test into an empty folder.
+
+    Args:
+        folder: where to.
+        files: what was read.
+        dataset: its name, for manifest and messages.
+        class_names: by class.
+        published_counts: how many images the published train and test files hold.
+        split_seed: of the choice of validation images.
+        limit: at most so many images in a split, classes as balanced as they can be; None for all.
+        source: goes into the manifest before the files' record.
+        convert: images (n, H, W, C) to what is stored, (n, H, W, C') uint8.
+
+    Raises:
+        InputError: too few images, or no room on the disk.
+    """
+    counts = {"train": len(files.train.labels), "test": 0 if files.test is None else len(files.test.labels)}
+    if counts != published_counts and limit is None:
+        log.warning("%s files hold %s images; the published ones hold %s", dataset, counts, dict(published_counts))
+    if files.test is None:
+        log.warning("%s: the files hold no test images, so a part of the training images stands in for them", dataset)
+    indices = split_indices(counts["train"], files.test is not None, split_seed)
+    parts = {name: (files.train, chosen) for name, chosen in indices.items()}
+    if files.test is not None:
+        parts["test"] = files.test, np.arange(counts["test"])
+    shape = convert(files.train.images[:1]).shape[1:]
+    total = sum(len(chosen) if limit is None else min(len(chosen), limit) for _, chosen in parts.values())
+    check_disk_space(folder, total * int(np.prod(shape)), f"preparing {dataset}")
+    writer = DatasetWriter(folder, dataset=dataset, num_classes=len(class_names))
+    for name, (part, indices_) in parts.items():
+        chosen = indices_[limited(part.labels[indices_], limit)]
+        split = writer.images(name, shape)
+        extend_in_chunks(split, part, chosen, convert)
+    writer.finish(
+        source
+        | {
+            "class_names": list(class_names),
+            "limit": limit,
+            "published_counts": counts == published_counts,
+            # False: a score on "test" is no published number.
+            "published_test": files.test is not None,
+            "split": {"seed": split_seed, "sha256": {name: indices_sha256(i) for name, i in indices.items()}},
+            **files.record,
+        }
+    )
+
+
+def extend_in_chunks(
+    split: ImageSplitWriter, part: LabelledImages, chosen: Indices, convert: Callable[[Pixels], Pixels]
+) -> None:
+    """Writes the chosen images in their order, converting a few at a time."""
+    for start in range(0, len(chosen), CHUNK):
+        chunk = chosen[start : start + CHUNK]
+        split.extend(np.ascontiguousarray(convert(part.images[chunk])), part.labels[chunk])
+
+
+def check_labels(labels: npt.NDArray[Any], num_classes: int, name: str) -> Labels:
+    """Labels (n,) as int64.
+
+    Raises:
+        InputError: one is no class.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        raise InputError(f"{name}: label {labels[wrong[0]]} of image {wrong[0]} is not one of 0 to {num_classes - 1}")
+    return labels.astype(np.int64)

@@ -1,0 +1,138 @@
+"""What Image, sCIFAR and MNIST share: image datasets that are published with a training and a test set."""
+
+from abc import abstractmethod
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from lra_ssm.datamodules import huggingface_images
+from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.batches import BatchDataset, ImageDataset
+from lra_ssm.datamodules.download import RemoteFile, download
+from lra_ssm.datamodules.image_build import READER_VERSION, Pixels, build_images
+from lra_ssm.datamodules.image_transforms import CropFlip, PixelSequence
+from lra_ssm.datamodules.root import ensure_root
+from lra_ssm.datamodules.storage import ImageSplit, SequenceSplit
+from lra_ssm.errors import InputError
+
+
+class PublishedImages(PreparedDataModule):
+    """Reads published files once; gives pixels as sequences.
+
+    A dataset gives the class attributes, `record_stored`, `convert` and `transform`.
+
+    Args:
+        root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory: as in the datasets.
+        split_seed: of the choice of validation images.
+        limit: at most so many images in a split; None for all.
+        augment: none or crop_flip.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    command: str  # of `lra-ssm prepare`
+    files: ModuleType  # locate, stand_ins, read, USUAL_PLACES, HUGGINGFACE_NAME, PUBLISHED_COUNTS
+    downloads: tuple[RemoteFile, ...]
+    class_names: tuple[str, ...]
+    image_size: tuple[int, int]  # height, width
+    num_classes: int = 10
+
+    def __init__(
+        self,
+        root: str | None,
+        source: str,
+        batch_size: int,
+        eval_batch_size: int | None,
+        split_seed: int,
+        shuffle_seed: int | None,
+        num_workers: int,
+        pin_memory: bool | None,
+        limit: int | None,
+        augment: Literal["none", "crop_flip"] = "none",
+    ) -> None:
+        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
+        self.split_seed, self.limit, self.augment = split_seed, limit, augment
+        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        self.require(augment in ("none", "crop_flip"), "augment", "must be none or crop_flip")
+
+    @abstractmethod
+    def record_stored(self) -> dict[str, Any]:
+        """How stored pixels are made of the files': for folder name and manifest."""
+
+    @abstractmethod
+    def transform(self, augment: CropFlip | None) -> PixelSequence:
+        """What makes inputs of stored images."""
+
+    def convert(self, images: Pixels) -> Pixels:
+        """The files' images (n, H, W, C) to stored ones (n, H, W, C'), both uint8."""
+        return images
+
+    def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
+        assert isinstance(split, ImageSplit)
+        augmented = self.augment == "crop_flip" and name == "train"
+        return ImageDataset(split, self.transform(CropFlip(self._resolved_shuffle_seed()) if augmented else None))
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    def kind(self) -> str:
+        """original, huggingface or files."""
+        return self.source if self.source in ("original", "huggingface") else "files"
+
+    def record(self) -> dict[str, Any]:
+        files = {"files": file_stats(self.files.stand_ins(self._path()))} if self.kind() == "files" else {}
+        settings = {"version": READER_VERSION, "split_seed": self.split_seed, "limit": self.limit}
+        return settings | files | self.record_stored()
+
+    def build(self, folder: Path) -> None:
+        build_images(
+            folder,
+            self.files.read(self._path()),
+            dataset=self.dataset,
+            class_names=self.class_names,
+            published_counts=self.files.PUBLISHED_COUNTS,
+            split_seed=self.split_seed,
+            limit=self.limit,
+            source={"kind": self.kind()} | self.record_stored(),
+            convert=self.convert,
+        )
+
+    def fetch(self) -> None:
+        """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
+        if self.kind() == "files" or self._usual_path() is not None:
+            return
+        ensure_root(self.root)
+        folder = self.root / self.dataset
+        folder.mkdir(exist_ok=True)
+        if self.source == "huggingface":
+            huggingface_images.save(self.files.HUGGINGFACE_NAME, folder / "huggingface")
+        else:
+            for file in self.downloads:
+                download(file, folder / "download")
+
+    def _path(self) -> Path:
+        """The located archive or folder of the source."""
+        if self.kind() == "files":
+            found: Path = self.files.locate(Path(self.source).expanduser().absolute())
+            return found
+        usual = self._usual_path()
+        if usual is None:
+            raise InputError(
+                f"{self.root}: holds no {self.dataset} ({self.source}) in the usual places; `lra-ssm prepare"
+                f" {self.command} --source={self.source} --root={self.root}` downloads it, or give your own as source"
+            )
+        return usual
+
+    def _usual_path(self) -> Path | None:
+        if self.source == "huggingface":
+            saved = self.root / self.dataset / "huggingface"
+            return saved if huggingface_images.is_saved(saved) else None
+        for place in self.files.USUAL_PLACES:
+            path = self.root / place
+            if path.is_file() or (path.is_dir() and self._holds(path)):
+                return path
+        return None
+
+    @abstractmethod
+    def _holds(self, folder: Path) -> bool:
+        """Whether an existing folder in a usual place has the published files."""

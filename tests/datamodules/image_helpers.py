@@ -1,0 +1,120 @@
+"""Small CIFAR-10, MNIST and Pathfinder files in their published layouts, and where the real ones are."""
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+BATCHES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+
+
+def real_data(name: str) -> Path:
+    """A file or folder of the real data; skips where it is not there."""
+    folder = os.environ.get("LRA_SSM_TEST_DATA")
+    if not folder or not (Path(folder) / name).exists():
+        pytest.skip(f"LRA_SSM_TEST_DATA does not name a folder with {name}")
+    return Path(folder) / name
+
+
+def pictures(count: int, seed: int = 0, size: int = 32, channels: int = 3) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, 256, (count, size, size, channels)).astype(np.uint8)
+
+
+def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(file, kind)
+    return file.getvalue()
+
+
+class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined, misc]
+    """Writes str and bytes as Python 2 wrote its str, which the published files are made of."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+
+    def save_string(self, value: str | bytes) -> None:
+        data = value.encode("latin1") if isinstance(value, str) else value
+        self.write(b"T" + struct.pack("<i", len(data)) + data)
+        self.memoize(value)
+
+    dispatch[str] = dispatch[bytes] = save_string
+
+
+def cifar_batch(images: np.ndarray, labels: list[int], writer: str = "python2") -> bytes:
+    """A batch file. writer: python2, old numpy; python3, this numpy."""
+    rows = images.transpose(0, 3, 1, 2).reshape(len(images), 3072)
+    file = io.BytesIO()
+    values = {"batch_label": "batch", "labels": labels, "data": rows, "filenames": ["a.png"] * len(rows)}
+    if writer == "python3":
+        return pickle.dumps(values, protocol=2)
+    Python2Pickler(file, protocol=2).dump(values)
+    return file.getvalue().replace(b"numpy._core.", b"numpy.core.")
+
+
+def cifar_batches(images: np.ndarray, per_batch: int, writer: str = "python2") -> dict[str, bytes]:
+    """Six batches of images in order, labels counting up."""
+    parts = np.split(images, range(per_batch, len(images), per_batch))
+    return {
+        name: cifar_batch(part, [(start * per_batch + i) % 10 for i in range(len(part))], writer)
+        for start, (name, part) in enumerate(zip(BATCHES, parts, strict=True))
+    }
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def idx(array: np.ndarray, magic: int | None = None) -> bytes:
+    header = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim if magic is None else magic, *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def mnist_files(images: np.ndarray, labels: np.ndarray, num_train: int, packed: bool = True) -> dict[str, bytes]:
+    parts = {"train": slice(None, num_train), "t10k": slice(num_train, None)}
+    files = {}
+    for name, part in parts.items():
+        for key, array in (("images-idx3", images[part]), ("labels-idx1", labels[part])):
+            data = idx(array)
+            files[f"{name}-{key}-ubyte" + (".gz" if packed else "")] = gzip.compress(data) if packed else data
+    return files
+
+
+def pathfinder_rows(count: int, number: int = 0) -> list[list[Any]]:
+    return [[f"imgs/{number}", f"sample_{i}.png", i, (i + number) % 2, 1.0, 14, 4, 2, 0.5, 1, 1] for i in range(count)]
+
+
+def write_pathfinder(folder: Path, images: np.ndarray, metadata: str = "text", per_file: int = 10) -> Path:
+    """images (n, size, size, 1). metadata: text, strings, bytes or objects (the last three are real .npy files)."""
+    for number, start in enumerate(range(0, len(images), per_file)):
+        part = images[start : start + per_file]
+        rows = pathfinder_rows(len(part), number)
+        path = folder / "metadata" / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if metadata == "text":
+            path.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
+        else:
+            kinds: dict[str, Any] = {"strings": None, "bytes": "S20", "objects": object}
+            np.save(path, np.array(rows, dtype=kinds[metadata]))
+        write_files(folder / f"imgs/{number}", {f"sample_{i}.png": encoded(image) for i, image in enumerate(part)})
+    return folder

@@ -1,0 +1,379 @@
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+
+from lra_ssm.datamodules import cifar_files
+from lra_ssm.datamodules.image import Image
+from lra_ssm.datamodules.image_transforms import luma
+from lra_ssm.datamodules.scifar import SCIFAR
+from lra_ssm.datamodules.storage import open_prepared
+from lra_ssm.errors import InputError
+from tests.datamodules.image_helpers import (
+    CLASSES,
+    cifar_batch,
+    cifar_batches,
+    encoded,
+    pictures,
+    real_data,
+    write_files,
+    write_tar,
+)
+
+IMAGES = pictures(60)  # 50 for training, 10 for test; labels count up
+
+
+def batches(folder: Path, **replaced: bytes) -> Path:
+    return write_files(folder / "cifar-10-batches-py", cifar_batches(IMAGES, 10) | replaced)
+
+
+def class_files(kind: str = "PNG") -> dict[str, bytes]:
+    names = [("train", i) for i in range(50)] + [("test", i) for i in range(10)]
+    suffix = {"PNG": "png", "JPEG": "jpg"}[kind]
+    return {
+        f"{split}/{CLASSES[i % 10]}/{i:04}.{suffix}": encoded(image, kind)
+        for (split, i), image in zip(names, IMAGES, strict=True)
+    }
+
+
+def check_published(files: Any, order: np.ndarray = np.arange(50)) -> None:  # noqa: B008
+    assert np.array_equal(files.train.images, IMAGES[order]) and np.array_equal(files.test.images, IMAGES[50:])
+    assert files.train.labels.tolist() == (order % 10).tolist() and files.test.labels.tolist() == list(range(10))
+    assert files.train.images.dtype == np.uint8 and files.train.labels.dtype == np.int64
+
+
+def prepared(datamodule: Any) -> Any:
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writer", ["python2", "python3"])
+def test_python_batches(tmp_path: Path, writer: str) -> None:
+    write_files(tmp_path / "cifar-10-batches-py", cifar_batches(IMAGES, 10, writer) | {"readme.html": b"x"})
+    files = cifar_files.read(cifar_files.locate(tmp_path))
+    check_published(files)
+    assert files.record["layout"] == "python" and files.record["files"]["data_batch_3"]["digest"] == "unknown"
+
+
+def test_archives_in_any_order(tmp_path: Path) -> None:
+    members = {f"cifar-10-batches-py/{name}": data for name, data in cifar_batches(IMAGES, 10).items()}
+    path = write_tar(tmp_path / "cifar-10-python.tar.gz", dict(reversed(members.items())))
+    files = cifar_files.read(cifar_files.locate(path))
+    check_published(files)
+    assert files.record["archive"]["digest"] == "unknown" and len(files.record["archive"]["sha256"]) == 64
+
+
+def test_binary_batches(tmp_path: Path) -> None:
+    rows = IMAGES.transpose(0, 3, 1, 2).reshape(6, 10, 3072)
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    data = {name: b"".join(bytes([i]) + row.tobytes() for i, row in enumerate(part)) for name, part in zip(names, rows)}  # noqa: B905
+    folder = write_files(tmp_path / "cifar-10-batches-bin", data)
+    check_published(cifar_files.read(cifar_files.locate(tmp_path)))
+    (folder / "test_batch.bin").write_bytes(b"x" * 3072)
+    with pytest.raises(InputError, match=r"test_batch.bin: has 3072 bytes"):
+        cifar_files.read(folder)
+
+
+def test_class_folders_and_archives_of_them(tmp_path: Path) -> None:
+    by_class = np.argsort(np.arange(50) % 10, kind="stable")
+    folder = write_files(tmp_path / "images", class_files())
+    check_published(cifar_files.read(cifar_files.locate(folder)), by_class)
+    archive = write_tar(tmp_path / "images.tar.gz", {f"CIFAR/{n}": d for n, d in reversed(class_files().items())})
+    files = cifar_files.read(archive)
+    check_published(files, by_class)
+    assert "lossy" not in files.record
+    lossy = cifar_files.read(write_tar(tmp_path / "jpeg.tar.gz", class_files() | class_files("JPEG"))).record
+    assert lossy["lossy"] is True
+
+
+def test_kaggle(tmp_path: Path) -> None:
+    names = {f"train/{i + 1}.png": encoded(image) for i, image in enumerate(IMAGES)}
+    rows = [f"{i + 1},{CLASSES[i % 10]}" for i in range(60)]
+    folder = write_files(tmp_path, names | {"trainLabels.csv": "\n".join(["id,label", *rows]).encode()})
+    files = cifar_files.read(cifar_files.locate(folder))
+    assert np.array_equal(files.train.images, IMAGES) and files.train.labels.tolist() == [i % 10 for i in range(60)]
+    assert files.test is None
+    data = prepared(SCIFAR(root=str(tmp_path / "root"), source=str(folder)))
+    assert [split["examples"] for split in data.manifest()["splits"].values()] == [45, 5, 10]
+    assert data.manifest()["source"]["published_test"] is False
+    for broken, message in (
+        (rows[:-1], r"train/60.png is not listed"),
+        ([*rows, "61,dog"], r"train/61.png is missing"),
+        ([*rows[:-1], "60,cow"], r"line 60: 'cow' is no class"),
+        ([*rows[:-1], "x,dog"], r"line 60: 'x,dog' is not of the form"),
+    ):
+        (folder / "trainLabels.csv").write_text("\n".join(broken))
+        with pytest.raises(InputError, match=message):
+            cifar_files.read(folder)
+
+
+@pytest.mark.parametrize("column", ["img", "image"])
+def test_hugging_face(tmp_path: Path, column: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = CLASSES[::-1]  # another order of classes
+    features = datasets.Features({column: datasets.Image(), "label": datasets.ClassLabel(names=names)})
+
+    def part(images: np.ndarray) -> Any:
+        entries = [{"bytes": encoded(image), "path": None} for image in images]
+        labels = [9 - i % 10 for i in range(len(images))]
+        return datasets.Dataset.from_dict({column: entries, "label": labels}, features=features)
+
+    saved = datasets.DatasetDict({"train": part(IMAGES[:50]), "test": part(IMAGES[50:])})
+    saved.save_to_disk(str(tmp_path / "cifar10" / "huggingface"))
+    data = SCIFAR(root=str(tmp_path), source="huggingface")
+    files = cifar_files.read(data._path())
+    check_published(files)
+    assert files.record["layout"] == "huggingface" and "lossy" not in files.record
+    assert cifar_files.locate(tmp_path / "cifar10" / "huggingface") == data._path()
+
+
+def test_hugging_face_is_fetched_by_prepare_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "root").mkdir()
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
+    columns = {"img": [{"bytes": encoded(IMAGES[0], "JPEG"), "path": None}] * 40, "label": list(range(10)) * 4}
+    part = datasets.Dataset.from_dict(columns, features=features)
+    asked = []
+
+    def load(name: str) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise ConnectionError("no\nnetwork")
+        return datasets.DatasetDict({"train": part, "test": part})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = Image(root=str(tmp_path / "root"), source="huggingface")
+    with pytest.raises(InputError, match="lra-ssm prepare image --source=huggingface"):
+        data.prepare_data()
+    with pytest.raises(InputError, match=r"uoft-cs/cifar10: cannot be loaded \(no\)"):
+        data.fetch()
+    assert not list((tmp_path / "root" / "cifar10").iterdir())
+    data.fetch()
+    data.fetch()
+    assert asked == ["uoft-cs/cifar10"] * 2
+    assert prepared(data).manifest()["source"]["lossy"] is True
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "message"),
+    [
+        (("picture", "label"), CLASSES, "has the columns picture, label; needs image or img"),
+        (("img", "label"), [*CLASSES[:9], "cow"], "has the classes airplane, .* cow instead of"),
+    ],
+)
+def test_other_hugging_face_datasets(tmp_path: Path, columns: Any, names: list[str], message: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({columns[0]: datasets.Image(), columns[1]: datasets.ClassLabel(names=names)})
+    values = {columns[0]: [{"bytes": encoded(IMAGES[0]), "path": None}], columns[1]: [0]}
+    datasets.Dataset.from_dict(values, features=features).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(InputError, match=message):
+        cifar_files.read(tmp_path / "saved")
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.target}",)
+
+
+def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    for number, evil in enumerate((Evil(trap), {"data": Evil(trap)}, np.array([Evil(trap)], dtype=object))):
+        folder = batches(tmp_path / str(number), data_batch_2=pickle.dumps(evil, protocol=2))
+        with pytest.raises(InputError, match=r"data_batch_2: refused .*system") as error:
+            cifar_files.read(folder)
+        assert "\n" not in str(error.value) and not trap.exists()
+    folder = batches(
+        tmp_path / "codec", data_batch_2=b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
+    )
+    with pytest.raises(InputError, match="rot13"):
+        cifar_files.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data_batch_2", b"", "data_batch_2: refused as a pickle of arrays"),
+        ("data_batch_2", b"nonsense", "data_batch_2: "),
+        ("data_batch_2", cifar_batch(IMAGES[:2], [0, 10]), "label 10 of image 1 is not one of 0 to 9"),
+        ("data_batch_2", cifar_batch(IMAGES[:2], [0]), "labels is not a list of 2 integers"),
+        ("data_batch_2", pickle.dumps([1]), "holds a list instead of a dict"),
+        ("data_batch_2", pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 1]}), r"\(n, 3072\)"),
+        ("test_batch", None, "test_batch is missing"),
+    ],
+)
+def test_damaged_batches(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    folder = batches(tmp_path)
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        cifar_files.read(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train/cow/0.png", encoded(IMAGES[0]), "'cow' is no class"),
+        ("train/cat/9.png", encoded(pictures(1, size=31)[0]), r"cat/9.png: is an image of 31 x 31 pixels instead of"),
+        ("train/cat/9.png", b"", "cat/9.png: is an empty file"),
+        ("train/cat/9.png", encoded(IMAGES[0])[:100], "cat/9.png: is neither"),
+    ],
+)
+def test_damaged_images(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    folder = write_files(tmp_path, class_files() | {name: content})
+    with pytest.raises(InputError, match=message):
+        cifar_files.read(folder)
+
+
+def test_nothing_there_names_the_command(tmp_path: Path) -> None:
+    for data, name in ((Image, "image"), (SCIFAR, "scifar")):
+        for source in ("original", "huggingface"):
+            with pytest.raises(InputError, match=f"`lra-ssm prepare {name} --source={source} --root=") as error:
+                data(root=str(tmp_path), source=source).prepare_data()
+            assert "\n" not in str(error.value)
+    (tmp_path / "empty").mkdir()
+    for source, message in (("empty", "holds no CIFAR-10 that is known"), ("absent", "is neither original")):
+        with pytest.raises(InputError, match=message):
+            Image(root=str(tmp_path), source=str(tmp_path / source)).prepare_data()
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_fit_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr("lra_ssm.datamodules.published_images.download", lambda *a: called.append(a))
+    data = Image(root=str(tmp_path))
+    with pytest.raises(InputError):
+        data.prepare_data()
+    assert not called
+    data.fetch()  # what `lra-ssm prepare` calls
+    assert called == [(cifar_files.ARCHIVE, tmp_path / "cifar10" / "download")]
+    batches(tmp_path)
+    called.clear()
+    data.fetch()
+    assert not called
+
+
+@pytest.mark.parametrize("change", [{"limit": 0}, {"augment": "crop"}, {"batch_size": 0}, {"inputs": "s5"}])
+def test_impossible_settings(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Image(root=str(tmp_path), **change)
+
+
+# -- what models get ---------------------------------------------------------------------------------------------------
+
+
+def test_image_and_scifar(tmp_path: Path) -> None:
+    batches(tmp_path)
+    root = str(tmp_path)
+    image = prepared(Image(root=root, eval_batch_size=4))
+    assert image.prepared_folder.parent == tmp_path / "cifar10" and image.manifest()["source"]["published_test"]
+    assert [split["examples"] for split in image.manifest()["splits"].values()] == [45, 5, 10]
+    got = list(image.test_dataloader())
+    assert [tuple(batch.inputs.shape) for batch in got] == [(4, 1024, 1), (4, 1024, 1), (2, 1024, 1)]
+    assert got[0].lengths is None and torch.cat([batch.labels for batch in got]).tolist() == list(range(10))
+    gray = luma(IMAGES[50:]).reshape(10, 1024, 1)
+    expected = (torch.from_numpy(gray).float() / 255 - 122.6 / 255) / (61 / 255)
+    assert torch.allclose(torch.cat([batch.inputs for batch in got]), expected, atol=1e-6)
+    assert (image.d_input, image.vocab_size, image.num_classes) == (1, None, 10)
+
+    tokens = prepared(Image(root=root, inputs="lra"))
+    assert (tokens.d_input, tokens.vocab_size) == (None, 256) and tokens.manifest()["source"]["vocab_size"] == 256
+    batch = next(iter(tokens.val_dataloader()))
+    assert batch.inputs.shape == (5, 1024) and batch.inputs.dtype == torch.int64
+
+    colors = prepared(SCIFAR(root=root))
+    batch = next(iter(colors.val_dataloader()))
+    train, val = torch.utils.data.random_split(range(50), [45, 5], torch.Generator().manual_seed(42))  # type: ignore
+    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.247, 0.243, 0.261])
+    expected = (torch.from_numpy(IMAGES[list(val)].reshape(5, 1024, 3)).float() / 255 - mean) / std
+    assert torch.allclose(batch.inputs, expected, atol=1e-6) and colors.d_input == 3
+    gray_scifar = prepared(SCIFAR(root=root, grayscale=True))
+    assert gray_scifar.prepared_folder == image.prepared_folder and gray_scifar.d_input == 1
+    assert tokens.prepared_folder != image.prepared_folder != colors.prepared_folder
+    open_prepared(image.prepared_folder, verify=True)
+
+
+def test_augmentation_is_in_training_alone_and_the_same_with_workers(tmp_path: Path) -> None:
+    batches(tmp_path)
+
+    def load(workers: int, batch_size: int, epoch: int, augment: Any = "crop_flip") -> dict[int, torch.Tensor]:
+        data = prepared(
+            SCIFAR(root=str(tmp_path), augment=augment, num_workers=workers, batch_size=batch_size, shuffle_seed=1)
+        )
+        loader = data.train_dataloader()
+        loader.batch_sampler.set_epoch(epoch)
+        examples = [number for batch in loader.batch_sampler.batches(epoch) for number in batch]
+        return dict(zip(examples, torch.cat([batch.inputs for batch in loader]), strict=True))
+
+    first, again, next_epoch, plain = load(0, 8, 0), load(2, 5, 0), load(0, 8, 1), load(0, 8, 0, "none")
+    assert all(torch.equal(first[i], again[i]) for i in range(45))
+    assert sum(torch.equal(first[i], next_epoch[i]) for i in range(45)) < 5
+    assert sum(torch.equal(first[i], plain[i]) for i in range(45)) < 5
+    augmented, not_ = (prepared(SCIFAR(root=str(tmp_path), augment=a)) for a in ("crop_flip", "none"))
+    for name in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+        for one, other in zip(getattr(augmented, name)(), getattr(not_, name)(), strict=True):
+            assert torch.equal(one.inputs, other.inputs)
+
+
+def test_limit_is_balanced(tmp_path: Path) -> None:
+    batches(tmp_path)
+    data = prepared(Image(root=str(tmp_path), limit=20))
+    splits = data.manifest()["splits"]
+    assert [split["examples"] for split in splits.values()] == [20, 5, 10]
+    assert splits["train"]["class_counts"] == [2] * 10 and data.manifest()["source"]["limit"] == 20
+
+
+def test_constructors_are_fit_for_the_command_line() -> None:
+    for cls in (Image, SCIFAR):
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in parameters)
+
+
+def test_readers_load_neither_torch_nor_lightning() -> None:
+    modules = ("cifar_files", "mnist_files", "pathfinder_files", "image_transforms")
+    code = "\n".join(f"import lra_ssm.datamodules.{name}" for name in modules)
+    code += "\nimport sys\nassert not {'torch', 'lightning', 'datasets', 'matplotlib'} & set(sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+# -- the real ones -----------------------------------------------------------------------------------------------------
+
+
+def test_real_jpegs(tmp_path: Path) -> None:
+    data = prepared(Image(root=str(tmp_path), source=str(real_data("cifar10-jpeg.tar.gz"))))
+    manifest = data.manifest()
+    assert [split["examples"] for split in manifest["splits"].values()] == [45_000, 5_000, 10_000]
+    assert manifest["splits"]["test"]["class_counts"] == [1000] * 10 and manifest["source"]["lossy"] is True
+    both = np.add(*(manifest["splits"][name]["class_counts"] for name in ("train", "val")))
+    assert both.tolist() == [5000] * 10 and manifest["source"]["published_counts"] is True
+    pixels = open_prepared(data.prepared_folder).split("train").images  # type: ignore[union-attr]
+    assert abs(pixels.mean() - 122.6) < 1.0 and abs(pixels.std() - 61) < 2.0
+
+
+def test_real_pngs_are_exact(tmp_path: Path) -> None:
+    folder = real_data("cifar10-png-200")
+    files = cifar_files.read(cifar_files.locate(folder))
+    assert files.test is None and files.train.images.shape == (200, 32, 32, 3) and "lossy" not in files.record
+    for number in (1, 2, 10, 200):
+        with PILImage.open(folder / "train" / f"{number}.png") as image:
+            assert np.array_equal(files.train.images[number - 1], np.asarray(image.convert("RGB")))
+    # The first labels of data_batch_1: Kaggle kept the published order.
+    assert files.train.labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]

@@ -1,0 +1,140 @@
+import gzip
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lra_ssm.datamodules import mnist_files as reader
+from lra_ssm.datamodules.image_transforms import bitreversal_permutation, random_permutation
+from lra_ssm.datamodules.mnist import MNIST
+from lra_ssm.datamodules.pictures import draw_batch
+from lra_ssm.errors import InputError
+from tests.datamodules.image_helpers import encoded, idx, mnist_files, pictures, real_data, write_files
+
+IMAGES = pictures(60, size=28, channels=1)[..., 0]
+LABELS = np.arange(60) % 10
+NAME = "train-images-idx3-ubyte.gz"
+
+
+def prepared(datamodule: Any) -> Any:
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("place", ["mnist/download", "mnist", "MNIST/raw"])
+def test_idx(tmp_path: Path, packed: bool, place: str) -> None:
+    write_files(tmp_path / place, mnist_files(IMAGES, LABELS, 50, packed))
+    data = MNIST(root=str(tmp_path))
+    files = reader.read(data._path())
+    assert np.array_equal(files.train.images[..., 0], IMAGES[:50]) and files.train.labels.tolist() == list(LABELS[:50])
+    assert np.array_equal(files.test.images[..., 0], IMAGES[50:]) and files.test.labels.tolist() == list(LABELS[50:])
+    assert {entry["digest"] for entry in files.record["files"].values()} == {"unknown"}
+    assert MNIST(root="x", source=str(tmp_path / place))._path() == data._path()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (NAME, gzip.compress(idx(IMAGES[:50], 0x801)), "begins with 0x0801 instead of 0x0803"),
+        (NAME, gzip.compress(idx(IMAGES[:50])[:-1]), r"holds 39199 bytes of values instead of 39200 for its shape"),
+        (NAME, gzip.compress(idx(IMAGES[:49])), "holds 50 labels for 49 images"),
+        (NAME, gzip.compress(idx(IMAGES[:50, :27])), r"holds images of \(27, 28\) pixels"),
+        (NAME, gzip.compress(b"abc"), "has 3 bytes"),
+        (NAME, gzip.compress(idx(IMAGES[:50]))[:-9], "is broken off or damaged"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.full(10, 10))), "label 10 of image 0"),
+    ],
+)
+def test_damaged(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    folder = write_files(tmp_path, mnist_files(IMAGES, LABELS, 50) | {name: content})
+    with pytest.raises(InputError, match=message) as error:
+        MNIST(root=str(tmp_path / "root"), source=str(folder)).prepare_data()
+    assert "\n" not in str(error.value) and name in str(error.value).replace("train-labels-idx1", "train-images-idx3")
+    assert not (tmp_path / "root").exists()
+
+
+def test_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr("lra_ssm.datamodules.published_images.download", lambda file, _: called.append(file.name))
+    data = MNIST(root=str(tmp_path))
+    with pytest.raises(InputError, match="`lra-ssm prepare mnist --source=original --root="):
+        data.prepare_data()
+    assert not called
+    data.fetch()
+    assert called == list(reader.MD5)
+    write_files(tmp_path / "mnist", {NAME: b"x"})
+    with pytest.raises(InputError, match="train-labels-idx1-ubyte.gz: is missing"):
+        data.prepare_data()
+    with pytest.raises(InputError, match="is neither original"):
+        MNIST(root=str(tmp_path), source=str(tmp_path / "absent")).prepare_data()
+
+
+def test_hugging_face(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = [str(digit) for digit in range(10)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+
+    def part(chosen: slice) -> Any:
+        entries = [{"bytes": encoded(image[..., None]), "path": None} for image in IMAGES[chosen]]
+        return datasets.Dataset.from_dict({"image": entries, "label": LABELS[chosen].tolist()}, features=features)
+
+    saved = datasets.DatasetDict({"train": part(slice(50)), "test": part(slice(50, None))})
+    saved.save_to_disk(str(tmp_path / "mnist" / "huggingface"))
+    data = prepared(MNIST(root=str(tmp_path), source="huggingface"))
+    batch = next(iter(data.test_dataloader()))
+    assert torch.allclose(batch.inputs[..., 0] * 255, torch.from_numpy(IMAGES[50:].reshape(10, 784)).float())
+    assert data.manifest()["source"]["kind"] == data.manifest()["source"]["layout"] == "huggingface"
+
+
+def test_what_models_get(tmp_path: Path) -> None:
+    write_files(tmp_path / "mnist", mnist_files(IMAGES, LABELS, 50))
+    plain = prepared(MNIST(root=str(tmp_path)))
+    assert [split["examples"] for split in plain.manifest()["splits"].values()] == [45, 5, 10]
+    inputs = next(iter(plain.test_dataloader())).inputs
+    pixels = torch.from_numpy(IMAGES[50:].reshape(10, 784, 1)).float() / 255
+    assert inputs.dtype == torch.float32 and torch.equal(inputs, pixels)
+    for settings, permutation in (
+        ({"permutation": "bitreversal"}, bitreversal_permutation(784)),
+        ({"permutation": "random"}, random_permutation(784, 92916)),
+        ({"permutation": "random", "permutation_seed": 3}, random_permutation(784, 3)),
+    ):
+        permuted = prepared(MNIST(root=str(tmp_path), **settings))  # type: ignore[arg-type]
+        assert permuted.prepared_folder == plain.prepared_folder
+        assert torch.equal(next(iter(permuted.test_dataloader())).inputs, pixels[:, permutation])
+    limited = prepared(MNIST(root=str(tmp_path), limit=10))
+    assert limited.manifest()["splits"]["test"]["class_counts"] == [1] * 10
+    assert prepared(MNIST(root=str(tmp_path), split_seed=1)).prepared_folder != plain.prepared_folder
+    with pytest.raises(InputError):
+        MNIST(root=str(tmp_path), permutation="bits")  # type: ignore[arg-type]
+
+
+def test_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write_files(tmp_path / "mnist", mnist_files(IMAGES, LABELS, 50))
+    data = prepared(MNIST(root=str(tmp_path), permutation="bitreversal", batch_size=7))
+    for split in ("train", "val"):
+        draw_batch(data, tmp_path / f"{split}.png", split=split)  # type: ignore[arg-type]
+        assert (tmp_path / f"{split}.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="cannot be written"):
+        draw_batch(data, tmp_path / "absent" / "x.png")
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_constructor_is_fit_for_the_command_line() -> None:
+    parameters = list(inspect.signature(MNIST.__init__).parameters.values())[1:]
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in parameters)
+
+
+def test_real(tmp_path: Path) -> None:
+    data = prepared(MNIST(root=str(tmp_path), source=str(real_data("mnist"))))
+    splits = data.manifest()["splits"]
+    assert [split["examples"] for split in splits.values()] == [54_000, 6_000, 10_000]
+    assert data.manifest()["source"]["published_counts"] is True
+    total = np.add(splits["train"]["class_counts"], splits["val"]["class_counts"])
+    assert total.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    pixels = np.concatenate([data._datasets[name].split.images for name in ("train", "val")]) / 255
+    assert abs(pixels.mean() - 0.1307) < 5e-5 and abs(pixels.std() - 0.3081) < 5e-5

@@ -1,0 +1,63 @@
+"""A few examples of each dataset in its published layout, and the options with which a fit reads them."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from lra_ssm.datamodules.cifar_files import CLASS_NAMES
+
+GENERATED = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4", "--data.length_bounds=[3,12]",
+             "--data.max_depth=3"]  # fmt: skip
+
+
+def options(cls: str, folder: Path) -> list[str]:
+    """What `fit` needs to train on four small examples of a data module; writes them below the folder."""
+    if cls == "ListOps":
+        return GENERATED
+    if cls == "Retrieval":
+        return ["--data.source=standin", "--data.limit=4", "--data.max_length=64"]
+    if cls == "Pathfinder":
+        return ["--data.num_images=10", "--data.limit=4"]
+    write = {"Text": write_imdb, "Image": write_cifar10, "SCIFAR": write_cifar10, "MNIST": write_mnist}[cls]
+    return [f"--data.source={write(folder)}", "--data.limit=4"]
+
+
+def write_imdb(folder: Path, per_class: int = 20) -> Path:
+    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt."""
+    for split in ("train", "test"):
+        for label, rating in (("pos", 9), ("neg", 2)):
+            part = folder / "aclImdb" / split / label
+            part.mkdir(parents=True)
+            for i in range(per_class):
+                text = f"A {'good' if label == 'pos' else 'bad'} film, number {i}. " * (1 + i % 3)
+                (part / f"{i}_{rating}.txt").write_text(text)
+    return folder / "aclImdb"
+
+
+def write_cifar10(folder: Path, per_class: int = 3) -> Path:
+    """{train,test}/<class>/NNNN.png, each class in a colour of its own."""
+    for split in ("train", "test"):
+        for label, name in enumerate(CLASS_NAMES):
+            part = folder / "cifar" / split / name
+            part.mkdir(parents=True)
+            for i in range(per_class):
+                pixels = np.full((32, 32, 3), (25 * label, 255 - 25 * label, 10 * i), dtype=np.uint8)
+                Image.fromarray(pixels).save(part / f"{i:04}.png")
+    return folder / "cifar"
+
+
+def write_mnist(folder: Path, train: int = 40, test: int = 20) -> Path:
+    """The four idx files."""
+    target = folder / "mnist-files"
+    target.mkdir(parents=True)
+    for name, count in (("train", train), ("t10k", test)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = np.repeat(25 * labels, 28 * 28).astype(np.uint8)
+        header = np.array([2051, count, 28, 28], dtype=">i4").tobytes()
+        with gzip.open(target / f"{name}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(header + images.tobytes())
+        with gzip.open(target / f"{name}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(np.array([2049, count], dtype=">i4").tobytes() + labels.tobytes())
+    return target
