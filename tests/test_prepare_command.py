@@ -68,15 +68,23 @@ def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path:
 
 def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
     labels = next(root.glob("mnist/*/test_labels.bin"))
-    whole = labels.read_bytes()
+    manifest = labels.parent / "manifest.json"
+    whole, record = labels.read_bytes(), manifest.read_text()
     try:
         labels.write_bytes(whole[:-8])
         cut = run(["doctor", f"--root={root}"], tmp_path)
         assert cut.code == 1 and "DAMAGED" in cut.out and "bytes instead of" in cut.out
         labels.write_bytes(whole[:-8] + bytes(8))
-        assert "does not have its recorded sha256" in fail(["doctor", f"--root={root}", "--verify"], tmp_path)
+        other = run(["doctor", f"--root={root}", "--verify"], tmp_path)
+        assert other.code == 1 and "does not have its recorded sha256" in other.out and "all digests" not in other.out
+        for text in ("{", "{}"):
+            manifest.write_text(text)
+            assert "DAMAGED" in (broken := run(["doctor", f"--root={root}", "--verify"], tmp_path)).out
+            assert broken.code == 1 and "Traceback" not in broken.err
+            assert f"damaged: {manifest}" in succeed(["prepare", "--summary", f"--root={root}"], tmp_path).out
     finally:
         labels.write_bytes(whole)
+        manifest.write_text(record)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def check_data(model: LightningModule, datamodule: Any) -> None:
         ours, theirs = model.hparams.get(key), getattr(datamodule, key, None)
         if theirs is not None and key in model.hparams and ours != theirs:
             raise InputError(f"model.{key} is {ours}, but {name} has {theirs}")
+    if hasattr(datamodule, "d_input") and datamodule.d_input is None and model.hparams.get("d_input") is not None:
+        raise InputError(f"model.d_input is {model.hparams['d_input']}, but {name} has tokens: set vocab_size instead")
+    if hasattr(datamodule, "per_example") and "pair_head" in model.hparams:
+        pairs, head = datamodule.per_example == 2, model.hparams["pair_head"]
+        if pairs != (head is not None):
+            needed = "pairs, which need nli or lra" if pairs else "no pairs, so it must be null"
+            raise InputError(f"model.pair_head is {head or 'null'}, but {name} has {needed}")
 
 
 def check_vocabulary(model: LightningModule, datamodule: Any) -> None:
@@ -63,6 +70,19 @@ def check_vocabulary(model: LightningModule, datamodule: Any) -> None:
             f"model.vocab_size is {rows}, but {type(datamodule).__name__}'s prepared data"
             f" ({datamodule.prepared_folder}) has {len(vocabulary)} tokens; set it to {len(vocabulary)}"
         )
+
+
+def check_same_data(run: Path, recorded: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """A run that goes on does so with the data that it was begun with."""
+    before, now = _digests(recorded), _digests(manifest)
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if before and changed:
+        raise InputError(f"{run} was begun with other data ({', '.join(changed)} differ); --fresh starts it anew")
+
+
+def _digests(manifest: dict[str, Any]) -> dict[str, str]:
+    splits = manifest.get("splits") or {}
+    return {entry["file"]: entry["sha256"] for split in splits.values() for entry in split["arrays"].values()}
 
 
 def squeeze(text: str) -> str:

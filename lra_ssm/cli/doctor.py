@@ -1,7 +1,6 @@
 """`lra-ssm doctor`: what this installation has and can do, and what data is prepared."""
 
 import argparse
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -9,8 +8,8 @@ from rich.progress import Progress
 
 from lra_ssm.cluster import environment
 from lra_ssm.datamodules.root import resolve_root
-from lra_ssm.datamodules.storage import open_prepared
-from lra_ssm.datamodules.summary import format_table, prepared_folders, read_manifest, summary_rows
+from lra_ssm.datamodules.storage import PreparedDataset, open_prepared
+from lra_ssm.datamodules.summary import format_table, open_all, summary_rows
 from lra_ssm.errors import InputError
 
 EXAMPLE = """\
@@ -38,17 +37,31 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     _show_installation()
     root = resolve_root(options.root)
-    folders = prepared_folders(root)
-    print(f"\nprepared data below {root}" + ("" if folders else ": none"))
-    damaged = [folder for folder in folders if not _show_data(folder)]
-    if folders:
-        print("\n" + format_table([row for folder in folders for row in summary_rows(read_manifest(folder))]))
+    opened, damaged = open_all(root)
+    print(f"\nprepared data below {root}" + ("" if opened or damaged else ": none"))
+    for prepared in opened:
+        _show_data(prepared)
+    if opened:
+        print("\n" + format_table([row for prepared in opened for row in summary_rows(prepared.manifest)]))
     if options.verify:
-        with Progress(console=Console(stderr=True)) as progress:
-            for folder in progress.track([f for f in folders if f not in damaged], description="comparing digests"):
-                open_prepared(folder, verify=True)
-        print(f"\nall digests of {len(folders)} prepared folders are as recorded")
+        damaged += _with_wrong_digests(opened)
+    for what in damaged:
+        print(f"\nDAMAGED: {what}")
+    if options.verify and not damaged:
+        print(f"\nall digests of {len(opened)} prepared folders are as recorded")
     return 1 if damaged else 0
+
+
+def _with_wrong_digests(opened: list[PreparedDataset]) -> list[str]:
+    """What is wrong with those whose files do not have their recorded digests; reads everything."""
+    wrong = []
+    with Progress(console=Console(stderr=True)) as progress:
+        for prepared in progress.track(opened, description="comparing digests"):
+            try:
+                open_prepared(prepared.folder, verify=True)
+            except InputError as error:
+                wrong.append(str(error))
+    return wrong
 
 
 def _show_installation() -> None:
@@ -67,17 +80,11 @@ def _show_installation() -> None:
             print(f"  {name:<10} {'runs' if reason is None else reason}")
 
 
-def _show_data(folder: Path) -> bool:
-    """Prints where a prepared folder's data came from; False if it is damaged."""
-    print(f"  {folder.parent.name}/{folder.name}")
-    try:
-        manifest = open_prepared(folder).manifest
-    except InputError as error:
-        print(f"    DAMAGED: {error}")
-        return False
-    for key, value in manifest["source"].items():
+def _show_data(prepared: PreparedDataset) -> None:
+    """Prints where a prepared folder's data came from."""
+    print(f"  {prepared.folder.parent.name}/{prepared.folder.name}")
+    for key, value in prepared.manifest["source"].items():
         print(f"    {key}: {_short(value)}")
-    return True
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.datamodules.pictures import draw_batch
 from lra_ssm.datamodules.root import resolve_root
-from lra_ssm.datamodules.summary import format_table, prepared_folders, read_manifest, summary_rows
+from lra_ssm.datamodules.summary import format_table, open_all, summary_rows
 from lra_ssm.errors import InputError
 
 # name -> (data module, what is another default than its own)
@@ -99,8 +99,11 @@ def main(command: str, arguments: list[str]) -> int:
 
 def show_prepared(root: Path) -> None:
     """Prints the table of everything that is prepared below a root."""
-    rows = [row for folder in prepared_folders(root) for row in summary_rows(read_manifest(folder))]
+    opened, damaged = open_all(root)
+    rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
     print(format_table(rows) if rows else f"nothing is prepared below {root}")
+    for what in damaged:
+        print(f"damaged: {what}")
 
 
 def _root(arguments: list[str]) -> str | None:

@@ -33,6 +33,7 @@ from lra_ssm.callbacks import (
 from lra_ssm.cli.checks import (
     cause,
     check_data,
+    check_same_data,
     check_shapes,
     check_vocabulary,
     differing_settings,
@@ -233,9 +234,11 @@ class RunCLI(LightningCLI):
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""
         run = self.run_directory
+        self._prepare_data()
         if run is None or not _is_first_process():
             return
-        self._prepare_data()
+        if self.checkpoint == run.last and hasattr(self.datamodule, "manifest"):
+            check_same_data(run.path, run.record.get("data") or {}, self.datamodule.manifest())
         if _RUN_PATH not in os.environ:
             run.lock()
             if run.finished or run.last.is_file() != (self.checkpoint == run.last):
@@ -257,7 +260,9 @@ class RunCLI(LightningCLI):
             logger.log_hyperparams(self.resolved)  # Lightning logs the model's settings alone
 
     def _prepare_data(self) -> None:
-        if self.datamodule is not None and _is_first_process():
+        """By every process: those that come second wait for the first here, where nothing times out, and a node with
+        a data root of its own prepares it."""
+        if self.datamodule is not None:
             self.datamodule.prepare_data()
             check_vocabulary(self.model, self.datamodule)
 

@@ -22,6 +22,7 @@ from lra_ssm.errors import InputError
 
 HEADER_BYTES = 1 << 20  # what one member's headers may take: extended ones are read into memory
 BLOCK_BYTES = 1 << 18
+PADDING_BYTES = 1 << 26  # behind a tar's end: tar itself fills up some kilobytes, tapes a little more
 OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 ZIP = (b"PK\3\4", b"PK\5\6")  # with members, and without
 TAR_KINDS = {
@@ -122,9 +123,12 @@ def tar_members(source: Source) -> Iterator[Member]:
             if header.issparse():
                 kind = "sparse file"
             yield Member(header.name, kind, header.size, partial(_tar_chunks, tar, header))
+        padding = 0
         with _sense():
-            while stream.read(BLOCK_BYTES):
-                pass
+            while data := stream.read(BLOCK_BYTES):
+                padding += len(data)
+                if padding > PADDING_BYTES:
+                    raise tarfile.ReadError("data without end behind the last member")
 
 
 def _tar_chunks(tar: tarfile.TarFile, header: tarfile.TarInfo, size: int) -> Iterator[bytes]:

@@ -2,9 +2,13 @@
 
 The kind is told by the content, not the name (LRA's `lra_release.gz` is a compressed tar). Every member that is asked
 for must be a plain file below the target: one with an absolute or parent path, a link, a device or a name that came
-before ends the whole work with an error. Bounds hold for the bytes that really come out, whatever the headers say.
-Only folders, the extended headers of tar, and the `__MACOSX` and `._` files in which macOS keeps its own data are
-passed over. Windows' and macOS' ideas of equal names count as far as the disk has them.
+before ends the whole work with an error. Passed over are members that nobody asked for, whatever they are (nothing of
+them gets to the disk or the caller, and a link somewhere in LRA's 7 GB is no reason to refuse its ListOps), folders,
+the extended headers of tar, and the `__MACOSX` and `._` files in which macOS keeps its own data.
+
+Bounds hold for the bytes that really come out, whatever the headers say: of the wanted files, and, wider ones, of all
+members with those passed over, which a compressed tar must unpack as well, so that no archive keeps us busy for ever.
+Windows' and macOS' ideas of equal names count as far as the disk has them.
 """
 
 import os
@@ -23,6 +27,9 @@ from lra_ssm.errors import InputError
 TEMPORARY_PREFIX = ".unfinished-"
 CHUNK_BYTES = 1 << 20
 CHECK_EVERY = 1 << 26  # announced bytes between two looks at the free disk space
+# Of all members, wanted or not: some ten times LRA's archive, an hour or less of unpacking.
+ALL_BYTES = 1 << 39
+ALL_MEMBERS = 20_000_000
 
 Wanted = Callable[[str], bool]
 
@@ -37,14 +44,25 @@ class Unpacked:
 
 @dataclass
 class _Bounds:
-    """What all members together may be; counts what came."""
+    """What the wanted files, and all members, may be together; counts what came."""
 
     max_bytes: int
     max_files: int
+    all_bytes: int
+    all_members: int
     files: int = 0
     bytes: int = 0
 
+    def come(self, member: Member) -> None:
+        """Any member, wanted or passed over."""
+        self.all_members -= 1
+        self.all_bytes -= member.size
+        if self.all_members < 0 or self.all_bytes < 0:
+            which = "members" if self.all_members < 0 else "bytes"
+            raise Damaged(f"holds too many {which} with those that nobody asked for, at {member.name!r}; refused")
+
     def member(self, member: Member) -> None:
+        """A wanted file."""
         self.files += 1
         if self.files > self.max_files:
             raise Damaged(f"holds more than {self.max_files:,} files; refused")
@@ -63,6 +81,8 @@ def extract(
     members: Wanted | None = None,
     max_bytes: int,
     max_files: int,
+    all_bytes: int = ALL_BYTES,
+    all_members: int = ALL_MEMBERS,
     progress: bool = True,
 ) -> Unpacked:
     """Unpacks an archive into a new folder, which is there whole or not at all.
@@ -77,6 +97,8 @@ def extract(
         members: which files are wanted, by their path in the archive; None: all. The others are not looked at.
         max_bytes: how much the wanted files may hold together.
         max_files: how many there may be.
+        all_bytes: how much all members may hold together, those included that are passed over.
+        all_members: how many there may be.
         progress: show a bar on the standard error if the archive is not small.
 
     Returns:
@@ -92,7 +114,7 @@ def extract(
         if re.fullmatch(rf"{re.escape(TEMPORARY_PREFIX + target.name)}-\d+", leftover.name):
             shutil.rmtree(leftover, ignore_errors=True)
     temporary = target.parent / f"{TEMPORARY_PREFIX}{target.name}-{os.getpid()}"
-    bounds = _Bounds(max_bytes, max_files)
+    bounds = _Bounds(max_bytes, max_files, all_bytes, all_members)
     try:
         with _explained(archive), ByteBar(f"unpacking {archive.name}", progress) as bar:
             temporary.mkdir()
@@ -121,6 +143,8 @@ def iterate(
     max_bytes: int,
     max_files: int,
     max_member_bytes: int = 1 << 26,
+    all_bytes: int = ALL_BYTES,
+    all_members: int = ALL_MEMBERS,
     progress: bool = False,
 ) -> Iterator[tuple[str, BytesIO]]:
     """Reads the files of an archive in their order, without the disk: for many small ones, faster than unpacking.
@@ -129,7 +153,7 @@ def iterate(
     exhausted.
 
     Args:
-        archive, members, max_bytes, max_files, progress: as for `extract`.
+        archive, members, max_bytes, max_files, all_bytes, all_members, progress: as for `extract`.
         max_member_bytes: how much one file may hold; it is in memory as a whole.
 
     Yields:
@@ -138,7 +162,7 @@ def iterate(
     Raises:
         InputError: as `extract`, but for what concerns the disk; an archive without wanted files is an empty iterator.
     """
-    bounds = _Bounds(max_bytes, max_files)
+    bounds = _Bounds(max_bytes, max_files, all_bytes, all_members)
     with _explained(archive), ByteBar(f"reading {archive.name}", progress) as bar:
         for member in _checked(archive, members, bounds, bar):
             if member.size > max_member_bytes:
@@ -158,16 +182,15 @@ def _checked(archive: Path, wanted: Wanted | None, bounds: _Bounds, bar: ByteBar
         for member in (zip_members if source.is_zip else tar_members)(source):
             bar.update(source.position(), source.size)
             parts = PurePosixPath(member.name).parts
-            if member.kind == "folder" or "__MACOSX" in parts or (parts and parts[-1].startswith("._")):
-                continue
             name = "/".join(parts)
-            if wanted is not None and not wanted(name):
-                continue
-            problem = _problem(member)
-            if problem is None and name in seen:
-                problem = "comes twice"
+            passed_over = member.kind == "folder" or "__MACOSX" in parts or bool(parts and parts[-1].startswith("._"))
+            passed_over = passed_over or (wanted is not None and not wanted(name))
+            problem = None if passed_over else _problem(member) or ("comes twice" if name in seen else None)
             if problem is not None:
                 raise Damaged(f"member {member.name!r} {problem}; refused")
+            bounds.come(member)
+            if passed_over:
+                continue
             seen.add(name)
             member.name = name
             bounds.member(member)

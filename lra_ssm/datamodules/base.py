@@ -41,6 +41,9 @@ class PreparedDataModule(LightningDataModule, ABC):
 
     dataset: str
     num_classes: int
+    vocab_size: int | None = None  # None also where it is known only once the data is prepared
+    d_input: int | None = None  # features per position; None for tokens
+    per_example: int = 1  # sequences per example: 2 for pairs
     inputs: str = "s4"  # what batches hold, by the code that introduced it: s4, s5, or lra for the original benchmark
 
     def __init__(
@@ -102,6 +105,10 @@ class PreparedDataModule(LightningDataModule, ABC):
         `lra-ssm prepare` alone calls it: a fit never downloads. The caller need not hold a lock.
         """
 
+    def batch_settings(self) -> dict[str, Any]:
+        """Settings that change what the model sees of the prepared data: permutation, augmentation."""
+        return {}
+
     def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
         """Batches of an opened split; datasets of images say how they are transformed."""
         assert isinstance(split, SequenceSplit)
@@ -146,15 +153,17 @@ class PreparedDataModule(LightningDataModule, ABC):
                 self._datasets[name] = self.make_dataset(prepared.split(name), name)
 
     def manifest(self) -> dict[str, Any]:
-        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests; and `inputs`."""
-        return {"inputs": self.inputs, **self._open().manifest}
+        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests; and what batches
+        make of it: `inputs` and `batch_settings`."""
+        return {"inputs": self.inputs, "batches": self.batch_settings(), **self._open().manifest}
 
     def provenance(self) -> dict[str, Any]:
         """What a result must say about its data: dataset, inputs, source with its single values, counts."""
         manifest = self.manifest()
         source = {key: value for key, value in manifest["source"].items() if not isinstance(value, dict | list)}
         examples = {name: split["examples"] for name, split in manifest["splits"].items()}
-        return {"dataset": self.dataset, "inputs": self.inputs, "source": source, "examples": examples}
+        batches = {"inputs": self.inputs, **self.batch_settings()}
+        return {"dataset": self.dataset, "batches": batches, "source": source, "examples": examples}
 
     def describe(self) -> str:
         """One line on the prepared data."""

@@ -31,4 +31,5 @@ class Cifar10(PublishedImages):
         return luma(images) if self.stored == "gray" else lra_luma(images)
 
     def _holds(self, folder: Path) -> bool:
-        return any((folder / f"data_batch_1{suffix}").is_file() for suffix in ("", ".bin"))
+        # All of them: what a broken unpacking left must not hide that the archive is still to be downloaded.
+        return any(all((folder / f"{name}{end}").is_file() for name in cifar_files.BATCH_MD5) for end in ("", ".bin"))

@@ -12,7 +12,8 @@ order of their own, class folders that of the sorted names. Needs neither torch 
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from lra_ssm.datamodules import huggingface_images
 from lra_ssm.datamodules.archives import iterate
 from lra_ssm.datamodules.download import RemoteFile
-from lra_ssm.datamodules.image_build import ImageFiles, LabelledImages, check_labels, digests
+from lra_ssm.datamodules.image_build import ImageFiles, LabelledImages, check_labels, digests, image_bar
 from lra_ssm.datamodules.image_folders import LABEL_FILE, SingleFiles, layout_of
 from lra_ssm.datamodules.restricted_pickle import load_restricted
 from lra_ssm.errors import InputError
@@ -30,6 +31,7 @@ CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck
 SIZE = (32, 32)
 PUBLISHED_COUNTS = {"train": 50_000, "test": 10_000}
 HUGGINGFACE_NAME = "uoft-cs/cifar10"
+HUGGINGFACE_REVISION = "0b2714987fa478483af9968de7c934580d0bb9a2"  # as many public repositories pin it
 ARCHIVE = RemoteFile(
     urls=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
     name="cifar-10-python.tar.gz",
@@ -106,16 +108,17 @@ def read(path: Path) -> ImageFiles:
     if path.is_dir() and huggingface_images.is_saved(path):
         return huggingface_images.read(path, "RGB", SIZE, CLASS_NAMES)
     batches, single = _Batches(path), None
-    for name, data in _members(path):
-        if layout := layout_of(name):
-            single = single or SingleFiles(layout, CLASS_NAMES, SIZE, path)
-            if single.layout != layout:
-                raise InputError(
-                    f"{path}: {name}: does not belong to the layout of the files before it, {single.layout}"
-                )
-            single.add(name, data)
-        else:
-            batches.add(name, data)
+    with closing(_members(path)) as members:  # its bar must be gone before an error is shown
+        for name, data in members:
+            if layout := layout_of(name):
+                single = single or SingleFiles(layout, CLASS_NAMES, SIZE, path)
+                if single.layout != layout:
+                    raise InputError(
+                        f"{path}: {name}: does not belong to the layout of the files before it, {single.layout}"
+                    )
+                single.add(name, data)
+            else:
+                batches.add(name, data)
     if batches.parts:
         files = batches.finish()
     elif single is not None:
@@ -141,21 +144,25 @@ def _batch_name(name: str) -> str | None:
     return match[1] if match else None
 
 
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
     """Paths within the dataset and contents of the files that matter, in any order."""
     if path.is_file():
         for name, file in iterate(path, _wanted, max_bytes=MAX_BYTES, max_files=MAX_FILES, progress=True):
             yield name, file.getvalue()
         return
     # Not path.rglob: links to folders are followed, and nothing deeper than the layouts go is looked at.
-    for pattern in ("*", "train/*", "train/*/*", "test/*/*"):
-        for file_path in sorted(path.glob(pattern)):
-            name = file_path.relative_to(path).as_posix()
-            if _wanted(name) and file_path.is_file():
-                try:
-                    yield name, file_path.read_bytes()
-                except OSError as error:
-                    raise InputError(f"{file_path}: cannot be read ({error.strerror})") from error
+    patterns = ("*", "train/*", "train/*/*", "test/*/*")
+    found = [
+        (entry.relative_to(path).as_posix(), entry) for pattern in patterns for entry in sorted(path.glob(pattern))
+    ]
+    wanted = [(name, file_path) for name, file_path in found if _wanted(name) and file_path.is_file()]
+    with image_bar(f"reading the images of {path.name}", len(wanted)) as advance:
+        for name, file_path in wanted:
+            try:
+                yield name, file_path.read_bytes()
+            except OSError as error:
+                raise InputError(f"{file_path}: cannot be read ({error.strerror})") from error
+            advance(1)
 
 
 class _Batches:

@@ -5,14 +5,17 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lra_ssm.errors import InputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+Item = TypeVar("Item")
 
 TRIVIAL_BYTES = 10_000_000  # below this nobody waits long enough for a bar
 
@@ -66,6 +69,16 @@ def sync_filesystem(folder: Path) -> None:
             raise OSError(number, os.strerror(number), str(folder))
     finally:
         os.close(descriptor)
+
+
+def with_bar(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
+    """The items, `total` of them, with a bar on the standard error that counts them; none where nobody looks."""
+    if not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, total, console=Console(stderr=True))
 
 
 class ByteBar:

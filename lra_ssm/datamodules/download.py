@@ -3,7 +3,8 @@
 A file arrives as <name>.partial; <name>.partial.json says of which address and version it is a part. It is renamed
 only when it is complete, has the published digest, and is on the disk. What a process killed at any moment has
 received is used by the next one. (After a crash of the machine itself, blocks of the partial file may be missing: the
-published digest shows that, and so do the checksums inside gz, xz, bz2 and zip archives.)
+published digest shows that, and so do the checksums inside gz, xz, bz2 and zip archives.) <name>.download.json stays
+beside the file and says where it came from.
 """
 
 import hashlib
@@ -18,11 +19,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal
-
-from filelock import FileLock, Timeout
+from typing import Any
 
 from lra_ssm.datamodules.disk import ByteBar, check_disk_space, sync_folder
+from lra_ssm.datamodules.download_record import DownloadRecord, note_of, read_note, write_note
+from lra_ssm.datamodules.locking import locked
 from lra_ssm.datamodules.web import SCHEMES, Broken, PastTheEnd, Refused, open_url, reason
 from lra_ssm.errors import InputError
 
@@ -67,23 +68,6 @@ class RemoteFile:
                 raise ValueError(f"{self.name}: digest {self.digest!r} is neither md5:… nor sha256:…")
 
 
-@dataclass(frozen=True)
-class DownloadRecord:
-    """What is in the folder now. All fields are fit for a manifest.
-
-    Args:
-        url: where it came from; None: it was there already.
-        bytes: its size.
-        sha256: in hexadecimal.
-        digest: "published": it has the digest that its publisher gives; "unknown": none is published.
-    """
-
-    url: str | None
-    bytes: int
-    sha256: str
-    digest: Literal["published", "unknown"]
-
-
 def download(
     file: RemoteFile,
     folder: Path,
@@ -117,10 +101,11 @@ def download(
         if record is not None:
             return record
         folder.mkdir(exist_ok=True)
-        with _locked(folder / f"{file.name}.lock"):
+        with locked(folder / f"{file.name}.lock", "downloads this file"):
             record = _already_there(file, folder, progress)
             if record is not None:
                 return record
+            note_of(folder / file.name).unlink(missing_ok=True)
             (folder / file.name).unlink(missing_ok=True)  # its digest or size is wrong
             with ByteBar(file.name, progress) as bar:
                 return _Transfer(file, folder, timeout, tries, backoff, bar).run()
@@ -158,11 +143,13 @@ class _Transfer:
                 if len(failures) < len(self.file.urls):
                     log.warning("%s; trying the next address", failures[-1])
             else:
-                size = self.partial.stat().st_size
-                os.replace(self.partial, self.folder / self.file.name)
+                size, path = self.partial.stat().st_size, self.folder / self.file.name
+                record = DownloadRecord(url, size, sha256, "published" if self.file.digest else "unknown")
+                write_note(note_of(path), record)  # first, so that no downloaded file is without
+                os.replace(self.partial, path)
                 sync_folder(self.folder)
                 self.state_file.unlink(missing_ok=True)
-                return DownloadRecord(url, size, sha256, "published" if self.file.digest else "unknown")
+                return record
         raise InputError(f"{self.file.name} cannot be downloaded: {'; '.join(failures)}")
 
     def _fetch(self, url: str) -> None:
@@ -293,7 +280,8 @@ def _already_there(file: RemoteFile, folder: Path, progress: bool) -> DownloadRe
     for leftover in _partial_files(file, folder):
         with suppress(OSError):
             leftover.unlink()
-    return DownloadRecord(None, path.stat().st_size, sha256, "published" if file.digest else "unknown")
+    url = read_note(path, sha256).get("url")
+    return DownloadRecord(url, path.stat().st_size, sha256, "published" if file.digest else "unknown")
 
 
 def _check(file: RemoteFile, path: Path, bar: ByteBar) -> tuple[str, str | None]:
@@ -313,23 +301,6 @@ def _check(file: RemoteFile, path: Path, bar: ByteBar) -> tuple[str, str | None]
     elif expected and hashes[kind].hexdigest() != expected.lower():
         wrong = f"has the {kind} {hashes[kind].hexdigest()} instead of the published {expected.lower()}"
     return hashes["sha256"].hexdigest(), wrong
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock file and removes it; who waits on the removed one notices and takes a new one."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.warning("%s: waiting for another process that downloads this file", path)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-        lock.release()
 
 
 @contextmanager

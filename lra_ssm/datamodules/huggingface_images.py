@@ -1,19 +1,16 @@
 """Image datasets of the Hugging Face Hub, as folders that `datasets` saved; it is imported where it is used."""
 
 import hashlib
-import logging
-import os
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from lra_ssm.datamodules.image_build import ImageFiles, LabelledImages, check_labels
+from lra_ssm.datamodules.image_build import ImageFiles, LabelledImages, check_labels, image_bar
 from lra_ssm.datamodules.image_decoding import decode_image
+from lra_ssm.datamodules.locking import locked
 from lra_ssm.errors import InputError
-
-log = logging.getLogger(__name__)
 
 MARKERS = ("dataset_dict.json", "dataset_info.json")
 IMAGE_COLUMNS, LABEL_COLUMNS = ("img", "image"), ("label", "labels")
@@ -26,31 +23,44 @@ def is_saved(folder: Path) -> bool:
 
 def stand_ins(folder: Path) -> list[Path]:
     """Files whose sizes and times tell whether the content of a saved folder may have changed."""
-    return sorted(path for pattern in ("*.json", "*.arrow", "*/*.arrow") for path in folder.glob(pattern))
+    found = [path for pattern in ("*.json", "*.arrow", "*/*.arrow") for path in folder.glob(pattern)]
+    # What `datasets` computes of a folder, by whichever program, it keeps inside as cache-<fingerprint>.arrow.
+    return sorted(path for path in found if not path.name.startswith("cache-"))
 
 
-def save(name: str, folder: Path) -> None:
+def folder_name(name: str, revision: str) -> str:
+    """Of the folder that `save` writes: a new revision is a new download."""
+    return f"{name.replace('/', '-')}-{revision[:12]}"
+
+
+def save(name: str, revision: str, downloads: Path) -> None:
     """Downloads a dataset of the Hub (or takes it from the cache of `datasets`) and saves it as a folder, atomically.
 
+    One process works, others wait for it.
+
+    Args:
+        name: of the repository.
+        revision: its commit.
+        downloads: an existing folder; `folder_name` is what is written into it.
+
     Raises:
-        InputError: it cannot be had.
+        InputError: it cannot be had, or not be written.
     """
     import datasets
 
-    temporary = folder.with_name(f".unfinished-{folder.name}-{os.getpid()}")
-    try:
+    with locked(downloads / ".huggingface.lock", "downloads this dataset"):
+        folder = downloads / folder_name(name, revision)
+        if is_saved(folder):
+            return
+        temporary = downloads / ".unfinished-huggingface"  # a killed process's is replaced
         try:
-            dataset = datasets.load_dataset(name)
-        except Exception as error:  # of many kinds: connections, missing repositories, formats
-            raise InputError(f"Hugging Face dataset {name}: cannot be loaded ({_line(error)})") from error
-        dataset.save_to_disk(str(temporary))
-        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            datasets.load_dataset(name, revision=revision).save_to_disk(str(temporary))
             temporary.rename(folder)
-        except OSError as error:
-            if not is_saved(folder):  # else another process was faster
-                raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        except Exception as error:  # whatever the libraries below raise: connections, the Hub, formats, the disk
+            raise InputError(f"{name}@{revision[:12]}: cannot be downloaded ({_line(error)})") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read(folder: Path, mode: Literal["L", "RGB"], size: tuple[int, int], class_names: tuple[str, ...]) -> ImageFiles:
@@ -82,7 +92,13 @@ def read(folder: Path, mode: Literal["L", "RGB"], size: tuple[int, int], class_n
     lossy = False
     for split in ("train", "test"):
         if split in loaded:
-            parts[split], files[split], jpeg = _read_split(loaded[split], mode, size, class_names, f"{folder} {split}")
+            name = f"{folder} {split}"
+            try:
+                parts[split], files[split], jpeg = _read_split(loaded[split], mode, size, class_names, name)
+            except InputError:
+                raise
+            except Exception as error:  # damaged files, columns of other kinds
+                raise InputError(f"{name}: cannot be read ({_line(error)})") from error
             lossy |= jpeg
     return ImageFiles(
         parts["train"],
@@ -112,19 +128,21 @@ def _read_split(
     encoded = dataset.cast_column(image_column, datasets.Image(decode=False)).select_columns([image_column])
     images = np.empty((len(labels), *size, {"L": 1, "RGB": 3}[mode]), dtype=np.uint8)
     digest, lossy, number = hashlib.sha256(), False, 0
-    for batch in encoded.iter(batch_size=1000):
-        for entry in batch[image_column]:
-            data = entry["bytes"]
-            if data is None:  # the dataset holds paths of files instead
-                try:
-                    data = Path(entry["path"]).read_bytes()
-                except OSError as error:
-                    raise InputError(f"{name}: image {number}: {entry['path']} cannot be read") from error
-            digest.update(data)
-            decoded = decode_image(data, mode, size, f"{name}: image {number}")
-            images[number] = decoded.pixels
-            lossy |= decoded.lossy
-            number += 1
+    with image_bar(f"reading {len(labels):,} images of {name}", len(labels)) as advance:
+        for batch in encoded.iter(batch_size=1000):
+            for entry in batch[image_column]:
+                data = entry["bytes"]
+                if data is None:  # the dataset holds paths of files instead
+                    try:
+                        data = Path(entry["path"]).read_bytes()
+                    except OSError as error:
+                        raise InputError(f"{name}: image {number}: {entry['path']} cannot be read") from error
+                digest.update(data)
+                decoded = decode_image(data, mode, size, f"{name}: image {number}")
+                images[number] = decoded.pixels
+                lossy |= decoded.lossy
+                number += 1
+            advance(len(batch[image_column]))
     record = {"images": number, "sha256": digest.hexdigest(), "digest": "unknown", "fingerprint": dataset._fingerprint}
     return LabelledImages(images, labels), record, lossy
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.datamodules.disk import check_disk_space
-from lra_ssm.datamodules.splits import Indices, indices_sha256, limited, random_split
+from lra_ssm.datamodules.splits import Indices, indices_sha256, limited, random_split, require_every_class
 from lra_ssm.datamodules.storage_writer import DatasetWriter, ImageSplitWriter
 from lra_ssm.errors import InputError
 
@@ -20,6 +21,7 @@ Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 VAL_FRACTION = 0.1  # of the training images, as in the public S4 code
 CHUNK = 1000
+TRIVIAL_COUNT = 5000  # fewer images are decoded within a second: nobody waits long enough for a bar
 # Raise when the same files and settings would give other prepared data than before.
 READER_VERSION = 1
 
@@ -49,6 +51,17 @@ def digests(data: bytes, published_md5: str | None) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "digest": known}
 
 
+@contextmanager
+def image_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the standard error, unless there are few images; gives what is called with how many were done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=total < TRIVIAL_COUNT) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
 def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:
     """Which training images are for training and which for validation; of which they are the test set if none is there.
 
@@ -67,6 +80,7 @@ def build_images(
     folder: Path,
     files: ImageFiles,
     *,
+    where: Path,
     dataset: str,
     class_names: tuple[str, ...],
     published_counts: Mapping[str, int],
@@ -80,6 +94,7 @@ def build_images(
     Args:
         folder: where to.
         files: what was read.
+        where: of what, for messages.
         dataset: its name, for manifest and messages.
         class_names: by class.
         published_counts: how many images the published train and test files hold.
@@ -89,7 +104,7 @@ def build_images(
         convert: images (n, H, W, C) to what is stored, (n, H, W, C') uint8.
 
     Raises:
-        InputError: too few images, or no room on the disk.
+        InputError: too few images, none for training of some class, or no room on the disk.
     """
     counts = {"train": len(files.train.labels), "test": 0 if files.test is None else len(files.test.labels)}
     if counts != published_counts and limit is None:
@@ -97,6 +112,8 @@ def build_images(
     if files.test is None:
         log.warning("%s: the files hold no test images, so a part of the training images stands in for them", dataset)
     indices = split_indices(counts["train"], files.test is not None, split_seed)
+    # Of all that are for training, before the limit: a limit below the number of classes has to leave some out.
+    require_every_class(files.train.labels[indices["train"]], class_names, where)
     parts = {name: (files.train, chosen) for name, chosen in indices.items()}
     if files.test is not None:
         parts["test"] = files.test, np.arange(counts["test"])

@@ -19,6 +19,8 @@ from lra_ssm.errors import InputError
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LABEL_FILE = "trainLabels.csv"
 Layout = Literal["class-folders", "kaggle"]
+# Python takes no number of thousands of digits, which a path in an archive may have, and \d is more than these ten.
+_NUMBER = r"[0-9]{1,18}"
 
 
 def layout_of(name: str) -> Layout | None:
@@ -30,7 +32,7 @@ def layout_of(name: str) -> Layout | None:
         return None
     if len(parts) >= 3 and parts[-3] in ("train", "test"):
         return "class-folders"
-    if len(parts) >= 2 and parts[-2] == "train" and _stem(name).isdecimal():
+    if len(parts) >= 2 and parts[-2] == "train" and re.fullmatch(_NUMBER, _stem(name)):
         return "kaggle"
     return None
 
@@ -117,7 +119,7 @@ class SingleFiles:
         except (UnicodeDecodeError, csv.Error) as error:
             raise InputError(f"{self.where}: {name}: is no list of the form ID,class ({error})") from error
         for number, row in enumerate(rows, 1):
-            match = re.fullmatch(r"(\d+)(\.png)?", row[0].strip()) if len(row) == 2 else None
+            match = re.fullmatch(rf"({_NUMBER})(\.png)?", row[0].strip()) if len(row) == 2 else None
             if match is None:
                 if number == 1 or not row:
                     continue  # the header, an empty line
@@ -141,5 +143,5 @@ class SingleFiles:
 
 def natural(name: str) -> list[tuple[int, int | str]]:
     """A key that sorts names with numbers in them by the numbers: img2 before img10."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts if part]
+    parts = re.split(f"({_NUMBER})", name)  # text and numbers in turn
+    return [(0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts) if part]

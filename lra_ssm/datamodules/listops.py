@@ -19,6 +19,7 @@ from lra_ssm.datamodules.listops_files import any_files, find_files
 from lra_ssm.datamodules.listops_generator import check_settings
 from lra_ssm.datamodules.listops_trees import VOCABULARY, TreeSettings
 from lra_ssm.datamodules.lra_release import fetch_lra_release
+from lra_ssm.datamodules.sources import named_source
 from lra_ssm.errors import InputError
 
 
@@ -45,7 +46,9 @@ class ListOps(PreparedDataModule):
         num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
         bucket_batches: batches of expressions of similar length, by sorting within pools of this many; 1 does not.
-        limit: at most this many examples in each split, for trying out; None for all.
+        limit: at most this many examples in each split, for trying out: the first ones of each file, in its order, or
+            only so many generated (which are others than the first ones of a larger split: val follows train). Classes
+            are as they come, not balanced. None for all.
 
     Raises:
         InputError: settings that cannot be met.
@@ -115,11 +118,15 @@ class ListOps(PreparedDataModule):
             build_from_files(folder, self._files(), self.kind(), self.max_length, self.limit)
 
     def fetch(self) -> None:
+        """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed.
+
+        Raises:
+            InputError: it cannot be downloaded or unpacked.
+        """
         if self.source == "lra" and not any_files(self.root):
             fetch_lra_release(self.root, "listops-1000")
 
     def _files(self) -> dict[str, Path]:
-        folder = self.root if self.source == "lra" else Path(self.source).expanduser().absolute()
-        if self.source != "lra" and not folder.is_dir():
-            raise InputError(f"ListOps source {self.source!r}: is neither generated, lra nor an existing folder")
+        lra = self.source == "lra"
+        folder = self.root if lra else named_source("ListOps", self.source, "generated, lra", folder=True)
         return find_files(folder)

@@ -9,6 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from lra_ssm.datamodules.disk import check_disk_space
+from lra_ssm.datamodules.download_record import read_note
 from lra_ssm.datamodules.listops_files import PUBLISHED_COUNTS, ListOpsFile
 from lra_ssm.datamodules.listops_generator import generate
 from lra_ssm.datamodules.listops_trees import EOS_ID, VOCABULARY, Block, TreeSettings
@@ -46,10 +48,12 @@ def build_generated(
         workers: processes; None for one per core. Does not change the result.
 
     Raises:
-        InputError: the settings cannot be met.
+        InputError: the settings cannot be met, or the disk has no room.
     """
-    writer = _writer(folder, trees.max_length)
     total = sum(counts.values())
+    # Of a byte per token; lengths lie all over their bounds. Offset and label take 8 bytes each.
+    check_disk_space(folder, total * (sum(trees[:2]) // 2 + 16), "generating ListOps")
+    writer = _writer(folder, trees.max_length)
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task(f"generating {total:,} ListOps expressions", total=total)
         blocks = generate(trees, seed, total, workers=workers)
@@ -78,12 +82,16 @@ def build_from_files(
         limit: only the first so many expressions of each file; None for all.
 
     Raises:
-        InputError: a file is not as published; names file and line.
+        InputError: a file is not as published, which names file and line; or the disk has no room.
     """
+    sizes = sum(path.stat().st_size for path in files.values())
+    # A token takes one byte here, and there two at least, mostly six.
+    needed = sizes // 2 if limit is None else min(sizes // 2, len(files) * limit * (max_length + 16))
+    check_disk_space(folder, needed, "preparing ListOps")
     writer = _writer(folder, max_length)
     readers = {split: ListOpsFile(path, max_length, limit) for split, path in files.items()}
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("reading ListOps files", total=sum(path.stat().st_size for path in files.values()))
+        task = progress.add_task("reading ListOps files", total=sizes)
         for name, reader in readers.items():
             split = writer.split(name)
             for chunk in reader.chunks(lambda size: progress.advance(task, size)):
@@ -92,7 +100,9 @@ def build_from_files(
     if limit is None and counts != PUBLISHED_COUNTS:
         log.warning("ListOps files hold %s examples; the published ones hold %s", counts, PUBLISHED_COUNTS)
     records = {name: reader.record for name, reader in readers.items()}
-    writer.finish({"kind": kind, "limit": limit, "published_counts": counts == PUBLISHED_COUNTS, "files": records})
+    archive = read_note(files["train"].parent)  # if we have unpacked them
+    source = {"kind": kind, "limit": limit, "published_counts": counts == PUBLISHED_COUNTS, "files": records}
+    writer.finish(source | ({"archive": archive} if archive else {}))
 
 
 def _writer(folder: Path, max_length: int) -> DatasetWriter:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lra_ssm.datamodules.listops_trees import CLOSE_ID, EOS_ID, FIRST_DIGIT_ID, FIRST_OPERATOR_ID, VOCABULARY
+from lra_ssm.datamodules.sources import opened
 from lra_ssm.datamodules.storage import IntArray
 from lra_ssm.errors import InputError
 
@@ -92,7 +93,7 @@ class ListOpsFile:
         sequences: list[list[int]] = []
         labels: list[int] = []
         pending = 0
-        with open(self.path, "rb") as file:
+        with opened(self.path) as file:
             header = file.readline()
             digest.update(header)
             if header.rstrip(b"\r\n") != HEADER:

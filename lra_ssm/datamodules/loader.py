@@ -17,8 +17,9 @@ from lra_ssm.errors import InputError
 class EpochBatches:
     """Which examples make up which batch, for one rank: a pure function of the arguments and the epoch.
 
-    Every epoch takes every example once. The last batch may be smaller; where it has fewer examples than there are
-    ranks it is joined to the one before, so that no rank is ever without work.
+    Every epoch takes every example once. Where the last batch would be less than half a batch, the last two share
+    their examples evenly: so no rank is without work, and how many there are does not change the batches. (With one
+    example per rank half a batch is too little: then the last two are one.)
 
     Args:
         num_examples: they are 0 … num_examples − 1.
@@ -55,8 +56,7 @@ class EpochBatches:
         self.rank, self.world_size = rank, world_size
         self.lengths, self.pool = lengths, pool if lengths is not None else 1
         self.epoch = 0
-        whole, tail = divmod(num_examples, batch_size)
-        self._num_batches = max(whole + (tail >= world_size), 1)
+        self._ends = np.cumsum(_sizes(num_examples, batch_size, world_size))
 
     @property
     def sampler(self) -> "EpochBatches":
@@ -89,7 +89,7 @@ class EpochBatches:
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch, the same on every rank."""
-        return self._num_batches
+        return len(self._ends)
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.batches(self.epoch)
@@ -97,9 +97,21 @@ class EpochBatches:
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         """This rank's examples of global batches start, start + 1, … of an epoch."""
         order = self.order(epoch)
-        for number in range(start, len(self)):
-            end = (number + 1) * self.batch_size if number + 1 < len(self) else self.num_examples
-            yield order[number * self.batch_size : end][self.rank :: self.world_size].tolist()
+        for batch in np.split(order, self._ends[:-1])[start:]:
+            yield batch[self.rank :: self.world_size].tolist()
+
+
+def _sizes(num_examples: int, batch_size: int, world_size: int) -> list[int]:
+    """The sizes of an epoch's batches."""
+    whole, tail = divmod(num_examples, batch_size)
+    sizes = [batch_size] * whole
+    if 2 * tail >= max(batch_size, 2 * world_size) or not whole:
+        return [*sizes, tail] if tail else sizes
+    if not tail:
+        return sizes
+    left = sizes.pop() + tail
+    half = left // 2
+    return [*sizes, left - half, half] if half >= world_size else [*sizes, left]
 
 
 class _Pass:
@@ -149,7 +161,7 @@ class ResumableLoader:
         trained: Callable[[], int] | None = None,
     ) -> None:
         self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
-        self._pass = _Pass(batch_sampler)
+        self._pass, self._passes = _Pass(batch_sampler), 0
         self._loader = DataLoader(
             dataset,
             batch_sampler=self._pass,  # type: ignore[arg-type]  # DataLoader asks no more of it than to iterate
@@ -169,7 +181,12 @@ class ResumableLoader:
         # first epoch (and of the one it resumes in) before its counts are right.
         batches = self.batch_sampler
         self._pass.first = self.trained() if self.trained is not None else batches.epoch * len(batches)
-        yield from self._loader
+        self._passes += 1
+        number = self._passes
+        for batch in self._loader:
+            yield batch
+            if number != self._passes and self._loader.num_workers:
+                raise RuntimeError("a new pass over this loader has begun: its workers serve one at a time")
 
     def state_dict(self) -> dict[str, Any]:
         """What a count of batches is a count of. Lightning stores it in every checkpoint."""
@@ -179,6 +196,7 @@ class ResumableLoader:
             "batch_size": batches.batch_size,
             "shuffle_seed": batches.seed,
             "bucket_batches": batches.pool,
+            "batches_per_epoch": len(batches),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

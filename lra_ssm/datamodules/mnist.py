@@ -83,5 +83,9 @@ class MNIST(PublishedImages):
         }[self.permutation]()
         return PixelSequence(permutation=permutation, augment=augment)
 
+    def batch_settings(self) -> dict[str, Any]:
+        seed = {"permutation_seed": self.permutation_seed} if self.permutation == "random" else {}
+        return {"permutation": self.permutation} | seed
+
     def _holds(self, folder: Path) -> bool:
-        return mnist_files.find_files(folder) is not None
+        return mnist_files.has_files(folder)

@@ -25,6 +25,7 @@ CLASS_NAMES = tuple("0123456789")
 SIZE = (28, 28)
 PUBLISHED_COUNTS = {"train": 60_000, "test": 10_000}
 HUGGINGFACE_NAME = "ylecun/mnist"
+HUGGINGFACE_REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"  # as several public repositories pin it
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -44,6 +45,19 @@ def find_files(folder: Path) -> dict[str, Path] | None:
     Raises:
         InputError: some are there and others not.
     """
+    found = _found(folder)
+    missing = [name for name in MD5 if name not in found]
+    if found and missing:
+        raise InputError(f"{folder / missing[0]}: is missing; MNIST is the four files {', '.join(MD5)}, packed or not")
+    return found or None
+
+
+def has_files(folder: Path) -> bool:
+    """Whether a folder has all four files: fewer are what a killed download leaves, and the next one completes."""
+    return len(_found(folder)) == len(MD5)
+
+
+def _found(folder: Path) -> dict[str, Path]:
     found = {}
     for name in MD5:
         plain = name.removesuffix(".gz")
@@ -51,30 +65,29 @@ def find_files(folder: Path) -> dict[str, Path] | None:
             if (folder / variant).is_file():
                 found[name] = folder / variant
                 break
-    missing = [name for name in MD5 if name not in found]
-    if found and missing:
-        raise InputError(f"{folder / missing[0]}: is missing; MNIST is the four files {', '.join(MD5)}, packed or not")
-    return found or None
+    return found
 
 
 def locate(path: Path) -> Path:
     """The folder that directly holds the files, of a path that a user gives.
 
     Raises:
-        InputError: nothing is there, or not MNIST.
+        InputError: nothing is there, not MNIST, or not all of it.
     """
     if not path.is_dir():
         raise InputError(f"MNIST source {path}: is neither original, huggingface nor an existing folder")
-    for candidate in (path, path / "raw", path / "MNIST" / "raw"):
-        if candidate.is_dir() and (find_files(candidate) or huggingface_images.is_saved(candidate)):
+    candidates = (path, path / "raw", path / "MNIST" / "raw")
+    for candidate in candidates:
+        if has_files(candidate) or huggingface_images.is_saved(candidate):
             return candidate
+    for candidate in candidates:
+        find_files(candidate)  # says which are missing where some are there
     raise InputError(f"{path}: holds neither MNIST's files {', '.join(MD5)}, nor a saved Hugging Face dataset")
 
 
 def stand_ins(path: Path) -> list[Path]:
     """Files whose sizes and times tell whether the content of a located folder may have changed."""
-    found = find_files(path)
-    return list(found.values()) if found else huggingface_images.stand_ins(path)
+    return list(_found(path).values()) if has_files(path) else huggingface_images.stand_ins(path)
 
 
 def read(path: Path) -> ImageFiles:
@@ -86,9 +99,11 @@ def read(path: Path) -> ImageFiles:
     Raises:
         InputError: a file is damaged or not as published; names it.
     """
+    if not has_files(path) and huggingface_images.is_saved(path):
+        return huggingface_images.read(path, "L", SIZE, CLASS_NAMES)
     found = find_files(path)
     if found is None:
-        return huggingface_images.read(path, "L", SIZE, CLASS_NAMES)
+        raise InputError(f"{path}: holds none of MNIST's files {', '.join(MD5)}")
     records: dict[str, Any] = {}
     parts = []
     for prefix in ("train", "t10k"):

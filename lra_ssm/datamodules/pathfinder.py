@@ -14,7 +14,7 @@ from lra_ssm.datamodules.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.disk import check_disk_space
 from lra_ssm.datamodules.image_transforms import PixelSequence
 from lra_ssm.datamodules.lra_release import fetch_lra_release
-from lra_ssm.datamodules.pathfinder_archive import generator_record, write_archive
+from lra_ssm.datamodules.pathfinder_archive import generator_record, missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder_files import (
     CLASS_NAMES,
     DATASET,
@@ -26,6 +26,7 @@ from lra_ssm.datamodules.pathfinder_files import (
     stand_ins,
 )
 from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES, SIZES, settings_for
+from lra_ssm.datamodules.sources import named_source
 from lra_ssm.datamodules.storage import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
 
@@ -98,6 +99,7 @@ class Pathfinder(PreparedDataModule):
         self.require(inputs in ("s4", "s5", "lra"), "inputs", "must be s4, s5 or lra")
         self.require(split in ("s4", "lra"), "split", "must be s4 or lra")
         self.require(num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
+        self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
         self.require(limit is None or limit >= 1, "limit", "must be at least 1")
         self.image_size = (resolution, resolution)
         self.d_input = None if inputs == "lra" else 1
@@ -146,6 +148,7 @@ class Pathfinder(PreparedDataModule):
             split_seed=self.split_seed,
             limit=self.limit,
             source=source,
+            generated=self.source == "generated",
         )
 
     def fetch(self) -> None:
@@ -162,7 +165,8 @@ class Pathfinder(PreparedDataModule):
     def _check_room(self, folder: Path) -> None:
         """Both for the images, which take a block of the disk each at least, and for what is prepared of them."""
         area, num = self.resolution**2, self.num_images
-        pictures = 0 if self.archive_folder.exists() else num * max(4096, area // 5)
+        missing = sum(missing_blocks(self.archive_folder, self.resolution, self.difficulty, num).values())
+        pictures = missing * max(4096, area // 5)
         prepared = num if self.limit is None else min(num, 3 * self.limit)
         check_disk_space(folder, pictures + prepared * (area + 8), f"generating {num:,} Pathfinder images")
 
@@ -172,10 +176,11 @@ class Pathfinder(PreparedDataModule):
     def _find(self) -> Path | None:
         if self.source == "lra":
             return next((path for place in self._places() if has_images(path := self.root / place)), None)
-        path = Path(self.source).expanduser().absolute()
-        if not path.is_dir():
-            raise InputError(f"Pathfinder source {self.source!r}: is neither generated, lra nor an existing folder")
-        return find_folder(path, self.resolution, self.difficulty)
+        path = named_source(type(self).__name__, self.source, "generated, lra", folder=True)
+        try:
+            return find_folder(path, self.resolution, self.difficulty)
+        except OSError as error:  # a folder that may not be looked into
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
     def _places(self) -> tuple[str, ...]:
         return places(self.resolution, self.difficulty)

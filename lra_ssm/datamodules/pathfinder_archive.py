@@ -86,27 +86,34 @@ def write_archive(
     target = folder / f"pathfinder{settings.image_size}" / difficulty
     _claim(target, generator_record(settings, seed, num_images))
     (target / "metadata").mkdir(exist_ok=True)
-    for leftover in (target / "metadata").glob(f"{UNFINISHED}*"):
-        leftover.unlink(missing_ok=True)
     (target / "imgs").mkdir(exist_ok=True)
-    sizes = {block: min(BLOCK_SIZE, num_images - block * BLOCK_SIZE) for block in range(-(-num_images // BLOCK_SIZE))}
-    missing = [block for block in sizes if not _metadata(target, block).is_file()]
+    missing = missing_blocks(folder, settings.image_size, difficulty, num_images)
+    for written in (target / "metadata", *(target / "imgs" / str(block) for block in missing)):
+        for leftover in written.glob(f"{UNFINISHED}*"):
+            leftover.unlink(missing_ok=True)
     count = min(default_workers() if workers is None else workers, len(missing))
-    with closing(_written(target, settings, seed, {block: sizes[block] for block in missing}, count)) as blocks:
+    with closing(_written(target, settings, seed, missing, count)) as blocks:
         if progress is not None:
-            progress(num_images - sum(sizes[block] for block in missing))
+            progress(num_images - sum(missing.values()))
             for block in blocks:
-                progress(sizes[block])
+                progress(missing[block])
             return target
         from rich.console import Console
         from rich.progress import Progress
 
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task(f"drawing {num_images:,} Pathfinder images", total=num_images)
-            bar.advance(task, num_images - sum(sizes[block] for block in missing))
+            bar.advance(task, num_images - sum(missing.values()))
             for block in blocks:
-                bar.advance(task, sizes[block])
+                bar.advance(task, missing[block])
     return target
+
+
+def missing_blocks(folder: Path, image_size: int, difficulty: str, num_images: int) -> dict[int, int]:
+    """Sizes of the blocks, by number, that are still to be drawn; all of them if there is no such folder."""
+    target = folder / f"pathfinder{image_size}" / difficulty
+    sizes = {block: min(BLOCK_SIZE, num_images - block * BLOCK_SIZE) for block in range(-(-num_images // BLOCK_SIZE))}
+    return {block: size for block, size in sizes.items() if not _metadata(target, block).is_file()}
 
 
 def write_block(target: Path, settings: PathfinderSettings, seed: int, block: int, size: int) -> None:
@@ -114,8 +121,15 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, block: in
     drawn = generate_block(settings, seed, block, size)
     folder = target / "imgs" / str(block)
     folder.mkdir(exist_ok=True)
-    for number, image in enumerate(drawn.images):
-        (folder / f"sample_{number}.png").write_bytes(encode_png(image))
+    # Renamed into its place, for this may be a process whose parent was killed, and another one may already read here.
+    temporary = folder / f"{UNFINISHED}{os.getpid()}"
+    try:
+        for number, image in enumerate(drawn.images):
+            temporary.write_bytes(encode_png(image))
+            os.replace(temporary, folder / f"sample_{number}.png")
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     # One flush for a thousand files. Without it a crash of the machine could leave metadata and empty images.
     sync_filesystem(folder)
     _write_atomically(_metadata(target, block), _metadata_text(settings, drawn, block))
@@ -172,10 +186,13 @@ def _claim(target: Path, record: dict[str, Any]) -> None:
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        if target.is_dir() and any(target.iterdir()):
+        found = list(target.iterdir()) if target.is_dir() else []
+        if any(not entry.name.startswith(UNFINISHED) for entry in found):
             raise InputError(
                 f"{target}: holds files but no {RECORD}, so they are not this generator's; name another folder"
             ) from None
+        for leftover in found:  # of a process that was killed right here
+            leftover.unlink(missing_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         _write_atomically(path, json.dumps(record, indent=1) + "\n")
         return
@@ -245,10 +262,13 @@ def _worker(arguments: str) -> None:
             try:
                 write_block(Path(target), settings, seed, block, size)
             except OSError as error:
-                print(json.dumps([error.errno, error.strerror, error.filename]), flush=True)
+                _say([error.errno, error.strerror, error.filename2 or error.filename])
                 return
-            print(block, flush=True)
+            _say(block)
     except BrokenPipeError:
-        # The parent was killed. Standard output is closed by hand, for the interpreter would complain at exit.
-        sys.stderr.close()
-        sys.exit(0)
+        sys.exit(0)  # the parent was killed
+
+
+def _say(value: Any) -> None:
+    """One write, so that lines of several workers do not mix: `print` makes two where PYTHONUNBUFFERED is set."""
+    os.write(1, json.dumps(value).encode() + b"\n")

@@ -25,7 +25,7 @@ from rich.progress import Progress
 from lra_ssm.datamodules.disk import check_disk_space
 from lra_ssm.datamodules.image_decoding import decode_image
 from lra_ssm.datamodules.restricted_pickle import load_restricted
-from lra_ssm.datamodules.splits import indices_sha256, limited, ordered_split, random_split
+from lra_ssm.datamodules.splits import indices_sha256, limited, ordered_split, random_split, require_every_class
 from lra_ssm.datamodules.storage_writer import DatasetWriter
 from lra_ssm.errors import InputError
 
@@ -91,11 +91,15 @@ def metadata_files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: int(path.stem))
 
 
-def read_listing(folder: Path) -> Listing:
+def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     """Reads all metadata, and finds out which images are empty.
 
+    Args:
+        folder: with `metadata` and `imgs`.
+        generated: whether they are our own: LRA's archive is known to hold empty images, the generator writes none.
+
     Raises:
-        InputError: metadata is not as published, or an image is missing; names it.
+        InputError: metadata is not as published, an image is missing, or a generated one is empty; names it.
     """
     paths: list[str] = []
     labels: list[int] = []
@@ -119,12 +123,19 @@ def read_listing(folder: Path) -> Listing:
         raise InputError(f"{folder / 'metadata'}: lists no images")
     sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
     kept = np.flatnonzero(sizes)
+    empty = [path for path, size in zip(paths, sizes, strict=True) if not size]
+    if generated and empty:
+        block = folder / "metadata" / f"{PurePosixPath(empty[0]).parent.name}.npy"
+        raise InputError(f"{folder / empty[0]}: is an empty file; delete {block} and its images are drawn again")
+    # Nobody has published digests of these files; the generated ones are told by the generator's record.
+    known = {} if generated else {"folder": str(folder), "digest": "unknown"}
     record = {
         "metadata_files": len(files),
         "metadata_format": "+".join(sorted(formats)),
         "metadata_sha256": digest.hexdigest(),
         "listed_images": len(paths),
-        "empty_images": [path for path, size in zip(paths, sizes, strict=True) if not size],
+        "empty_images": empty,
+        **known,
     }
     return Listing([paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], record)
 
@@ -138,6 +149,7 @@ def build_from_folder(
     split_seed: int,
     limit: int | None,
     source: dict[str, Any],
+    generated: bool = False,
 ) -> None:
     """Decodes the images of a folder, once, into an empty prepared folder.
 
@@ -149,14 +161,17 @@ def build_from_folder(
         split_seed: of the random one.
         limit: at most so many images in a split, classes as balanced as they can be; None for all.
         source: goes into the manifest before what is recorded here.
+        generated: as for `read_listing`.
 
     Raises:
-        InputError: metadata or an image is missing, damaged or of another size, or the disk has no room.
+        InputError: metadata or an image is missing, damaged or of another size, one of the classes has no image for
+            training, or the disk has no room.
     """
-    listing = read_listing(images)
+    listing = read_listing(images, generated=generated)
     num = len(listing.labels)
     parts = random_split(num, FRACTIONS, split_seed) if split == "s4" else ordered_split(num, FRACTIONS)
     indices = dict(zip(("train", "val", "test"), parts, strict=True))
+    require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
     chosen = {name: part[limited(listing.labels[part], limit)] for name, part in indices.items()}
     total = sum(len(part) for part in chosen.values())
     check_disk_space(folder, total * (resolution**2 + 8), f"preparing {total:,} images of {images}")

@@ -11,7 +11,7 @@ from lra_ssm.datamodules.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.download import RemoteFile, download
 from lra_ssm.datamodules.image_build import READER_VERSION, Pixels, build_images
 from lra_ssm.datamodules.image_transforms import CropFlip, PixelSequence
-from lra_ssm.datamodules.root import ensure_root
+from lra_ssm.datamodules.sources import download_folder, named_source
 from lra_ssm.datamodules.storage import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
 
@@ -32,7 +32,7 @@ class PublishedImages(PreparedDataModule):
     """
 
     command: str  # of `lra-ssm prepare`
-    files: ModuleType  # locate, stand_ins, read, USUAL_PLACES, HUGGINGFACE_NAME, PUBLISHED_COUNTS
+    files: ModuleType  # locate, stand_ins, read, USUAL_PLACES, HUGGINGFACE_NAME, …_REVISION, PUBLISHED_COUNTS
     downloads: tuple[RemoteFile, ...]
     class_names: tuple[str, ...]
     image_size: tuple[int, int]  # height, width
@@ -54,6 +54,7 @@ class PublishedImages(PreparedDataModule):
         super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
         self.split_seed, self.limit, self.augment = split_seed, limit, augment
         self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
         self.require(augment in ("none", "crop_flip"), "augment", "must be none or crop_flip")
 
     @abstractmethod
@@ -67,6 +68,9 @@ class PublishedImages(PreparedDataModule):
     def convert(self, images: Pixels) -> Pixels:
         """The files' images (n, H, W, C) to stored ones (n, H, W, C'), both uint8."""
         return images
+
+    def batch_settings(self) -> dict[str, Any]:
+        return {"augment": self.augment}
 
     def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
@@ -85,15 +89,20 @@ class PublishedImages(PreparedDataModule):
         return settings | files | self.record_stored()
 
     def build(self, folder: Path) -> None:
+        path = self._path()
+        hub = {"revision": "unknown"} if self.source == "huggingface" else {}
+        if path == self._download / self._hub_folder:
+            hub = {"repository": self.files.HUGGINGFACE_NAME, "revision": self.files.HUGGINGFACE_REVISION}
         build_images(
             folder,
-            self.files.read(self._path()),
+            self.files.read(path),
+            where=path,
             dataset=self.dataset,
             class_names=self.class_names,
             published_counts=self.files.PUBLISHED_COUNTS,
             split_seed=self.split_seed,
             limit=self.limit,
-            source={"kind": self.kind()} | self.record_stored(),
+            source={"kind": self.kind()} | hub | self.record_stored(),
             convert=self.convert,
         )
 
@@ -101,19 +110,29 @@ class PublishedImages(PreparedDataModule):
         """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
         if self.kind() == "files" or self._usual_path() is not None:
             return
-        ensure_root(self.root)
-        folder = self.root / self.dataset
-        folder.mkdir(exist_ok=True)
-        if self.source == "huggingface":
-            huggingface_images.save(self.files.HUGGINGFACE_NAME, folder / "huggingface")
-        else:
-            for file in self.downloads:
-                download(file, folder / "download")
+        with download_folder(self.root, f"{self.dataset}/download") as folder:
+            if self.source == "huggingface":
+                huggingface_images.save(self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION, folder)
+            else:
+                for file in self.downloads:
+                    download(file, folder)
+
+    @property
+    def _download(self) -> Path:
+        return self.root / self.dataset / "download"
+
+    @property
+    def _hub_folder(self) -> str:
+        return huggingface_images.folder_name(self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION)
 
     def _path(self) -> Path:
         """The located archive or folder of the source."""
         if self.kind() == "files":
-            found: Path = self.files.locate(Path(self.source).expanduser().absolute())
+            path = named_source(type(self).__name__, self.source, "original, huggingface")
+            try:
+                found: Path = self.files.locate(path)
+            except OSError as error:  # a folder that may not be looked into
+                raise InputError(f"{path}: cannot be read ({error.strerror})") from error
             return found
         usual = self._usual_path()
         if usual is None:
@@ -125,8 +144,9 @@ class PublishedImages(PreparedDataModule):
 
     def _usual_path(self) -> Path | None:
         if self.source == "huggingface":
-            saved = self.root / self.dataset / "huggingface"
-            return saved if huggingface_images.is_saved(saved) else None
+            # The second is for what a user has saved, on a machine that reaches the Hub or of another revision.
+            saved = (self._download / self._hub_folder, self.root / self.dataset / "huggingface")
+            return next((path for path in saved if huggingface_images.is_saved(path)), None)
         for place in self.files.USUAL_PLACES:
             path = self.root / place
             if path.is_file() or (path.is_dir() and self._holds(path)):

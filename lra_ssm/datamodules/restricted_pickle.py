@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import pickletools
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,6 +47,25 @@ class _Array:
             self.array = values.reshape(shape, order=order)
 
 
+class _Callable:
+    """What a name in a pickle becomes, made anew for each: it can be called, and nothing else.
+
+    A pickle may also set attributes of whatever it has named (BUILD). Of a function or class of this module that would
+    last and change how later files are read.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it changes what it names")
+
+
 def _encode(text: str, encoding: str = "latin1") -> bytes:
     """Python 3 writes bytes into old protocols as text to be encoded; no other codec has a place here."""
     if encoding not in ("latin1", "latin-1", "ascii"):
@@ -53,7 +74,7 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 
 
 # All that a pickle of dicts, lists, numbers, strings and numpy arrays names, written by Python 2 or 3 and any numpy.
-_PERMITTED: dict[tuple[str, str], Any] = {
+_PERMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
@@ -63,17 +84,24 @@ _PERMITTED: dict[tuple[str, str], Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> _Callable:
         if (module, name) not in _PERMITTED:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which has no place in such a file")
-        return _PERMITTED[module, name]
+        return _Callable(_PERMITTED[module, name])
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuses places in the memo that the file is too short to fill: a table is made as long as the highest says."""
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > len(data):
+            raise pickle.UnpicklingError(f"it numbers a value {argument}, in {len(data)} bytes")
 
 
 def load_restricted(file: BinaryIO | bytes, path: Path | str) -> Any:
     """Reads one pickle that is an array, or a dict of arrays, lists, numbers and strings.
 
     Args:
-        file: from where, or the pickle itself. Strings of Python 2 come as bytes.
+        file: from where, to its end, or the pickle itself. Strings of Python 2 come as bytes.
         path: what errors name.
 
     Returns:
@@ -83,7 +111,9 @@ def load_restricted(file: BinaryIO | bytes, path: Path | str) -> Any:
         InputError: it is no pickle, or names anything else (it is not loaded then and nothing of it is run).
     """
     try:
-        loaded = _Unpickler(io.BytesIO(file) if isinstance(file, bytes) else file, encoding="bytes").load()
+        data = file if isinstance(file, bytes) else file.read()
+        _check_memo(data)
+        loaded = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except (pickle.UnpicklingError, EOFError) as error:
         raise InputError(f"{path}: refused as a pickle of arrays ({error})") from error
     except Exception as error:  # a damaged pickle raises whatever its operations do

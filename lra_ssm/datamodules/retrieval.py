@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.download_record import read_note
 from lra_ssm.datamodules.lra_release import fetch_lra_release
 from lra_ssm.datamodules.retrieval_build import (
     DATASET,
@@ -21,6 +22,7 @@ from lra_ssm.datamodules.retrieval_build import (
 )
 from lra_ssm.datamodules.retrieval_files import FILES, LAYOUTS, find_files
 from lra_ssm.datamodules.retrieval_standin import is_standin
+from lra_ssm.datamodules.sources import named_source
 from lra_ssm.datamodules.vocabulary import INPUTS
 from lra_ssm.errors import InputError
 
@@ -28,7 +30,8 @@ from lra_ssm.errors import InputError
 class Retrieval(PreparedDataModule):
     """AAN pairs. Batches are `batches.Batch`: inputs (B, 2, L) int64, lengths (B, 2) int64, labels (B,) int64.
 
-    A fit never downloads: `lra-ssm prepare retrieval` does. Made-up pairs (source "standin") it makes itself.
+    Pairs keep the order of their files; one line warns of files that begin with a long run of one class. A fit never
+    downloads: `lra-ssm prepare retrieval` does. Made-up pairs (source "standin") it makes itself.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
@@ -58,6 +61,7 @@ class Retrieval(PreparedDataModule):
     """
 
     dataset = DATASET
+    per_example = 2
     num_classes: int = NUM_CLASSES
 
     def __init__(
@@ -86,7 +90,8 @@ class Retrieval(PreparedDataModule):
         self.require(max_length >= 2, "max_length", "must be at least 2")
         self.require(min_freq >= 1, "min_freq", "must be at least 1")
         self.require(limit is None or limit >= 1, "limit", "must be at least 1")
-        self.require(min(standin_counts) >= 1, "standin_counts", "must be at least 1 each")
+        enough = min(standin_counts) >= 1 and standin_counts[0] >= 2
+        self.require(enough, "standin_counts", "must be at least 1 each, and 2 (one of each class) for training")
         self.require(0 <= standin_seed < 1 << 32, "standin_seed", "must be from 0 to 2^32 - 1")
         self.require(standin_length >= 10, "standin_length", "must be at least 10")
 
@@ -116,7 +121,8 @@ class Retrieval(PreparedDataModule):
         else:
             files = self._files()
             kind = "standin" if is_standin(files["train"].parent) else self.kind()  # wherever made-up pairs are
-            build(folder, files, self.settings, {"kind": kind})
+            archive = read_note(files["train"].parent)
+            build(folder, files, self.settings, {"kind": kind} | ({"archive": archive} if archive else {}))
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.
@@ -128,9 +134,8 @@ class Retrieval(PreparedDataModule):
             fetch_lra_release(self.root, "tsv_data", max_files=100)
 
     def _files(self) -> dict[str, Path]:
-        folder = self.root if self.source == "lra" else Path(self.source).expanduser().absolute()
-        if self.source != "lra" and not folder.is_dir():
-            raise InputError(f"Retrieval source {self.source!r}: is neither lra, standin nor an existing folder")
+        lra = self.source == "lra"
+        folder = self.root if lra else named_source("Retrieval", self.source, "lra, standin", folder=True)
         files = find_files(folder)
         if files is None:
             places = (

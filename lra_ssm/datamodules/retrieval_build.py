@@ -11,11 +11,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 
+from lra_ssm.datamodules.disk import check_disk_space
 from lra_ssm.datamodules.retrieval_files import PUBLISHED_COUNTS, PairsFile
 from lra_ssm.datamodules.retrieval_standin import STANDIN_VERSION, write_standin
 from lra_ssm.datamodules.selection import LIMIT_SEED, choose, random_keys
 from lra_ssm.datamodules.storage_writer import DatasetWriter
 from lra_ssm.datamodules.vocabulary import ByteEncoder, CharacterCounts, CharacterEncoder, Encoder, seen_characters
+from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,9 @@ def build_standin(folder: Path, standin: StandinSettings, settings: RetrievalSet
     Raises:
         InputError: settings that cannot be met.
     """
+    # Twice: as files, and as what is prepared of them. Documents are 1.3 times as long as the median on average.
+    characters = int(2 * 1.3 * standin.median_length) * (standin.num_train + standin.num_eval + standin.num_test)
+    check_disk_space(folder, 2 * characters, "making up pairs of documents")
     made_up = folder / "tsv_data"
     counts = (standin.num_train, standin.num_eval, standin.num_test)
     files = write_standin(made_up, *counts, seed=standin.seed, median_length=standin.median_length)
@@ -84,12 +89,14 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
         source: what the manifest says besides the settings and files; kind is "lra", "files" or "standin".
 
     Raises:
-        InputError: a file is not as published; names file and line.
+        InputError: a file is not as published, which names file and line; the training pairs are all of one class; or
+            the disk has no room.
     """
     readers = {split: PairsFile(path, settings.reads) for split, path in files.items()}
     limited = settings.limit is not None
     first_pass = [name for name in readers if limited or (name == "train" and settings.inputs == "s4")]
     sizes = {name: path.stat().st_size for name, path in files.items()}
+    _check_room(folder, sizes, settings)
     total = sum(sizes.values()) + sum(sizes[name] for name in first_pass)
     chosen: dict[str, npt.NDArray[np.int64] | None] = dict.fromkeys(readers)
     counts = CharacterCounts()
@@ -105,6 +112,7 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
                 labels += chunk.labels
                 if name == "train" and settings.inputs == "s4":
                     counts.add(chunk.texts)
+            _check_classes(readers[name], name)
             if settings.limit is not None:
                 chosen[name] = choose(np.array(labels), settings.limit, random_keys(len(labels), LIMIT_SEED))
         encoder = _encoder(settings, counts)
@@ -120,6 +128,7 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
             split = writer.split(name)
             for chunk in reader.chunks(advance, chosen[name]):
                 split.extend(*encoder.encode(chunk.texts), chunk.labels)
+            _check_classes(reader, name)
     pairs = {name: reader.record["pairs"] for name, reader in readers.items()}
     published = pairs == PUBLISHED_COUNTS
     if not published and source["kind"] != "standin":
@@ -128,6 +137,20 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
     if "standin_version" in source:  # the files will be gone
         records = {name: record | {"file": files[name].name} for name, record in records.items()}
     writer.finish({**source, **settings.record(), "published_counts": published, "files": records})
+
+
+def _check_classes(reader: PairsFile, split: str) -> None:
+    counts = reader.record["class_counts"]
+    if split == "train" and not all(counts):
+        raise InputError(f"{reader.path}: all {sum(counts):,} training pairs have label {int(counts[1] > 0)}")
+
+
+def _check_room(folder: Path, sizes: Mapping[str, int], settings: RetrievalSettings) -> None:
+    """A token takes a byte, or two beside a large vocabulary; long documents are cut: the files' sizes lie between."""
+    needed = sum(sizes.values())
+    if settings.limit is not None:
+        needed = min(needed, len(sizes) * settings.limit * 2 * settings.max_length)
+    check_disk_space(folder, needed, "preparing Retrieval")
 
 
 def _encoder(settings: RetrievalSettings, counts: CharacterCounts) -> Encoder:

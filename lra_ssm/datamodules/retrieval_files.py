@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.sources import opened
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ COLUMNS = ("label", "id1", "id2", "text1", "text2")
 
 _CHARACTERS_PER_CHUNK = 1 << 20
 _LINES_PER_CHUNK = 1 << 14
+_LONG_RUN = 100  # pairs of one class at a file's beginning that are no chance
 _LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not fill the memory
 
 
@@ -91,13 +93,16 @@ class PairsFile:
         labels: list[int] = []
         texts: list[str] = []
         number = pending = characters = size = 0
+        counts, run = [0, 0], 0  # pairs by class; length of the run of one class that the file begins with
         line = b""
-        with open(self.path, "rb") as file:
+        with opened(self.path) as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1):
                 if digest is not None:
                     digest.update(line)
                 pending += len(line)
                 label, text1, text2 = self._parse(line, number)
+                counts[label] += 1
+                run = number if counts[label] == number else run
                 if wanted is None or number - 1 in wanted:
                     labels.append(label)
                     texts += text1, text2
@@ -118,10 +123,13 @@ class PairsFile:
                 log.warning(
                     "%s:%d: no line end after the last line; a file that was cut off ends so", self.path, number
                 )
+            if run >= _LONG_RUN and run < number:
+                log.warning("%s: its first %d pairs are of one class, and so are the first batches", self.path, run)
             self.record = {
                 "file": str(self.path),
                 "bytes": size + pending,
                 "pairs": number,
+                "class_counts": counts,
                 "sha256": digest.hexdigest(),
                 # No digests are published for these files, so there is nothing to compare with.
                 "digest": "unknown",

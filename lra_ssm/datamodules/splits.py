@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,18 @@ def limited(labels: npt.NDArray[np.integer[Any]], limit: int | None) -> Indices:
     if limit is None:
         return np.arange(len(labels))
     return choose(labels, limit, random_keys(len(labels), LIMIT_SEED))
+
+
+def require_every_class(labels: npt.NDArray[np.integer[Any]], class_names: Sequence[str], where: Path) -> None:
+    """Makes sure that the images for training, by their labels (n,), show every class.
+
+    Raises:
+        InputError: a class has none; names it and where the images are from.
+    """
+    lacking = np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0).tolist()
+    if lacking:
+        names = ", ".join(repr(class_names[number]) for number in lacking)
+        raise InputError(f"{where}: gives no image for training of the class {names}, so it cannot be learned")
 
 
 def indices_sha256(indices: Indices) -> str:

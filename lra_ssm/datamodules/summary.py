@@ -1,10 +1,10 @@
 """What is prepared below a data root, as a table. Needs no torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage import MANIFEST
+from lra_ssm.datamodules.storage import MANIFEST, PreparedDataset, open_prepared
+from lra_ssm.errors import InputError
 
 COLUMNS = (
     "dataset",
@@ -26,8 +26,15 @@ def prepared_folders(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob(f"*/[!.]*/{MANIFEST}"))
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
+    """Every prepared folder below a data root, and what is wrong with those that are damaged."""
+    opened, damaged = [], []
+    for folder in prepared_folders(root):
+        try:
+            opened.append(open_prepared(folder))
+        except InputError as error:
+            damaged.append(str(error))
+    return opened, damaged
 
 
 def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.sources import named_source
 from lra_ssm.datamodules.text_build import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
 from lra_ssm.datamodules.text_files import (
     HUB_NAME,
@@ -30,7 +31,8 @@ from lra_ssm.errors import InputError
 class Text(PreparedDataModule):
     """IMDb reviews. Batches are `batches.Batch` with inputs (B, L) int64, lengths (B,) int64 and labels (B,) int64.
 
-    A fit never downloads: `lra-ssm prepare text` does. Of reviews in a folder the times of change of the four folders
+    A fit never downloads: `lra-ssm prepare text` does. Every split is stored in a random order that the texts alone
+    decide, so that its first batches hold both classes. Of reviews in a folder the times of change of the four folders
     stand for the content: who edits a review in place deletes the prepared folder.
 
     Args:
@@ -137,10 +139,7 @@ class Text(PreparedDataModule):
             missing = f"no copy of the Hub's {HUB_NAME} below it"
             found = find_huggingface(self.root)
         else:
-            path = Path(self.source).expanduser().absolute()
-            if not path.exists():
-                raise InputError(f"Text source {self.source!r}: is neither original, huggingface nor an existing path")
-            return find_at(path)
+            return find_at(named_source("Text", self.source, "original, huggingface"))
         if found is None:
             option = "" if self.source == "original" else f" --source={self.source}"
             raise InputError(

@@ -1,17 +1,19 @@
 """Builds prepared folders of IMDb reviews. Needs neither torch nor lightning."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.disk import check_disk_space, with_bar
 from lra_ssm.datamodules.selection import LIMIT_SEED, choose, text_keys, texts_digest
 from lra_ssm.datamodules.storage_writer import DatasetWriter
 from lra_ssm.datamodules.text_files import Reviews
 from lra_ssm.datamodules.vocabulary import ByteEncoder, CharacterCounts, CharacterEncoder, Encoder, seen_characters
+from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +21,9 @@ DATASET = "text"
 NUM_CLASSES = 2
 PUBLISHED_COUNTS = {"train": 25_000, "test": 25_000}
 # Raise when the same settings would give other data than before: what older versions prepared is then left alone.
-READER_VERSION = 1
+READER_VERSION = 2
+
+ORDER_SEED = 42  # of the order that every split is written in
 
 _TEXTS_PER_CHUNK = 1000
 
@@ -46,7 +50,10 @@ class TextSettings(NamedTuple):
 
 
 def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, source: Mapping[str, Any]) -> None:
-    """Encodes reviews and writes them into an empty folder, as splits train, val and test.
+    """Encodes reviews and writes them into an empty folder, as splits train, val and test, each in a random order.
+
+    The order is decided by texts and labels alone, wherever they come from: by class, as the sources have them, a few
+    batches (limit_val_batches, overfit_batches, fast_dev_run) would hold one class only.
 
     The vocabulary is made of all training reviews, those held out and those beyond `limit` included, so that it is the
     same with every validation, seed and limit.
@@ -58,9 +65,9 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
         source: what the manifest says besides the settings: kind, and where the reviews came from.
 
     Raises:
-        InputError: too few reviews to hold some out.
+        InputError: too few reviews to hold some out, or the disk has no room.
     """
-    train, test = reviews["train"], reviews["test"]
+    train, test = (_mixed(reviews[name]) for name in ("train", "test"))
     counts = {name: len(split.texts) for name, split in reviews.items()}
     if counts != PUBLISHED_COUNTS:
         log.warning("IMDb: %s labelled reviews; the published ones are %s", counts, PUBLISHED_COUNTS)
@@ -73,8 +80,15 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
         split_record = {"held_out_sha256": texts_digest(val.texts, val.labels)}
     else:
         val = test
-    kept = np.setdiff1d(np.arange(len(train.texts)), held_out)
-    splits = {"train": _take(train, kept), "val": val, "test": test}
+    kept = _take(train, np.setdiff1d(np.arange(len(train.texts)), held_out))
+    if len(set(kept.labels)) < NUM_CLASSES:
+        raise InputError(
+            f"Text val_fraction {settings.val_fraction}: leaves no training review of one class of {len(train.texts)}"
+        )
+    splits = {"train": kept, "val": val, "test": test}
+    if settings.limit is not None:
+        splits = {name: _limited(split, settings.limit) for name, split in splits.items()}
+    _check_room(folder, encoder, splits.values())
     writer = DatasetWriter(
         folder,
         dataset=DATASET,
@@ -83,10 +97,9 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
         max_length=settings.max_length,
     )
     for name, split in splits.items():
-        if settings.limit is not None:
-            split = _take(split, choose(np.array(split.labels), settings.limit, text_keys(split.texts, LIMIT_SEED)))
         target = writer.split(name)
-        for start in range(0, len(split.texts), _TEXTS_PER_CHUNK):
+        starts = range(0, len(split.texts), _TEXTS_PER_CHUNK)
+        for start in with_bar(starts, f"encoding {name}", len(starts)):
             end = start + _TEXTS_PER_CHUNK
             target.extend(*encoder.encode(split.texts[start:end]), split.labels[start:end])
     digests = {name: texts_digest(split.texts, split.labels) for name, split in reviews.items()}
@@ -95,6 +108,7 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
             **source,
             **settings.record(),
             **split_record,
+            "order_seed": ORDER_SEED,
             "counts": counts,
             "published_counts": counts == PUBLISHED_COUNTS,
             "content_sha256": digests,
@@ -119,6 +133,23 @@ def hold_out(train: Reviews, fraction: float, seed: int) -> npt.NDArray[np.int64
     (but for those at the border between the two).
     """
     return choose(np.array(train.labels), max(round(len(train.texts) * fraction), 1), text_keys(train.texts, seed))
+
+
+def _mixed(reviews: Reviews) -> Reviews:
+    """By random keys; labels decide between copies of a text, so that the reviews' own order makes no difference."""
+    return _take(reviews, np.lexsort((np.array(reviews.labels), text_keys(reviews.texts, ORDER_SEED))))
+
+
+def _limited(split: Reviews, limit: int) -> Reviews:
+    return _take(split, choose(np.array(split.labels), limit, text_keys(split.texts, LIMIT_SEED)))
+
+
+def _check_room(folder: Path, encoder: Encoder, splits: Iterable[Reviews]) -> None:
+    """Of the bytes of "lra" at least: a character has several of them where it is not ASCII."""
+    bytes_per_token = 1 if len(encoder.vocabulary) <= 1 << 8 else 2
+    texts = [text for split in splits for text in split.texts]
+    tokens = sum(min(len(text), encoder.reads) for text in texts)
+    check_disk_space(folder, bytes_per_token * tokens + 16 * len(texts), "preparing Text")
 
 
 def _take(reviews: Reviews, numbers: npt.NDArray[np.int64]) -> Reviews:

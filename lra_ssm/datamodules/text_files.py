@@ -2,8 +2,8 @@
 
     aclImdb/{train,test}/{pos,neg}/<id>_<rating>.txt    one review per file; train/unsup/ has no labels and is not read
 
-Reviews are sorted by class (neg 0, pos 1) and file name, whatever the order of an archive or folder; those of the Hub
-have no names and keep their order.
+Reviews are read by class (neg 0, pos 1) and file name, whatever the order of an archive or folder; those of the Hub
+have no names and keep their order. `text_build` writes all of them in the same, mixed order.
 
 Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011). Needs neither torch nor lightning.
 """
@@ -12,15 +12,16 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lra_ssm.datamodules.archives import iterate
+from lra_ssm.datamodules.disk import check_disk_space, with_bar
 from lra_ssm.datamodules.download import RemoteFile, download
+from lra_ssm.datamodules.download_record import read_note
 from lra_ssm.datamodules.locking import locked
-from lra_ssm.datamodules.root import ensure_root
+from lra_ssm.datamodules.sources import download_folder
 from lra_ssm.errors import InputError
 
 # Stanford's page names no digest; this is the one that other libraries check (paddlepaddle, torchtext, …).
@@ -38,8 +39,12 @@ PLACES = ("", "imdb", "text", DOWNLOADS)  # below the data root
 CLASSES = ("neg", "pos")
 SPLITS = ("train", "test")
 
+# What the Hub's copy takes here, roughly: the texts of both splits, before and after their conversion.
+_HUB_BYTES = 150_000_000
+
 _MEMBER = re.compile(r"(?:^|/)(train|test)/(neg|pos)/([^/.][^/]*\.txt)$")
 _PARQUET = re.compile(r"(train|test)\b.*\.parquet$")
+_ROWS = 1000  # read at a time
 _LAYOUT = "aclImdb/{train,test}/{neg,pos}/<id>_<rating>.txt"
 
 
@@ -140,7 +145,8 @@ def describe(found: Found) -> dict[str, Any]:
     """What a manifest says of where the reviews came from; reads an archive once more for its digests.
 
     Returns:
-        path and form, of an archive also bytes, sha256 and whether its digest is "published" or "unknown".
+        path and form, of an archive also bytes, sha256, whether its digest is "published" or "unknown", and the url if
+        we have downloaded it.
     """
     record: dict[str, Any] = {"path": str(found.path), "form": found.form}
     if found.form != "archive":
@@ -153,6 +159,7 @@ def describe(found: Found) -> dict[str, Any]:
             size += len(data)
     published = ARCHIVE.digest == f"md5:{md5.hexdigest()}"
     return record | {
+        "url": read_note(found.path, sha256.hexdigest()).get("url"),
         "bytes": size,
         "sha256": sha256.hexdigest(),
         "digest": "published" if published else "unknown",
@@ -165,7 +172,7 @@ def fetch_original(root: Path) -> None:
     Raises:
         InputError: the root cannot be used, or as `download`.
     """
-    with _downloads(root) as folder:
+    with download_folder(root, DOWNLOADS) as folder:
         download(ARCHIVE, folder)
 
 
@@ -177,9 +184,10 @@ def fetch_huggingface(root: Path) -> None:
     """
     from datasets import DatasetDict, load_dataset
 
-    with _downloads(root) as folder, locked(folder / ".huggingface.lock", "downloads the reviews"):
+    with download_folder(root, DOWNLOADS) as folder, locked(folder / ".huggingface.lock", "downloads the reviews"):
         if find_huggingface(root) is not None:
             return
+        check_disk_space(folder, _HUB_BYTES, HUB_NAME)
         temporary = folder / ".unfinished-huggingface"  # a killed process's is replaced
         try:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -193,29 +201,6 @@ def fetch_huggingface(root: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-class _downloads:
-    """The folder for downloads, created for the time of one; removed again if it stays empty."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.folder = root, root / DOWNLOADS
-
-    def __enter__(self) -> Path:
-        self.created = ensure_root(self.root)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from error
-        return self.folder
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            with suppress(OSError):  # not empty: parts of a download, which the next one uses
-                self.folder.rmdir()
-                self.folder.parent.rmdir()
-                if self.created:
-                    self.root.rmdir()
-
-
 def _is_layout(folder: Path) -> bool:
     return all((folder / split / name).is_dir() for split in SPLITS for name in CLASSES)
 
@@ -225,6 +210,8 @@ def _parquet_files(folder: Path) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for path in sorted(folder.glob("*.parquet")):
         if matched := _PARQUET.match(path.name):
+            if not path.is_file():
+                raise InputError(f"{path}: is a folder or a link to nothing instead of a file")
             files[matched[1]].append(path)
     return files if all(files.values()) else {}
 
@@ -236,7 +223,9 @@ def _archive_texts(found: Found) -> Iterator[_Text]:
     def wanted(name: str) -> bool:
         return _MEMBER.search(name) is not None
 
-    for name, file in iterate(found.path, wanted, max_bytes=4 << 30, max_files=1_000_000, progress=True):
+    # Thirty times what is published, with the 50,000 reviews without labels that are passed over.
+    bounds = {"max_bytes": 4 << 30, "max_files": 1_000_000, "all_bytes": 8 << 30, "all_members": 2_000_000}
+    for name, file in iterate(found.path, wanted, progress=True, **bounds):
         matched = _MEMBER.search(name)
         assert matched is not None
         yield matched[1], CLASSES.index(matched[2]), matched[3], f"{found.path}: {name}", file.getvalue()
@@ -245,8 +234,13 @@ def _archive_texts(found: Found) -> Iterator[_Text]:
 def _folder_texts(found: Found) -> Iterator[_Text]:
     for split in SPLITS:
         for label, folder in enumerate(CLASSES):
-            for path in sorted((found.path / split / folder).glob("[!.]*.txt")):
-                yield split, label, path.name, str(path), path.read_bytes()
+            paths = sorted((found.path / split / folder).glob("[!.]*.txt"))
+            for path in with_bar(paths, f"reading {split}/{folder}", len(paths)):
+                try:
+                    data = path.read_bytes()
+                except OSError as error:  # a link to nothing, a folder, no permission
+                    raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+                yield split, label, path.name, str(path), data
 
 
 _Row = tuple[Any, Any]  # text, label
@@ -274,7 +268,7 @@ def _saved_rows(path: Path, split: str) -> Iterator[_Row]:
     except (OSError, KeyError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: `datasets` finds no columns text and label of split {split} ({reason})") from error
-    for batch in rows.iter(1000):
+    for batch in with_bar(rows.iter(_ROWS), f"reading {split}", -(-len(rows) // _ROWS)):
         yield from zip(batch["text"], batch["label"], strict=True)
 
 
@@ -284,7 +278,9 @@ def _parquet_rows(path: Path, split: str) -> Iterator[_Row]:
 
     for file in _parquet_files(path)[split]:
         try:
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(1000, columns=["text", "label"]):
+            rows = pyarrow.parquet.ParquetFile(file)
+            batches = rows.iter_batches(_ROWS, columns=["text", "label"])
+            for batch in with_bar(batches, f"reading {file.name}", -(-rows.metadata.num_rows // _ROWS)):
                 columns = batch.to_pydict()
                 yield from zip(columns["text"], columns["label"], strict=True)
         except (OSError, KeyError, pyarrow.ArrowException) as error:

@@ -55,7 +55,7 @@ def _shared_batch_norm(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
         momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
         with torch.no_grad():
             norm.running_mean.lerp_(mean.to(norm.running_mean), momentum)
-            norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var), momentum)
+            norm.running_var.lerp_((variance * (count / (count - 1).clamp(min=1))).to(norm.running_var), momentum)
     y = (x - mean) * (variance + norm.eps).rsqrt() * norm.weight + norm.bias
     return y.to(rows.dtype)
 

@@ -144,6 +144,24 @@ def test_filter(tmp_path: Path, kind: str) -> None:
     assert read(link, members=lambda name: name == "a") == {"a": b"x"}
 
 
+@pytest.mark.parametrize("kind", ["tar", "gz", "zip"])
+def test_what_is_passed_over_is_bounded_too(tmp_path: Path, kind: str) -> None:
+    archive = save(tmp_path, good(kind))
+    asked = {"members": lambda name: name == "top/a.txt"}
+    members = len(FILES) + (0 if kind == "zip" else 2)
+    assert read(archive, all_bytes=SIZE, all_members=members, **asked) == {"top/a.txt": FILES["top/a.txt"]}
+    refuse(archive, "too many bytes with those that nobody asked for, at '.*'; refused", all_bytes=SIZE - 1, **asked)
+    refuse(archive, "too many members with those that nobody", all_members=members - 1, **asked)
+    bomb = tar([entry("top/a.txt"), entry("other", b"", tarfile.SYMTYPE), entry("zeros", bytes(5 << 20))])
+    refuse(save(tmp_path, gzip.compress(bomb)), "too many bytes .* at 'zeros'", all_bytes=1 << 20, **asked)
+
+
+def test_data_without_end_behind_the_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lra_ssm.datamodules.archive_readers.PADDING_BYTES", 1 << 20)
+    archive = save(tmp_path, gzip.compress(tar([entry("a")]) + bytes(2 << 20)))
+    refuse(archive, "data without end behind the last member")
+
+
 def test_iterate_is_lazy_and_its_files_stay(tmp_path: Path) -> None:
     archive = save(tmp_path, good("gz"))
     reader = iterate(archive, max_bytes=1 << 20, max_files=100)

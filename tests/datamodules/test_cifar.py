@@ -1,3 +1,4 @@
+import errno
 import inspect
 import os
 import pickle
@@ -14,6 +15,7 @@ from PIL import Image as PILImage
 from lra_ssm.datamodules import cifar_files
 from lra_ssm.datamodules.image import Image
 from lra_ssm.datamodules.image_transforms import luma
+from lra_ssm.datamodules.restricted_pickle import load_restricted
 from lra_ssm.datamodules.scifar import SCIFAR
 from lra_ssm.datamodules.storage import open_prepared
 from lra_ssm.errors import InputError
@@ -98,6 +100,25 @@ def test_class_folders_and_archives_of_them(tmp_path: Path) -> None:
     assert lossy["lossy"] is True
 
 
+def test_odd_names(tmp_path: Path) -> None:
+    long = "9" * 5000
+    names = ["1\u00b23.png", "2.png", f"{long}.png", "\u0661.png"]
+    members = class_files() | {f"train/cat/{name}": encoded(IMAGES[0]) for name in names}
+    assert len(cifar_files.read(write_tar(tmp_path / "images.tar.gz", members)).train.labels) == 54
+    with pytest.raises(InputError, match="holds neither CIFAR-10's batches"):
+        cifar_files.read(write_tar(tmp_path / "k.tar.gz", {f"train/{long}.png": encoded(IMAGES[0])}))
+
+
+def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_files(tmp_path / "images", class_files())
+    cifar_files.read(folder)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("lra_ssm.datamodules.image_build.TRIVIAL_COUNT", 10)
+    cifar_files.read(folder)
+    output = capsys.readouterr()
+    assert "reading the images of images" in output.err and "100%" in output.err and not output.out
+
+
 def test_kaggle(tmp_path: Path) -> None:
     names = {f"train/{i + 1}.png": encoded(image) for i, image in enumerate(IMAGES)}
     rows = [f"{i + 1},{CLASSES[i % 10]}" for i in range(60)]
@@ -147,8 +168,8 @@ def test_hugging_face_is_fetched_by_prepare_alone(tmp_path: Path, monkeypatch: p
     part = datasets.Dataset.from_dict(columns, features=features)
     asked = []
 
-    def load(name: str) -> Any:
-        asked.append(name)
+    def load(name: str, revision: str) -> Any:
+        asked.append((name, revision))
         if len(asked) == 1:
             raise ConnectionError("no\nnetwork")
         return datasets.DatasetDict({"train": part, "test": part})
@@ -157,13 +178,28 @@ def test_hugging_face_is_fetched_by_prepare_alone(tmp_path: Path, monkeypatch: p
     data = Image(root=str(tmp_path / "root"), source="huggingface")
     with pytest.raises(InputError, match="lra-ssm prepare image --source=huggingface"):
         data.prepare_data()
-    with pytest.raises(InputError, match=r"uoft-cs/cifar10: cannot be loaded \(no\)"):
+    with pytest.raises(InputError, match=r"uoft-cs/cifar10@0b2714987fa4: cannot be downloaded \(no\)"):
         data.fetch()
-    assert not list((tmp_path / "root" / "cifar10").iterdir())
+    assert not list((tmp_path / "root").iterdir())
+    # A leftover of a killed process, and a full disk.
+    write_files(tmp_path / "root" / "cifar10" / "download" / ".unfinished-huggingface", {"train/x.arrow": b"x"})
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"0b2714987fa4: .*No space left"):
+        patch.setattr(datasets.DatasetDict, "save_to_disk", full_disk)
+        data.fetch()
     data.fetch()
     data.fetch()
-    assert asked == ["uoft-cs/cifar10"] * 2
-    assert prepared(data).manifest()["source"]["lossy"] is True
+    assert asked == [("uoft-cs/cifar10", cifar_files.HUGGINGFACE_REVISION)] * 3
+    downloads = tmp_path / "root" / "cifar10" / "download"
+    assert [path.name for path in downloads.iterdir()] == ["uoft-cs-cifar10-0b2714987fa4"]
+    source = prepared(data).manifest()["source"]
+    assert source["lossy"] is True and source["revision"] == cifar_files.HUGGINGFACE_REVISION
+    next(downloads.glob("*/train/*.arrow")).write_bytes(b"x")
+    with pytest.raises(InputError, match="cannot be (loaded|read)"):
+        cifar_files.read(data._path())
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(
@@ -207,10 +243,30 @@ def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
         cifar_files.read(folder)
 
 
+NUMPY = b"cnumpy.core.multiarray\n_reconstruct\n"
+
+
+@pytest.mark.parametrize("named", [b"c_codecs\nencode\n", NUMPY, b"cnumpy\ndtype\n"])
+@pytest.mark.parametrize("state", ['(None, {"__defaults__": ("rot13",)})', '{"__defaults__": ("rot13",)}'])
+def test_a_pickle_changes_nothing_for_the_next(named: bytes, state: str) -> None:
+    before = load_restricted(pickle.dumps({"data": np.arange(3, dtype=np.uint8), "text": b"a\xff"}, protocol=2), "x")
+    value = pickle.dumps(eval(state), protocol=2).removeprefix(b"\x80\x02").removesuffix(b".")
+    with pytest.raises(InputError, match="x: refused as a pickle of arrays .it changes what it names"):
+        load_restricted(b"\x80\x02" + named + value + b"b.", "x")
+    after = load_restricted(pickle.dumps({"data": np.arange(3, dtype=np.uint8), "text": b"a\xff"}, protocol=2), "x")
+    assert after["data"].tolist() == before["data"].tolist() == [0, 1, 2] and after["text"] == b"a\xff"
+
+
+@pytest.mark.parametrize("put", [b"r" + (1 << 24).to_bytes(4, "little"), b"p16777216\n", b"q\xff"])
+def test_a_pickle_takes_no_memory_that_it_does_not_fill(put: bytes) -> None:
+    with pytest.raises(InputError, match="x: refused as a pickle of arrays .it numbers a value [0-9]+, in"):
+        load_restricted(b"\x80\x02N" + put + b".", "x")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("data_batch_2", b"", "data_batch_2: refused as a pickle of arrays"),
+        ("data_batch_2", b"", "data_batch_2: is no pickle of arrays, or damaged"),
         ("data_batch_2", b"nonsense", "data_batch_2: "),
         ("data_batch_2", cifar_batch(IMAGES[:2], [0, 10]), "label 10 of image 1 is not one of 0 to 9"),
         ("data_batch_2", cifar_batch(IMAGES[:2], [0]), "labels is not a list of 2 integers"),
@@ -270,7 +326,25 @@ def test_a_fit_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not called
 
 
-@pytest.mark.parametrize("change", [{"limit": 0}, {"augment": "crop"}, {"batch_size": 0}, {"inputs": "s5"}])
+def test_a_broken_off_unpacking_is_no_cifar(tmp_path: Path) -> None:
+    (batches(tmp_path) / "data_batch_4").unlink()
+    with pytest.raises(InputError, match="`lra-ssm prepare image --source=original"):
+        Image(root=str(tmp_path)).prepare_data()
+    with pytest.raises(InputError, match="data_batch_4 is missing"):
+        Image(root=str(tmp_path), source=str(tmp_path)).prepare_data()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"split_seed": 1 << 70},
+        {"split_seed": -1},
+        {"limit": 0},
+        {"augment": "crop"},
+        {"batch_size": 0},
+        {"inputs": "s5"},
+    ],
+)
 def test_impossible_settings(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         Image(root=str(tmp_path), **change)
@@ -326,6 +400,7 @@ def test_augmentation_is_in_training_alone_and_the_same_with_workers(tmp_path: P
     assert all(torch.equal(first[i], again[i]) for i in range(45))
     assert sum(torch.equal(first[i], next_epoch[i]) for i in range(45)) < 5
     assert sum(torch.equal(first[i], plain[i]) for i in range(45)) < 5
+    assert SCIFAR(root=str(tmp_path), augment="crop_flip").batch_settings() == {"augment": "crop_flip"}
     augmented, not_ = (prepared(SCIFAR(root=str(tmp_path), augment=a)) for a in ("crop_flip", "none"))
     for name in ("val_dataloader", "test_dataloader", "predict_dataloader"):
         for one, other in zip(getattr(augmented, name)(), getattr(not_, name)(), strict=True):

@@ -73,18 +73,31 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert EpochBatches(8, 4, 1).order(0).tolist() == [6, 2, 3, 7, 1, 4, 5, 0]
 
 
-@pytest.mark.parametrize(("examples", "batch", "world"), [(26, 4, 2), (26, 8, 4), (24, 8, 4), (25, 8, 4), (3, 4, 2)])
-def test_ranks_share_each_global_batch(examples: int, batch: int, world: int) -> None:
+@pytest.mark.parametrize(
+    ("examples", "batch", "sizes"),
+    [
+        (24, 8, [8, 8, 8]), (28, 8, [8, 8, 8, 4]), (27, 8, [8, 8, 6, 5]), (25, 8, [8, 8, 5, 4]), (3, 8, [3]),
+        (9, 8, [5, 4]), (22_500, 16, [16] * 1405 + [10, 10]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_no_batch_is_small_and_ranks_change_none(examples: int, batch: int, sizes: list[int], world: int) -> None:
+    if world > examples:
+        return
     whole = list(EpochBatches(examples, batch, 7))
-    ranks = [EpochBatches(examples, batch, 7, rank, world) for rank in range(world)]
-    shares = [list(rank) for rank in ranks]
-    assert len({len(rank) for rank in ranks}) == 1 and all(len(r) == len(s) for r, s in zip(ranks, shares, strict=True))
+    assert [len(part) for part in whole] == sizes and sorted(sum(whole, [])) == list(range(examples))
+    shares = [list(EpochBatches(examples, batch, 7, rank, world)) for rank in range(world)]
     assert all(share for rank in shares for share in rank)  # no rank is without work, or all would wait for it
-    joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
-    assert sorted(sum(joined, [])) == list(range(examples))
-    assert joined[0][: len(whole[0])] == sorted(whole[0]) or len(joined) == 1
-    if examples % batch == 0 or examples % batch >= world:
-        assert joined == [sorted(part) for part in whole]
+    assert [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)] == [sorted(part) for part in whole]
+    assert [sorted(x) for x in EpochBatches(examples, batch, 7).batches(2, 1)] == [
+        sorted(x) for x in list(EpochBatches(examples, batch, 7).batches(2))[1:]
+    ]
+
+
+def test_one_example_per_rank() -> None:
+    shares = [list(EpochBatches(9, 4, 7, rank, 4)) for rank in range(4)]
+    assert [[len(part) for part in parts] for parts in zip(*shares, strict=True)] == [[1] * 4, [2, 1, 1, 1]]
+    assert sorted(sum(sum(shares, []), [])) == list(range(9))
 
 
 LENGTHS = np.random.RandomState(0).randint(1, 1000, 1003)
@@ -100,7 +113,7 @@ def test_bucketed_batches_hold_every_example_once_and_less_padding() -> None:
     for epoch in range(2):
         batches = list(bucketed.batches(epoch))
         assert sorted(sum(batches, [])) == list(range(1003))
-        assert [len(batch) for batch in batches] == [8] * 125 + [3]
+        assert [len(batch) for batch in batches] == [8] * 124 + [6, 5]
         real = int(LENGTHS.sum())
         assert padded(batches) / real < 1.1 < 1.6 < padded(list(plain.batches(epoch))) / real
     assert list(bucketed.batches(0)) == list(bucketed.batches(0)) != list(bucketed.batches(1))
@@ -113,8 +126,6 @@ def test_ranks_share_bucketed_batches(world: int) -> None:
     whole = list(EpochBatches(1003, 8, 7, lengths=LENGTHS, pool=25))
     shares = [list(EpochBatches(1003, 8, 7, rank, world, LENGTHS, 25)) for rank in range(world)]
     joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
-    if 1003 % 8 < world:  # the last three join the batch before
-        whole[-2:] = [whole[-2] + whole[-1]]
     assert joined == [sorted(batch) for batch in whole]
 
 
@@ -192,6 +203,15 @@ def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: PreparedDataset,
     resumed = loader(tiny, num_workers, trained=lambda: done)
     assert len(resumed) == NUM_BATCHES
     assert labels(resumed) == whole[done : done + NUM_BATCHES]
+
+
+def test_passes_with_workers_take_turns(tiny: PreparedDataset) -> None:
+    loading = loader(tiny, 1)
+    first = iter(loading)
+    next(first)
+    assert labels(loading) == labels(loader(tiny))  # the first pass is given up
+    with pytest.raises(RuntimeError, match="a new pass over this loader has begun"):
+        next(first)
 
 
 def test_state_of_other_data_is_refused(tiny: PreparedDataset) -> None:

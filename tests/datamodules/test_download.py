@@ -20,6 +20,7 @@ import pytest
 
 from lra_ssm.datamodules import disk
 from lra_ssm.datamodules.download import DownloadRecord, RemoteFile, download
+from lra_ssm.datamodules.download_record import read_note
 from lra_ssm.errors import InputError
 from tests.datamodules.server import Site, serving
 
@@ -49,8 +50,11 @@ def files(folder: Path) -> list[str]:
 
 
 def check_whole(folder: Path, data: bytes = DATA) -> None:
-    assert files(folder) == [NAME]
+    """The file is there, with the note of what it is beside it."""
+    assert files(folder) == [NAME, f"{NAME}.download.json"]
     assert (folder / NAME).read_bytes() == data
+    note = read_note(folder / NAME, hashlib.sha256(data).hexdigest())
+    assert note["bytes"] == len(data) and note["url"].startswith("http://127.0.0.1:")
 
 
 @pytest.mark.parametrize("digest", [f"sha256:{SHA256}", f"md5:{MD5.upper()}", None])
@@ -69,7 +73,20 @@ def test_already_there_needs_no_network(tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.partial.json").write_text("{}")  # killed after the rename
     file = RemoteFile(("http://127.0.0.1:9/",), NAME, f"md5:{MD5}", len(DATA))
     assert fetch(file, tmp_path) == DownloadRecord(None, len(DATA), SHA256, "published")
-    check_whole(tmp_path)
+    assert files(tmp_path) == [NAME] and read_note(tmp_path / NAME) == {}  # nobody knows from where
+
+
+def test_where_a_file_came_from_stays_known(tmp_path: Path) -> None:
+    with serving(DATA) as site:
+        first = fetch(remote(site), tmp_path)
+        assert fetch(remote(site), tmp_path) == first and len(site.requests) == 1
+    assert read_note(tmp_path / NAME) == read_note(tmp_path / NAME, SHA256) == asdict(first)
+    assert read_note(tmp_path / NAME, "0" * 64) == {}  # of other bytes
+    (tmp_path / NAME).write_bytes(DATA + b"x")  # somebody's own
+    assert fetch(remote(site, digest=None), tmp_path).url is None
+    for damaged in ("", "[]", "{}", '{"url": 1}', "{"):
+        (tmp_path / f"{NAME}.download.json").write_text(damaged)
+        assert read_note(tmp_path / NAME) == {}
 
 
 @pytest.mark.parametrize("kind", ["digest", "size"])
@@ -220,7 +237,7 @@ def test_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(os, name, lambda *a, name=name, function=function: (steps.append(name), function(*a))[1])
     with serving(DATA) as site:
         fetch(remote(site), tmp_path)
-    assert steps == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+    assert steps == ["fsync", "replace", "replace", "fsync"]  # the file, its note, its name, the folder
 
 
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"url": 3}', None])
@@ -452,17 +469,18 @@ def test_killed_at_any_time(tmp_path: Path, delay: float) -> None:
 
 
 @pytest.mark.parametrize("step", ["unlink", "write_text", "fsync", "replace"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_stopped_at_every_step(tmp_path: Path, step: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kill right before and right after each change of the folder leaves is used or thrown away rightly."""
     owner: Any = Path if step in ("unlink", "write_text") else os
     function, calls = getattr(owner, step), 0
+    after = (step, number) == ("replace", 3)  # the second, the file's own name, is also stopped right after
 
     def stop(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == number:
-            if number == 2 and step == "replace":
+        if calls == (2 if after else number):
+            if after:
                 function(*args, **kwargs)
             raise KeyboardInterrupt
         return function(*args, **kwargs)
@@ -501,7 +519,7 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(10)
         assert sum(site.sent) == len(DATA)
-    assert len(records) == 4 and sum(record.url is not None for record in records) == 1
+    assert len(records) == 4 and len(set(records)) == 1
     check_whole(tmp_path)
 
 

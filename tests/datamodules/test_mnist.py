@@ -1,5 +1,7 @@
 import gzip
+import hashlib
 import inspect
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,13 @@ import pytest
 import torch
 
 from lra_ssm.datamodules import mnist_files as reader
+from lra_ssm.datamodules.download import RemoteFile
 from lra_ssm.datamodules.image_transforms import bitreversal_permutation, random_permutation
 from lra_ssm.datamodules.mnist import MNIST
 from lra_ssm.datamodules.pictures import draw_batch
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import encoded, idx, mnist_files, pictures, real_data, write_files
+from tests.datamodules.server import serving
 
 IMAGES = pictures(60, size=28, channels=1)[..., 0]
 LABELS = np.arange(60) % 10
@@ -66,11 +70,63 @@ def test_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not called
     data.fetch()
     assert called == list(reader.MD5)
-    write_files(tmp_path / "mnist", {NAME: b"x"})
-    with pytest.raises(InputError, match="train-labels-idx1-ubyte.gz: is missing"):
-        data.prepare_data()
+    assert not list(tmp_path.iterdir()) or [path.name for path in tmp_path.rglob("*")] == ["mnist", "download"]
     with pytest.raises(InputError, match="is neither original"):
         MNIST(root=str(tmp_path), source=str(tmp_path / "absent")).prepare_data()
+
+
+def test_a_broken_off_download_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = mnist_files(IMAGES, LABELS, 50)
+    folder = write_files(tmp_path / "mnist" / "download", {NAME: published[NAME]})
+    data = MNIST(root=str(tmp_path))
+    with pytest.raises(InputError, match="`lra-ssm prepare mnist --source=original --root=") as error:
+        data.prepare_data()
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="train-labels-idx1-ubyte.gz: is missing; MNIST is the four files"):
+        MNIST(root=str(tmp_path), source=str(folder)).prepare_data()
+    with ExitStack() as stack:
+        sites = {name: stack.enter_context(serving(content)) for name, content in published.items()}
+        monkeypatch.setattr(MNIST, "downloads", tuple(
+            RemoteFile((f"{site.url}/{name}",), name, f"md5:{hashlib.md5(published[name]).hexdigest()}")
+            for name, site in sites.items()
+        ))  # fmt: skip
+        data.fetch()
+        assert [len(site.requests) for site in sites.values()] == [int(name != NAME) for name in sites]
+    assert np.array_equal(reader.read(data._path()).train.images[..., 0], IMAGES[:50])
+
+
+def test_half_a_set_does_not_hide_a_whole_one(tmp_path: Path) -> None:
+    write_files(tmp_path / "mnist", {NAME: b"x"})
+    write_files(tmp_path / "MNIST" / "raw", mnist_files(IMAGES, LABELS, 50))
+    assert MNIST(root=str(tmp_path))._path() == tmp_path / "MNIST" / "raw"
+    write_files(tmp_path / "MNIST", {NAME: b"x"})
+    assert MNIST(root="x", source=str(tmp_path / "MNIST"))._path() == tmp_path / "MNIST" / "raw"
+
+
+def test_a_failed_download_leaves_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise InputError("no network")
+
+    monkeypatch.setattr("lra_ssm.datamodules.published_images.download", fail)
+    for root in (tmp_path / "root", tmp_path):
+        with pytest.raises(InputError, match="no network"):
+            MNIST(root=str(root)).fetch()
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("source", ["", " ", "x" * 300, "x/" * 3000, "a\0b", "~nobody-of-this-name/x"])
+def test_sources_that_are_no_paths(tmp_path: Path, source: str) -> None:
+    with pytest.raises(InputError, match="MNIST source") as error:
+        MNIST(root=str(tmp_path), source=source).prepare_data()
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_a_class_without_images(tmp_path: Path, limit: int | None) -> None:
+    write_files(tmp_path / "mnist", mnist_files(IMAGES, np.where(LABELS == 7, 6, LABELS), 50))
+    with pytest.raises(InputError, match="mnist: gives no image for training of the class '7'") as error:
+        MNIST(root=str(tmp_path), limit=limit).prepare_data()
+    assert "\n" not in str(error.value)
 
 
 def test_hugging_face(tmp_path: Path) -> None:
@@ -87,7 +143,12 @@ def test_hugging_face(tmp_path: Path) -> None:
     data = prepared(MNIST(root=str(tmp_path), source="huggingface"))
     batch = next(iter(data.test_dataloader()))
     assert torch.allclose(batch.inputs[..., 0] * 255, torch.from_numpy(IMAGES[50:].reshape(10, 784)).float())
-    assert data.manifest()["source"]["kind"] == data.manifest()["source"]["layout"] == "huggingface"
+    source = data.manifest()["source"]
+    assert source["kind"] == source["layout"] == "huggingface"
+    assert source["revision"] == "unknown" and "repository" not in source  # a user has put it there
+    before = data.record(), reader.stand_ins(data._path())
+    (tmp_path / "mnist" / "huggingface" / "train" / "cache-0123.arrow").write_bytes(b"x")
+    assert (data.record(), reader.stand_ins(data._path())) == before
 
 
 def test_what_models_get(tmp_path: Path) -> None:
@@ -104,12 +165,18 @@ def test_what_models_get(tmp_path: Path) -> None:
     ):
         permuted = prepared(MNIST(root=str(tmp_path), **settings))  # type: ignore[arg-type]
         assert permuted.prepared_folder == plain.prepared_folder
+        said = {"permutation_seed": 92916} if settings["permutation"] == "random" else {}
+        assert permuted.manifest()["batches"] == said | settings
         assert torch.equal(next(iter(permuted.test_dataloader())).inputs, pixels[:, permutation])
+    assert plain.manifest()["batches"] == {"permutation": "none"}
     limited = prepared(MNIST(root=str(tmp_path), limit=10))
     assert limited.manifest()["splits"]["test"]["class_counts"] == [1] * 10
     assert prepared(MNIST(root=str(tmp_path), split_seed=1)).prepared_folder != plain.prepared_folder
     with pytest.raises(InputError):
         MNIST(root=str(tmp_path), permutation="bits")  # type: ignore[arg-type]
+    for seed in (-1, 1 << 63):
+        with pytest.raises(InputError, match="split_seed"):
+            MNIST(root=str(tmp_path), split_seed=seed)
 
 
 def test_picture(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lra_ssm.datamodules.pathfinder import Pathfinder
+from lra_ssm.datamodules.pathfinder_archive import write_archive
 from lra_ssm.datamodules.pathfinder_files import places, read_listing
-from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES
+from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.storage import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
@@ -105,6 +106,38 @@ def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
     assert np.array_equal(data._datasets["train"].split.images[3], IMAGES[4])
 
 
+def test_an_empty_image_of_the_generator_is_an_error(tmp_path: Path) -> None:
+    data = Pathfinder(root=str(tmp_path), num_images=10)
+    folder = write_archive(data.archive_folder, settings_for(32, HARD), 0, 10, workers=1, progress=lambda _: None)
+    (folder / "imgs" / "0" / "sample_3.png").write_bytes(b"")
+    with pytest.raises(InputError, match=r"sample_3.png: is an empty file; delete .*metadata/0.npy and") as error:
+        data.prepare_data()
+    assert "\n" not in str(error.value)
+    (folder / "metadata" / "0.npy").unlink()
+    assert sum(split["examples"] for split in prepared(data).manifest()["splits"].values()) == 10
+
+
+def test_the_manifest_says_where_the_images_are_from(tmp_path: Path, folder: Path) -> None:
+    record = prepared(Pathfinder(root=str(tmp_path), source=str(folder))).manifest()["source"]["files"]
+    assert (record["folder"], record["digest"]) == (str(folder), "unknown")
+
+
+def test_a_class_without_images(tmp_path: Path) -> None:
+    write_pathfinder(tmp_path / "images", IMAGES[:10])
+    metadata = tmp_path / "images" / "metadata" / "0.npy"
+    metadata.write_text(metadata.read_text().replace(" 1 1.0 ", " 0 1.0 "))
+    for limit in (None, 2):
+        with pytest.raises(InputError, match="images: gives no image for training of the class 'same contour'"):
+            Pathfinder(root=str(tmp_path), source=str(tmp_path / "images"), limit=limit).prepare_data()
+
+
+@pytest.mark.parametrize("source", ["", "x" * 300, "~nobody-of-this-name/x"])
+def test_sources_that_are_no_folders(tmp_path: Path, source: str) -> None:
+    with pytest.raises(InputError, match="Pathfinder source") as error:
+        Pathfinder(root=str(tmp_path), source=source).prepare_data()
+    assert "\n" not in str(error.value)
+
+
 def test_splits(tmp_path: Path, folder: Path) -> None:
     data = prepared(Pathfinder(root=str(tmp_path), source=str(folder)))
     generator = torch.Generator().manual_seed(42)
@@ -190,7 +223,15 @@ def test_generated(tmp_path: Path, difficulty: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"resolution": 48}, {"difficulty": "hard"}, {"num_images": 9}, {"inputs": "x"}, {"split": "x"}, {"limit": 0}],
+    [
+        {"resolution": 48},
+        {"difficulty": "hard"},
+        {"num_images": 9},
+        {"inputs": "x"},
+        {"split": "x"},
+        {"limit": 0},
+        {"split_seed": 1 << 70},
+    ],
 )
 def test_impossible_settings(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
@@ -204,6 +245,15 @@ def test_no_room(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError, match="generating 10 Pathfinder images needs"):
         Pathfinder(root=str(tmp_path / "root"), num_images=10).prepare_data()
     assert not (tmp_path / "root").exists()
+    # Begun elsewhere, with nothing or one block of two drawn: the rest is counted.
+    data, needed = Pathfinder(root=str(tmp_path), num_images=1500), []
+    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.check_disk_space", lambda _, count, what: needed.append(count))
+    target = data.archive_folder / "pathfinder32" / HARD / "metadata"
+    target.mkdir(parents=True)
+    data._check_room(tmp_path)
+    (target / "0.npy").touch()
+    data._check_room(tmp_path)
+    assert needed == [count * 4096 + 1500 * (1024 + 8) for count in (1500, 500)]
 
 
 def test_constructor_is_fit_for_the_command_line() -> None:

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -224,6 +225,7 @@ def test_layout_is_the_published_one(tmp_path, monkeypatch):
 
 
 def test_workers_do_not_change_the_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     small_archive(tmp_path / "one", monkeypatch)
     small_archive(tmp_path / "two", monkeypatch, workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -246,11 +248,31 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, workers):
     (folder / "metadata" / "1.npy").unlink(missing_ok=True)
     (folder / "metadata" / ".unfinished-1.npy-123").write_text("imgs/1 sample_0")
     (folder / "imgs" / "1").mkdir(exist_ok=True)
+    (folder / "imgs" / "1" / ".unfinished-123").write_bytes(b"\x89PNG")
     (folder / "imgs" / "1" / "sample_0.png").write_bytes(b"\x89PNG")
     done.clear()
     small_archive(tmp_path / "killed", monkeypatch, workers=workers, progress=done.append)
     assert done[0] < 50 and sum(done) == 50
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_run_killed_at_its_first_file_goes_on(tmp_path, monkeypatch):
+    small_archive(tmp_path / "whole", monkeypatch, count=5)
+    folder = tmp_path / "killed" / "pathfinder32" / "curv_baseline"
+    folder.mkdir(parents=True)
+    (folder / ".unfinished-generator.json-123").write_text('{"version"')
+    small_archive(tmp_path / "killed", monkeypatch, count=5)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_an_image_is_never_seen_half_written(tmp_path, monkeypatch):
+    folder = small_archive(tmp_path, monkeypatch, count=5)
+    image = folder / "imgs" / "0" / "sample_0.png"
+    with open(image, "rb") as reader:  # what a reader has opened while a worker without parent draws it again
+        pathfinder_archive.write_block(folder, settings_for(32, "curv_baseline"), 7, 0, 5)
+        assert reader.read() == image.read_bytes()
+        assert os.fstat(reader.fileno()).st_ino != image.stat().st_ino
+    assert not list(folder.rglob(".unfinished*"))
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path, monkeypatch):

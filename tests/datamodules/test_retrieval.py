@@ -2,14 +2,19 @@ import inspect
 import io
 import logging
 import re
+import shutil
 import tarfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules import lra_release
+from lra_ssm.datamodules import ListOps, lra_release
+from lra_ssm.datamodules.download import RemoteFile
+from lra_ssm.datamodules.download_record import DownloadRecord, note_of, read_note, write_note
 from lra_ssm.datamodules.lra_release import fetch_lra_release
 from lra_ssm.datamodules.retrieval import Retrieval
 from lra_ssm.datamodules.retrieval_files import FILES, LAYOUTS, PairsFile
@@ -17,7 +22,7 @@ from lra_ssm.datamodules.retrieval_standin import MARKER, write_standin
 from lra_ssm.datamodules.storage import SequenceSplit, open_prepared, sha256
 from lra_ssm.datamodules.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import contents
+from tests.datamodules.helpers import contents, write_tsv
 
 # Quotes that open and are never closed, one of them over a line's end for whoever takes it for a csv's.
 ROWS = {
@@ -208,6 +213,25 @@ def test_cut_off_and_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         prepared(tmp_path)
 
 
+def test_one_class_and_files_sorted_by_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_files(tmp_path, ROWS | {"train": ["1.0\ta\tb\tc\td"] * 3}) / FILES["train"]
+    for settings in ({}, {"inputs": "lra"}, {"limit": 2}):
+        with pytest.raises(InputError, match=f"^{re.escape(str(path))}: all 3 training pairs have label 1$"):
+            prepared(tmp_path, **settings)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(FILES.values())
+    write_files(tmp_path, ROWS | {"train": ["1\ta\tb\tc\td"] * 120 + ["0\ta\tb\tc\td"] * 120})
+    with caplog.at_level(logging.WARNING):
+        prepared(tmp_path)
+    (record,) = [record for record in caplog.records if "of one class" in record.getMessage()]
+    assert record.getMessage().startswith(f"{path}: its first 120 pairs are of one class")
+
+
+def test_the_first_batches_of_a_standin_have_both_classes(tmp_path: Path) -> None:
+    data = prepared(tmp_path, source="standin", standin_counts=(60, 40, 40), standin_length=50)
+    whole = open_prepared(data.prepared_folder)
+    assert all(set(whole.split(name).labels[:10].tolist()) == {0, 1} for name in FILES)
+
+
 def test_missing_files(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with pytest.raises(
@@ -240,6 +264,7 @@ def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.Log
         {"min_freq": 0},
         {"limit": 0},
         {"standin_counts": (1, 0, 1)},
+        {"standin_counts": (1, 1, 1)},
         {"standin_seed": -1},
         {"standin_length": 0},
         {"batch_size": 0},
@@ -275,14 +300,21 @@ def write_release(path: Path, wrapping: str) -> Path:
 @pytest.mark.parametrize("wrapping", ["lra_release/lra_release/", "lra_release/", ""])
 def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
-    monkeypatch.setattr(lra_release, "download", lambda file, folder: write_release(folder / file.name, wrapping))
+    record = DownloadRecord("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
+
+    def download(file: RemoteFile, folder: Path) -> DownloadRecord:
+        write_release(folder / file.name, wrapping)
+        return record
+
+    monkeypatch.setattr(lra_release, "download", download)
     data = Retrieval(root=str(root))
     data.fetch()
     unpacked = root / "lra_release/lra_release"
     names = [str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()]
-    assert sorted(names) == [f"tsv_data/{name}" for name in sorted(FILES.values())]
+    assert sorted(names) == [f"tsv_data/{name}" for name in sorted(["download.json", *FILES.values()])]
     data.prepare_data()
-    assert data.manifest()["source"]["kind"] == "lra"
+    source = data.manifest()["source"]
+    assert source["kind"] == "lra" and source["archive"] == asdict(record)
     hard = fetch_lra_release(root, "pathfinder32/hard/")
     assert hard == unpacked / "pathfinder32/hard" and (hard / "imgs/0.png").read_text() == "hard"
     assert not (unpacked / "pathfinder32/easy").exists()
@@ -294,10 +326,64 @@ def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, mon
 
 def test_a_release_that_is_there_needs_no_network(tmp_path: Path) -> None:
     write_release(tmp_path / "lra_release.gz", "lra_release/")
-    assert len(list(fetch_lra_release(tmp_path, "tsv_data").iterdir())) == 3
+    folder = fetch_lra_release(tmp_path, "tsv_data")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["download.json", *FILES.values()])
+    note = read_note(folder)
+    assert note["url"] is None and note["sha256"] == sha256(tmp_path / "lra_release.gz")
     with pytest.raises(InputError, match="none of the wanted files"):
         fetch_lra_release(tmp_path, "absent")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lra_release", "lra_release.gz"]
+
+
+def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(file: RemoteFile, folder: Path) -> DownloadRecord:
+        raise InputError("no network")
+
+    monkeypatch.setattr(lra_release, "download", fails)
+    for module in (Retrieval, ListOps):
+        with pytest.raises(InputError, match="no network"):
+            module(root=str(tmp_path / "root"), source="lra").fetch()
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "root").mkdir()  # the user's own stays
+    with pytest.raises(InputError, match="no network"):
+        Retrieval(root=str(tmp_path / "root")).fetch()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "root"]
+
+
+def test_killed_while_unpacking(tmp_path: Path) -> None:
+    write_release(tmp_path / "lra_release.gz", "")
+    half = tmp_path / ".lra_release-tsv_data/tsv_data"
+    half.mkdir(parents=True)  # without a note: not finished
+    assert len(list(fetch_lra_release(tmp_path, "tsv_data").iterdir())) == 4 and not half.exists()
+    shutil.rmtree(tmp_path / "lra_release")
+    half.mkdir(parents=True)  # with it: finished, but not yet in its place
+    (half / FILES["train"]).touch()
+    write_note(note_of(half.parent), DownloadRecord("https://x.org", 1, "0" * 64, "unknown"))
+    folder = fetch_lra_release(tmp_path, "tsv_data")
+    assert read_note(folder)["url"] == "https://x.org" and not half.parent.exists()
+
+
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    write_release(root / "lra_release.gz", "")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(InputError, match=r"unpacking tsv_data of lra_release\.gz needs 1\.000 GB"):
+        Retrieval(root=str(root)).fetch()
+    assert [path.name for path in root.iterdir()] == ["lra_release.gz"]
+    files = str(write_files(tmp_path / "files"))
+    tsv = str(write_tsv(tmp_path / "listops"))
+    for data in (
+        Retrieval(root=str(root), source=files),
+        Retrieval(root=str(root), source="standin"),
+        ListOps(root=str(root), source=tsv, max_length=500),
+        ListOps(root=str(root)),
+    ):
+        data_name = type(data).__name__
+        if data.kind() == "files":
+            monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+        with pytest.raises(InputError, match=f"({data_name}|pairs of documents) needs .* make room"):
+            data.prepare_data()
+    assert [path.name for path in root.iterdir()] == ["lra_release.gz"]
 
 
 # -- stand-ins -----------------------------------------------------------------------------------------------------

@@ -7,14 +7,18 @@ import random
 import subprocess
 import sys
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules import text_files
+from lra_ssm.datamodules import ListOps, text_files
+from lra_ssm.datamodules.download_record import DownloadRecord, note_of, write_note
+from lra_ssm.datamodules.retrieval import Retrieval
 from lra_ssm.datamodules.selection import choose, random_keys, text_keys
-from lra_ssm.datamodules.storage import open_prepared
+from lra_ssm.datamodules.storage import open_prepared, sha256
 from lra_ssm.datamodules.text import Text
 from lra_ssm.datamodules.text_files import HUB_FOLDER, HUB_NAME, HUB_REVISION
 from lra_ssm.datamodules.vocabulary import (
@@ -171,9 +175,19 @@ def test_sorted_by_name_and_read_as_it_stands(tmp_path: Path) -> None:
     reviews |= {"train/neg/10_1.txt": '"a\tb"\r\n', "train/neg/9_1.txt": "", "train/pos/3_9.txt": "\ufeffñ"}
     write_folder(tmp_path / "aclImdb", reviews)
     (tmp_path / "aclImdb/train/pos/._3_9.txt").write_bytes(b"\xff")
-    data = prepared(tmp_path, validation="test")
-    assert texts(data, "train") == ["x", '"a\tb"\r\n', "", "x", "\ufeffñ"]
-    assert open_prepared(data.prepared_folder).split("train").labels.tolist() == [0, 0, 0, 1, 1]
+    train = text_files.read(text_files.find_at(tmp_path))["train"]
+    assert train.texts == ["x", '"a\tb"\r\n', "", "x", "\ufeffñ"] and train.labels == [0, 0, 0, 1, 1]
+    assert sorted(texts(prepared(tmp_path, validation="test"), "train")) == sorted(train.texts)
+
+
+@pytest.mark.parametrize("settings", [{}, {"validation": "test"}, {"limit": 30}, {"inputs": "lra"}])
+def test_the_first_batch_of_every_split_has_both_classes(tmp_path: Path, settings: dict[str, object]) -> None:
+    write_folder(tmp_path / "aclImdb", some_reviews(count=100))
+    data = prepared(tmp_path, batch_size=10, **settings)
+    whole = open_prepared(data.prepared_folder)
+    for name in ("train", "val", "test"):
+        labels = whole.split(name).labels
+        assert set(labels[:10].tolist()) == {0, 1} and (np.diff(labels) != 0).sum() > len(labels) / 4
 
 
 def test_vocabulary_is_of_the_cut_training_texts(tmp_path: Path) -> None:
@@ -182,7 +196,7 @@ def test_vocabulary_is_of_the_cut_training_texts(tmp_path: Path) -> None:
     write_folder(tmp_path / "aclImdb", reviews)
     data = prepared(tmp_path, max_length=3, min_freq=1, validation="test")
     assert data.manifest()["vocabulary"] == [*SPECIALS, "a", "b"]
-    assert texts(data, "train") == ["aa", "ab", "aa"] and texts(data, "test") == ["<unk>a", "b<unk>"]
+    assert sorted(texts(data, "train")) == ["aa", "aa", "ab"] and sorted(texts(data, "test")) == ["<unk>a", "b<unk>"]
     assert prepared(tmp_path, max_length=3, min_freq=2, validation="test").manifest()["vocabulary"] == [*SPECIALS, "a"]
     whole = prepared(tmp_path, min_freq=2, validation="test").manifest()
     assert whole["vocabulary"] == [*SPECIALS, "a", "b"] and whole["splits"]["train"]["length"]["max"] == 5
@@ -192,7 +206,8 @@ def test_bytes_of_the_original_code(tmp_path: Path) -> None:
     write_folder(tmp_path / "aclImdb", some_reviews(count=3) | {"test/neg/0_3.txt": "é" * 30, "test/neg/1_3.txt": ""})
     data = prepared(tmp_path, inputs="lra", max_length=15)
     test = open_prepared(data.prepared_folder).split("test")
-    assert test.sequence(0).tolist() == [0xC4, 0xAA] * 7 + [0xC4] and test.sequence(1).tolist() == [0]  # type: ignore[union-attr]
+    sequences = [test.sequence(index).tolist() for index in range(len(test))]  # type: ignore[union-attr]
+    assert [0xC4, 0xAA] * 7 + [0xC4] in sequences and [0] in sequences
     manifest = data.manifest()
     assert manifest["source"]["inputs"] == "lra" and len(manifest["vocabulary"]) == 257
     assert "min_freq" not in manifest["source"]
@@ -297,7 +312,8 @@ def test_folders_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Mon
     assert arrays(hub) == arrays(saved) == arrays(parquet)
     assert hub.manifest()["source"]["revision"] == HUB_REVISION and hub.manifest()["source"]["kind"] == "huggingface"
     original = prepared(root, source=str(write_folder(tmp_path / "aclImdb", reviews)))
-    for key in ("held_out_sha256", "content_sha256"):  # the order is another, the reviews are the same
+    assert arrays(original) == arrays(hub)  # the order of the files is another, what is written is the same
+    for key in ("held_out_sha256", "content_sha256"):
         assert original.manifest()["source"][key] == hub.manifest()["source"][key]
     assert original.manifest()["vocabulary"] == hub.manifest()["vocabulary"]
 
@@ -333,6 +349,9 @@ def test_bad_rows(tmp_path: Path) -> None:
     for name in ("train", "test"):
         (tmp_path / f"damaged/{name}.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match=r"train\.parquet: cannot be read as parquet"):
+        Text(root=str(tmp_path / "root"), source=str(tmp_path / "damaged")).prepare_data()
+    (tmp_path / "damaged/train-2.parquet").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"train-2\.parquet: is a folder or a link to nothing"):
         Text(root=str(tmp_path / "root"), source=str(tmp_path / "damaged")).prepare_data()
 
 
@@ -389,6 +408,60 @@ def test_missing_and_damaged(tmp_path: Path) -> None:
     truncated.write_bytes(twice.read_bytes()[:-200])
     assert "d.tar.gz" in message(truncated)
     assert not root.exists()
+
+
+@pytest.mark.parametrize("module", [Text, Retrieval, ListOps])
+def test_sources_that_are_no_path(tmp_path: Path, module: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "aclImdb", some_reviews())
+    monkeypatch.chdir(tmp_path)  # which an empty source would name
+    cases = {
+        "": "source '': is empty; give",
+        " ": "is empty",
+        "x" * 300: "x…': cannot be looked at \\(File name too long\\)",
+        "absent": "is neither .* nor an existing",
+        "aclImdb/train/neg/0_3.txt/x": "is neither .* nor an existing",
+        "zero\0byte": "cannot be looked at|is neither",
+        "~nobody-of-this-name/x": "cannot be looked at",
+    }
+    for source, message in cases.items():
+        with pytest.raises(InputError, match=f"^{module.__name__} .*{message}") as error:
+            module(root=str(tmp_path / "root"), source=source).prepare_data()
+        assert "\n" not in str(error.value) and len(str(error.value)) < 300
+    assert not (tmp_path / "root").exists()
+
+
+def test_odd_files_among_reviews(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "aclImdb", some_reviews())
+    odd = folder / "train/pos/x.txt"
+    for make, reason in ((lambda: odd.symlink_to("gone"), "No such file"), (odd.mkdir, "Is a directory")):
+        make()
+        with pytest.raises(InputError, match=rf"train/pos/x\.txt: cannot be read \({reason}") as error:
+            prepared(tmp_path)
+        assert "\n" not in str(error.value)
+        odd.unlink() if odd.is_symlink() else odd.rmdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["aclImdb"]
+
+
+def test_no_room_and_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "aclImdb", some_reviews(count=2))
+    with pytest.raises(InputError, match="val_fraction 0.99: leaves no training review of one class"):
+        prepared(tmp_path, val_fraction=0.99)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(InputError, match="preparing Text needs .* make room"):
+        prepared(tmp_path)
+    with pytest.raises(InputError, match="stanfordnlp/imdb needs 0.150 GB"):
+        Text(root=str(tmp_path / "root"), source="huggingface").fetch()
+    assert [path.name for path in tmp_path.iterdir()] == ["aclImdb"]
+
+
+def test_the_archives_address_is_in_the_manifest(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "text/download/aclImdb_v1.tar.gz", some_reviews())
+    record = DownloadRecord("https://x.org/a", archive.stat().st_size, sha256(archive), "unknown")
+    write_note(note_of(archive), record)
+    source = prepared(tmp_path).manifest()["source"]
+    assert {key: source[key] for key in asdict(record)} == asdict(record)
+    write_archive(archive, some_reviews(seed=1))  # somebody's own
+    assert prepared(tmp_path, max_length=9).manifest()["source"]["url"] is None
 
 
 def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
