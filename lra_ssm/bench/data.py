@@ -23,9 +23,9 @@ from lra_ssm.bench.measure import WallTimer, interleave, median_and_spread, rati
 from lra_ssm.bench.steps import StepWork, config_files, read_config, sizes
 from lra_ssm.bench.work import STEP
 from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
-from lra_ssm.datamodules.storage import open_prepared
-from lra_ssm.datamodules.storage_writer import DatasetWriter
+from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage.format import open_prepared
+from lra_ssm.datamodules.storage.writer import DatasetWriter
 
 WORKERS = (0, 2)
 PASS = "pass over the batches"

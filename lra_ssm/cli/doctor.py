@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import Progress
 
+from lra_ssm.cli.summary import format_table, open_all, summary_rows
 from lra_ssm.cluster import environment
-from lra_ssm.datamodules.root import resolve_root
-from lra_ssm.datamodules.storage import PreparedDataset, open_prepared
-from lra_ssm.datamodules.summary import format_table, open_all, summary_rows
+from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
+from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
 EXAMPLE = """\

@@ -9,9 +9,9 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.parser import RunParser
-from lra_ssm.datamodules.pictures import draw_batch
-from lra_ssm.datamodules.root import resolve_root
-from lra_ssm.datamodules.summary import format_table, open_all, summary_rows
+from lra_ssm.cli.pictures import draw_batch
+from lra_ssm.cli.summary import format_table, open_all, summary_rows
+from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
 # name -> (data module, what is another default than its own)

@@ -9,11 +9,11 @@ from typing import Any
 
 from lightning import LightningDataModule
 
-from lra_ssm.datamodules.batches import BatchDataset, SequenceDataset
-from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
-from lra_ssm.datamodules.prepare import prepare
-from lra_ssm.datamodules.root import resolve_root
-from lra_ssm.datamodules.storage import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset
+from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage.prepare import prepare
+from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("val",)}

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules import cifar_files
-from lra_ssm.datamodules.image_build import Pixels
-from lra_ssm.datamodules.image_transforms import lra_luma, luma
+from lra_ssm.datamodules.loading.image_transforms import lra_luma, luma
 from lra_ssm.datamodules.published_images import PublishedImages
+from lra_ssm.datamodules.readers import cifar10 as cifar_files
+from lra_ssm.datamodules.readers.image_files import Pixels
 
 # What is stored: colors, gray as PIL makes it, gray as TensorFlow makes it.
 Stored = Literal["rgb", "gray", "gray-lra"]

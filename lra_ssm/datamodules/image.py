@@ -7,7 +7,7 @@ Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (20
 from typing import Any, Literal
 
 from lra_ssm.datamodules.cifar10 import Cifar10
-from lra_ssm.datamodules.image_transforms import IMAGE_MEAN, IMAGE_STD, CropFlip, PixelSequence
+from lra_ssm.datamodules.loading.image_transforms import IMAGE_MEAN, IMAGE_STD, CropFlip, PixelSequence
 
 
 class Image(Cifar10):

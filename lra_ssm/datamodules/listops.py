@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
-from lra_ssm.datamodules.listops_build import (
+from lra_ssm.datamodules.builders.listops import (
     DATASET,
     NUM_CLASSES,
     READER_VERSION,
@@ -15,11 +15,11 @@ from lra_ssm.datamodules.listops_build import (
     build_generated,
     generator_record,
 )
-from lra_ssm.datamodules.listops_files import any_files, find_files
-from lra_ssm.datamodules.listops_generator import check_settings
-from lra_ssm.datamodules.listops_trees import VOCABULARY, TreeSettings
-from lra_ssm.datamodules.lra_release import fetch_lra_release
-from lra_ssm.datamodules.sources import named_source
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.generators.listops import check_settings
+from lra_ssm.datamodules.generators.listops_trees import VOCABULARY, TreeSettings
+from lra_ssm.datamodules.readers.listops import any_files, find_files
 from lra_ssm.errors import InputError
 
 

@@ -7,14 +7,14 @@ way to initialize recurrent networks of rectified linear units" (2015); splits o
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules import mnist_files
-from lra_ssm.datamodules.image_transforms import (
+from lra_ssm.datamodules.loading.image_transforms import (
     CropFlip,
     PixelSequence,
     bitreversal_permutation,
     random_permutation,
 )
 from lra_ssm.datamodules.published_images import PublishedImages
+from lra_ssm.datamodules.readers import mnist as mnist_files
 
 NUM_PIXELS = 28 * 28
 

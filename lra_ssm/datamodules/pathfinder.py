@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
-from lra_ssm.datamodules.batches import BatchDataset, ImageDataset
-from lra_ssm.datamodules.disk import check_disk_space
-from lra_ssm.datamodules.image_transforms import PixelSequence
-from lra_ssm.datamodules.lra_release import fetch_lra_release
-from lra_ssm.datamodules.pathfinder_archive import generator_record, missing_blocks, write_archive
-from lra_ssm.datamodules.pathfinder_files import (
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.generators.pathfinder_archive import generator_record, missing_blocks, write_archive
+from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, SIZES, settings_for
+from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
+from lra_ssm.datamodules.loading.image_transforms import PixelSequence
+from lra_ssm.datamodules.readers.pathfinder import (
     CLASS_NAMES,
     DATASET,
     READER_VERSION,
@@ -25,9 +26,8 @@ from lra_ssm.datamodules.pathfinder_files import (
     places,
     stand_ins,
 )
-from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES, SIZES, settings_for
-from lra_ssm.datamodules.sources import named_source
-from lra_ssm.datamodules.storage import ImageSplit, SequenceSplit
+from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
 
 

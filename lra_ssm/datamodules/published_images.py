@@ -5,14 +5,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from lra_ssm.datamodules import huggingface_images
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
-from lra_ssm.datamodules.batches import BatchDataset, ImageDataset
-from lra_ssm.datamodules.download import RemoteFile, download
-from lra_ssm.datamodules.image_build import READER_VERSION, Pixels, build_images
-from lra_ssm.datamodules.image_transforms import CropFlip, PixelSequence
-from lra_ssm.datamodules.sources import download_folder, named_source
-from lra_ssm.datamodules.storage import ImageSplit, SequenceSplit
+from lra_ssm.datamodules.builders.images import READER_VERSION, build_images
+from lra_ssm.datamodules.fetch.download import RemoteFile, download
+from lra_ssm.datamodules.fetch.sources import download_folder, named_source
+from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
+from lra_ssm.datamodules.loading.image_transforms import CropFlip, PixelSequence
+from lra_ssm.datamodules.readers import huggingface_images
+from lra_ssm.datamodules.readers.image_files import Pixels
+from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
-from lra_ssm.datamodules.download_record import read_note
-from lra_ssm.datamodules.lra_release import fetch_lra_release
-from lra_ssm.datamodules.retrieval_build import (
+from lra_ssm.datamodules.builders.retrieval import (
     DATASET,
     NUM_CLASSES,
     READER_VERSION,
@@ -20,10 +18,12 @@ from lra_ssm.datamodules.retrieval_build import (
     build,
     build_standin,
 )
-from lra_ssm.datamodules.retrieval_files import FILES, LAYOUTS, find_files
-from lra_ssm.datamodules.retrieval_standin import is_standin
-from lra_ssm.datamodules.sources import named_source
-from lra_ssm.datamodules.vocabulary import INPUTS
+from lra_ssm.datamodules.builders.vocabulary import INPUTS
+from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.generators.retrieval_standin import is_standin
+from lra_ssm.datamodules.readers.retrieval import FILES, LAYOUTS, find_files
 from lra_ssm.errors import InputError
 
 

@@ -7,7 +7,7 @@ public S4 code (state-spaces/s4).
 from typing import Literal
 
 from lra_ssm.datamodules.cifar10 import Cifar10
-from lra_ssm.datamodules.image_transforms import (
+from lra_ssm.datamodules.loading.image_transforms import (
     IMAGE_MEAN,
     IMAGE_STD,
     SCIFAR_MEAN,

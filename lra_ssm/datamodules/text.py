@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
-from lra_ssm.datamodules.sources import named_source
-from lra_ssm.datamodules.text_build import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
-from lra_ssm.datamodules.text_files import (
+from lra_ssm.datamodules.builders.text import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
+from lra_ssm.datamodules.builders.vocabulary import INPUTS
+from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.readers.text import (
     HUB_NAME,
     HUB_REVISION,
     PLACES,
@@ -24,7 +25,6 @@ from lra_ssm.datamodules.text_files import (
     read,
     stamped_files,
 )
-from lra_ssm.datamodules.vocabulary import INPUTS
 from lra_ssm.errors import InputError
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lra_ssm.datamodules.listops_trees import EOS_ID, VOCABULARY
-from lra_ssm.datamodules.storage import PreparedDataset, SequenceSplit, open_prepared
-from lra_ssm.datamodules.storage_writer import DatasetWriter
+from lra_ssm.datamodules.generators.listops_trees import EOS_ID, VOCABULARY
+from lra_ssm.datamodules.storage.format import PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage.writer import DatasetWriter
 
 # Expressions as LRA writes them, with their values.
 LINES = {

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lra_ssm.datamodules.archives import Unpacked, extract, iterate
+from lra_ssm.datamodules.fetch.archives import Unpacked, extract, iterate
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 
@@ -157,7 +157,7 @@ def test_what_is_passed_over_is_bounded_too(tmp_path: Path, kind: str) -> None:
 
 
 def test_data_without_end_behind_the_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lra_ssm.datamodules.archive_readers.PADDING_BYTES", 1 << 20)
+    monkeypatch.setattr("lra_ssm.datamodules.fetch.archive_readers.PADDING_BYTES", 1 << 20)
     archive = save(tmp_path, gzip.compress(tar([entry("a")]) + bytes(2 << 20)))
     refuse(archive, "data without end behind the last member")
 
@@ -368,7 +368,7 @@ def test_disk_full_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lra_ssm.datamodules.archives.sync_filesystem", full)
+    monkeypatch.setattr("lra_ssm.datamodules.fetch.archives.sync_filesystem", full)
     with pytest.raises(InputError, match="cannot be unpacked .No space left on device"):
         unpack(save(tmp_path, good("gz")))
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
@@ -377,7 +377,7 @@ def test_disk_full_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from lra_ssm.datamodules import archive_readers, archives
+from lra_ssm.datamodules.fetch import archive_readers, archives
 def slow(source):
     for member in archive_readers.tar_members(source):
         yield member

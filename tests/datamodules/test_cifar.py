@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image as PILImage
 
-from lra_ssm.datamodules import cifar_files
 from lra_ssm.datamodules.image import Image
-from lra_ssm.datamodules.image_transforms import luma
-from lra_ssm.datamodules.restricted_pickle import load_restricted
+from lra_ssm.datamodules.loading.image_transforms import luma
+from lra_ssm.datamodules.readers import cifar10 as cifar_files
+from lra_ssm.datamodules.readers.restricted_pickle import load_restricted
 from lra_ssm.datamodules.scifar import SCIFAR
-from lra_ssm.datamodules.storage import open_prepared
+from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import (
     CLASSES,
@@ -113,7 +113,7 @@ def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     folder = write_files(tmp_path / "images", class_files())
     cifar_files.read(folder)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("lra_ssm.datamodules.image_build.TRIVIAL_COUNT", 10)
+    monkeypatch.setattr("lra_ssm.datamodules.builders.images.TRIVIAL_COUNT", 10)
     cifar_files.read(folder)
     output = capsys.readouterr()
     assert "reading the images of images" in output.err and "100%" in output.err and not output.out
@@ -422,7 +422,7 @@ def test_constructors_are_fit_for_the_command_line() -> None:
 
 
 def test_readers_load_neither_torch_nor_lightning() -> None:
-    modules = ("cifar_files", "mnist_files", "pathfinder_files", "image_transforms")
+    modules = ("readers.cifar10", "readers.mnist", "readers.pathfinder", "loading.image_transforms")
     code = "\n".join(f"import lra_ssm.datamodules.{name}" for name in modules)
     code += "\nimport sys\nassert not {'torch', 'lightning', 'datasets', 'matplotlib'} & set(sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from lra_ssm.datamodules import disk
-from lra_ssm.datamodules.download import DownloadRecord, RemoteFile, download
-from lra_ssm.datamodules.download_record import read_note
+from lra_ssm.datamodules.fetch.download import DownloadRecord, RemoteFile, download
+from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.storage import disk
 from lra_ssm.errors import InputError
 from tests.datamodules.server import Site, serving
 
@@ -305,7 +305,7 @@ def test_overloaded(tmp_path: Path, status: int) -> None:
 
 def test_waits_as_long_as_the_server_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("lra_ssm.datamodules.download.time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr("lra_ssm.datamodules.fetch.download.time", SimpleNamespace(sleep=waits.append))
     with serving(DATA, status={"": 503}, times=4, headers={"Retry-After": "7"}) as site:
         fetch(remote(site), tmp_path, tries=5, backoff=4.0)
     assert waits == [7, 8, 16, 32]
@@ -426,7 +426,7 @@ def test_folder_that_cannot_be(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from lra_ssm.datamodules.download import RemoteFile, download
+from lra_ssm.datamodules.fetch.download import RemoteFile, download
 print("started", flush=True)
 record = download(RemoteFile((sys.argv[1],), sys.argv[2], None), Path(sys.argv[3]), timeout=60, backoff=0.01)
 print(record.sha256)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from lra_ssm.datamodules.image_transforms import (
+from lra_ssm.datamodules.builders.splits import indices_sha256, limited, ordered_split, part_sizes, random_split
+from lra_ssm.datamodules.loading.image_transforms import (
     IMAGE_MEAN,
     IMAGE_STD,
     SCIFAR_MEAN,
@@ -18,7 +19,6 @@ from lra_ssm.datamodules.image_transforms import (
     random_permutation,
     random_words,
 )
-from lra_ssm.datamodules.splits import indices_sha256, limited, ordered_split, part_sizes, random_split
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import pictures
 

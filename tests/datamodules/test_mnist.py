@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules import mnist_files as reader
-from lra_ssm.datamodules.download import RemoteFile
-from lra_ssm.datamodules.image_transforms import bitreversal_permutation, random_permutation
+from lra_ssm.cli.pictures import draw_batch
+from lra_ssm.datamodules.fetch.download import RemoteFile
+from lra_ssm.datamodules.loading.image_transforms import bitreversal_permutation, random_permutation
 from lra_ssm.datamodules.mnist import MNIST
-from lra_ssm.datamodules.pictures import draw_batch
+from lra_ssm.datamodules.readers import mnist as reader
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import encoded, idx, mnist_files, pictures, real_data, write_files
 from tests.datamodules.server import serving

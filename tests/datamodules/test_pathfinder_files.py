@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from lra_ssm.datamodules.generators.pathfinder_archive import write_archive
+from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.pathfinder import Pathfinder
-from lra_ssm.datamodules.pathfinder_archive import write_archive
-from lra_ssm.datamodules.pathfinder_files import places, read_listing
-from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.storage import open_prepared
+from lra_ssm.datamodules.readers.pathfinder import places, read_listing
+from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 from tests.datamodules.image_helpers import encoded, pictures, write_pathfinder

@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lra_ssm.datamodules import pathfinder_archive
-from lra_ssm.datamodules.pathfinder_archive import write_archive
-from lra_ssm.datamodules.pathfinder_drawing import DEGREES, lanczos, paddle_tables
-from lra_ssm.datamodules.pathfinder_generator import GENERATOR_VERSION, PathfinderBlock, generate_block
-from lra_ssm.datamodules.pathfinder_settings import DIFFICULTIES, SETTINGS, SIZES, check_settings, settings_for
+from lra_ssm.datamodules.generators import pathfinder_archive
+from lra_ssm.datamodules.generators.pathfinder import GENERATOR_VERSION, PathfinderBlock, generate_block
+from lra_ssm.datamodules.generators.pathfinder_archive import write_archive
+from lra_ssm.datamodules.generators.pathfinder_drawing import DEGREES, lanczos, paddle_tables
+from lra_ssm.datamodules.generators.pathfinder_settings import (
+    DIFFICULTIES,
+    SETTINGS,
+    SIZES,
+    check_settings,
+    settings_for,
+)
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 from tests.datamodules.pathfinder_solver import all_paddles, solve_pixels, solve_record
@@ -334,6 +340,7 @@ def test_settings_are_lras():
 
 def test_generating_needs_no_torch():
     code = (
-        "import sys, lra_ssm.datamodules.pathfinder_archive; sys.exit({'torch', 'lightning', 'PIL'} & {*sys.modules})"
+        "import sys, lra_ssm.datamodules.generators.pathfinder_archive;"
+        " sys.exit({'torch', 'lightning', 'PIL'} & {*sys.modules})"
     )
     assert subprocess.run([sys.executable, "-c", code.replace("sys.exit(", "sys.exit(len(") + ")"]).returncode == 0

@@ -12,15 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules import ListOps, lra_release
-from lra_ssm.datamodules.download import RemoteFile
-from lra_ssm.datamodules.download_record import DownloadRecord, note_of, read_note, write_note
-from lra_ssm.datamodules.lra_release import fetch_lra_release
+from lra_ssm.datamodules import ListOps
+from lra_ssm.datamodules.builders.vocabulary import EOS_ID, SPECIALS
+from lra_ssm.datamodules.fetch import lra_release
+from lra_ssm.datamodules.fetch.download import RemoteFile
+from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.generators.retrieval_standin import MARKER, write_standin
+from lra_ssm.datamodules.readers.retrieval import FILES, LAYOUTS, PairsFile
 from lra_ssm.datamodules.retrieval import Retrieval
-from lra_ssm.datamodules.retrieval_files import FILES, LAYOUTS, PairsFile
-from lra_ssm.datamodules.retrieval_standin import MARKER, write_standin
-from lra_ssm.datamodules.storage import SequenceSplit, open_prepared, sha256
-from lra_ssm.datamodules.vocabulary import EOS_ID, SPECIALS
+from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared, sha256
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents, write_tsv
 
@@ -129,7 +130,7 @@ def test_line_ends_and_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_chunks_and_chosen_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lra_ssm.datamodules.retrieval_files._CHARACTERS_PER_CHUNK", 50)
+    monkeypatch.setattr("lra_ssm.datamodules.readers.retrieval._CHARACTERS_PER_CHUNK", 50)
     path = tmp_path / "some.tsv"
     path.write_text("".join(f"{i % 2}\ta\tb\tfirst {i}\tsecond {i}\n" for i in range(100)))
     reader = PairsFile(path, 100)
@@ -207,7 +208,7 @@ def test_cut_off_and_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.write_bytes(b"")
     with pytest.raises(InputError, match=r"train\.tsv:1: the file is empty"):
         prepared(tmp_path)
-    monkeypatch.setattr("lra_ssm.datamodules.retrieval_files._LONGEST_LINE", 30)
+    monkeypatch.setattr("lra_ssm.datamodules.readers.retrieval._LONGEST_LINE", 30)
     path.write_bytes(whole)
     with pytest.raises(InputError, match=r"train\.tsv:1: the line has more than 30 bytes"):
         prepared(tmp_path)

@@ -14,14 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules import ListOps, text_files
-from lra_ssm.datamodules.download_record import DownloadRecord, note_of, write_note
-from lra_ssm.datamodules.retrieval import Retrieval
-from lra_ssm.datamodules.selection import choose, random_keys, text_keys
-from lra_ssm.datamodules.storage import open_prepared, sha256
-from lra_ssm.datamodules.text import Text
-from lra_ssm.datamodules.text_files import HUB_FOLDER, HUB_NAME, HUB_REVISION
-from lra_ssm.datamodules.vocabulary import (
+from lra_ssm.datamodules import ListOps
+from lra_ssm.datamodules.builders.selection import choose, random_keys, text_keys
+from lra_ssm.datamodules.builders.vocabulary import (
     BYTE_VOCABULARY,
     EOS_ID,
     SPECIALS,
@@ -30,6 +25,12 @@ from lra_ssm.datamodules.vocabulary import (
     CharacterCounts,
     CharacterEncoder,
 )
+from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
+from lra_ssm.datamodules.readers import text as text_files
+from lra_ssm.datamodules.readers.text import HUB_FOLDER, HUB_NAME, HUB_REVISION
+from lra_ssm.datamodules.retrieval import Retrieval
+from lra_ssm.datamodules.storage.format import open_prepared, sha256
+from lra_ssm.datamodules.text import Text
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 
@@ -499,8 +500,8 @@ def test_constructor_is_fit_for_the_command_line() -> None:
 
 def test_readers_load_neither_torch_nor_lightning() -> None:
     code = (
-        "import sys, lra_ssm.datamodules.text_build, lra_ssm.datamodules.retrieval_build\n"
-        "import lra_ssm.datamodules.lra_release\n"
+        "import sys, lra_ssm.datamodules.builders.text, lra_ssm.datamodules.builders.retrieval\n"
+        "import lra_ssm.datamodules.fetch.lra_release\n"
         "assert not {'torch', 'lightning', 'datasets', 'pyarrow'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,0 +1,118 @@
+"""A picture of one batch of an image task, as the model is given it. Needs matplotlib."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.loading.batches import ImageDataset
+from lra_ssm.datamodules.loading.image_transforms import PixelSequence
+from lra_ssm.errors import InputError
+
+COLUMNS, ROWS = 6, 3
+INK, FAINT = "#222222", "#777777"
+CHANNEL_COLORS = {1: (INK,), 3: ("#c0392b", "#27833b", "#2a5db0")}
+
+
+def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["train", "val"] = "train") -> None:
+    """Draws a batch of a prepared image dataset into a PNG file.
+
+    Every image is the sequence put back into rows, after normalization, augmentation and permutation: position 0 is at
+    the top left. Above each is its class; the bar shows what value is how bright; below is one sequence as a curve.
+
+    Args:
+        datamodule: prepared; Image, SCIFAR, MNIST, Pathfinder, or another whose datasets have a PixelSequence.
+        path: where to; its folder exists.
+        split: of which split the first batch is drawn: train is shuffled and may be augmented.
+
+    Raises:
+        InputError: not prepared, no dataset of images, or the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    datamodule.setup("fit")
+    dataset = datamodule._datasets[split]
+    if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
+        raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
+    batch = next(iter(datamodule.train_dataloader() if split == "train" else datamodule.val_dataloader()))
+    inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
+    values = inputs[..., None] if inputs.ndim == 2 else inputs
+    height, width = dataset.split.images.shape[1:3]
+    low, high = dataset.transform.value_range()
+    shown = min(len(values), COLUMNS * ROWS)
+    rows = -(-shown // COLUMNS)
+
+    figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110)
+    grid = figure.add_gridspec(
+        rows + 1, COLUMNS, height_ratios=[1.0] * rows + [0.75], left=0.065, right=0.9, hspace=0.22, wspace=0.1,
+        top=1 - 0.85 / (1.75 * rows + 2.3), bottom=0.5 / (1.75 * rows + 2.3),
+    )  # fmt: skip
+    names = getattr(datamodule, "class_names", None) or [str(number) for number in range(datamodule.num_classes)]
+    mapped: Any = None
+    for number in range(shown):
+        axes = figure.add_subplot(grid[number // COLUMNS, number % COLUMNS])
+        image = values[number].reshape(height, width, -1)
+        if image.shape[2] == 3:
+            axes.imshow((image - low) / (high - low), interpolation="nearest")
+        else:
+            mapped = axes.imshow(image[..., 0], cmap="gray", vmin=low, vmax=high, interpolation="nearest")
+        axes.set_title(names[labels[number]], fontsize=8.5, color=INK, pad=3)
+        axes.set_axis_off()
+    if mapped is None:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import Normalize
+
+        mapped = ScalarMappable(Normalize(low, high), "gray")
+    top, bottom = (grid[row, 0].get_position(figure) for row in (0, rows - 1))
+    bar = figure.colorbar(mapped, cax=figure.add_axes((0.925, bottom.y0, 0.015, top.y1 - bottom.y0)))
+    bar.ax.tick_params(labelsize=8, colors=INK)
+    bar.outline.set_visible(False)
+
+    axes = figure.add_subplot(grid[rows, :])
+    for channel, color in enumerate(CHANNEL_COLORS.get(values.shape[2], ())):
+        axes.plot(values[0, :, channel], color=color, linewidth=0.6, alpha=0.8)
+    axes.set_xlim(0, values.shape[1] - 1)
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes.set_xlabel("position in the sequence of the first image", fontsize=8.5, color=INK)
+    axes.set_ylabel("value", fontsize=8.5, color=INK)
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+    figure.text(0.065, 1 - 0.27 / figure.get_figheight(), _title(datamodule), fontsize=12, color=INK, weight="bold")
+    shape = " × ".join(map(str, inputs.shape))
+    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}" + _permuted(dataset)
+    facts = facts.replace("-", "−")
+    figure.text(0.065, 1 - 0.47 / figure.get_figheight(), facts, fontsize=8.5, color=FAINT)
+    _save(figure, path)
+
+
+def _title(datamodule: PreparedDataModule) -> str:
+    source = datamodule.manifest()["source"]
+    parts = [type(datamodule).__name__, source["kind"]]
+    for name in ("resolution", "difficulty", "permutation", "inputs", "augment"):
+        value = getattr(datamodule, name, None)
+        if value not in (None, "none"):
+            parts.append(f"{name} {value}")
+    if source.get("lossy"):
+        parts.append("a lossy JPEG stand-in")
+    return " · ".join(parts)
+
+
+def _permuted(dataset: ImageDataset) -> str:
+    assert isinstance(dataset.transform, PixelSequence)
+    permutation = dataset.transform.permutation
+    if permutation is None:
+        return "; pixels row by row"
+    return "; pixels " + ", ".join(map(str, permutation[:6].tolist())) + ", … put row by row"
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Writes beside, then renames: no half a picture is left."""
+    temporary = path.with_name(f".unfinished-{path.name}-{os.getpid()}")
+    try:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""What is prepared below a data root, as a table. Needs no torch."""
+
+from pathlib import Path
+from typing import Any
+
+from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared
+from lra_ssm.errors import InputError
+
+COLUMNS = (
+    "dataset",
+    "source",
+    "inputs",
+    "split",
+    "examples",
+    "classes",
+    "class shares",
+    "tokens",
+    "length mean",
+    "max",
+)
+LEFT = 4  # so many columns of text; the others are figures
+
+
+def prepared_folders(root: Path) -> list[Path]:
+    """Every prepared folder below a data root, by name."""
+    return sorted(path.parent for path in root.glob(f"*/[!.]*/{MANIFEST}"))
+
+
+def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
+    """Every prepared folder below a data root, and what is wrong with those that are damaged."""
+    opened, damaged = [], []
+    for folder in prepared_folders(root):
+        try:
+            opened.append(open_prepared(folder))
+        except InputError as error:
+            damaged.append(str(error))
+    return opened, damaged
+
+
+def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row per split, in the order of COLUMNS."""
+    source = manifest["source"]
+    kind = source["kind"] + (f", limit {source['limit']}" if source.get("limit") else "")
+    kind += ", lossy" if source.get("lossy") else ""
+    vocabulary = manifest.get("vocabulary")
+    rows: list[tuple[str, ...]] = []
+    for name, split in manifest["splits"].items():
+        shares = [count / split["examples"] for count in split["class_counts"]]
+        item = split["arrays"].get("images", {}).get("item")
+        length = split["length"]
+        rows.append(
+            (
+                manifest["dataset"],
+                kind,
+                "×".join(map(str, item)) if item else source.get("inputs", "tokens"),
+                name,
+                f"{split['examples']:,}",
+                str(manifest["num_classes"]),
+                f"{min(shares):.1%} to {max(shares):.1%}",
+                str(len(vocabulary)) if vocabulary else "",
+                f"{length['mean']:,.1f}",
+                f"{length['max']:,}",
+            )
+        )
+    return rows
+
+
+def format_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS, left: int = LEFT) -> str:
+    """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+
+    def line(cells: tuple[str, ...]) -> str:
+        aligned = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return "  ".join(aligned).rstrip()
+
+    rule = "  ".join("─" * width for width in widths)
+    return "\n".join([line(columns), rule, *map(line, rows)])

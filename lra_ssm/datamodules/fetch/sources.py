@@ -1,0 +1,89 @@
+"""Where a source's files are: at a path that the user names, or in a folder that a download makes below the root."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from lra_ssm.datamodules.storage.root import ensure_root
+from lra_ssm.errors import InputError
+
+_SHOWN = 80  # characters of a source in a message: nobody reads 300 of them
+
+
+def named_source(dataset: str, source: str, words: str, *, folder: bool = False) -> Path:
+    """The existing path that a user's `source` names.
+
+    Args:
+        dataset: how messages begin: "Text".
+        source: what the user gave; `~` is the home folder.
+        words: what else it might have been: "original, huggingface".
+        folder: whether it must be a folder.
+
+    Raises:
+        InputError: it is empty (which would be the working folder), names nothing, or cannot be looked at.
+    """
+    shown = repr(source if len(source) <= _SHOWN else source[:_SHOWN] + "…")
+    what = "folder" if folder else "path"
+    if not source.strip():
+        raise InputError(f"{dataset} source {shown}: is empty; give {words} or an existing {what}")
+    try:
+        path = Path(source).expanduser().absolute()
+        path.stat()
+        found = path.is_dir() or not folder
+    except (FileNotFoundError, NotADirectoryError):
+        found = False
+    except (OSError, ValueError, RuntimeError) as error:  # too long, no permission; a zero byte; no such user's home
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{dataset} source {shown}: cannot be looked at ({reason})") from error
+    if not found:
+        raise InputError(f"{dataset} source {shown}: is neither {words} nor an existing {what}")
+    return path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file of the user's, open for reading.
+
+    Raises:
+        InputError: it cannot be opened; without this, the one who prepares would blame the data root.
+    """
+    try:
+        file = open(path, "rb")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    with file:
+        yield file
+
+
+@contextmanager
+def download_folder(root: Path, below: str = "") -> Iterator[Path]:
+    """The folder <root>/<below>, created for a download with everything above it down from the root.
+
+    Where the download fails, those that were created here and are still empty are removed again. Parts of a file,
+    which the next download goes on with, stay, and so does what other processes have put there.
+
+    Args:
+        root: the data root; created if only it is missing.
+        below: path below it; "" for the root itself.
+
+    Raises:
+        InputError: the root cannot be used, or the folder cannot be created.
+    """
+    created = [root] if ensure_root(root) else []
+    folder = root
+    try:
+        try:
+            for part in Path(below).parts:
+                folder = folder / part
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    created.append(folder)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be created ({error.strerror})") from error
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # not empty
+            for path in reversed(created):
+                path.rmdir()
+        raise

@@ -1,0 +1,179 @@
+"""Images as sequences of pixels: what models are given of the stored uint8 images, and augmentation.
+
+B batch, H height, W width, C channels, L = H · W pixels in row-major order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.storage.format import IntArray
+
+Pixels = npt.NDArray[np.uint8]
+
+# Means and standard deviations of pixels in [0, 1], as the public S4 code has them (src/dataloaders/basic.py).
+IMAGE_MEAN, IMAGE_STD = (122.6 / 255,), (61.0 / 255,)
+SCIFAR_MEAN, SCIFAR_STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
+
+
+# -- once, at preparation ----------------------------------------------------------------------------------------------
+
+
+def luma(images: Pixels) -> Pixels:
+    """RGB (…, 3) uint8 to gray (…, 1) uint8 with the rounding of PIL's convert("L"): ITU-R 601-2 in 16-bit integers."""
+    red, green, blue = (images[..., channel].astype(np.uint32) for channel in range(3))
+    gray = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+    return gray.astype(np.uint8)[..., None]
+
+
+def lra_luma(images: Pixels) -> Pixels:
+    """RGB (…, 3) uint8 to gray (…, 1) uint8 as tf.image.rgb_to_grayscale makes LRA's Image tokens of uint8 images.
+
+    Pixels become float32 x / 255, are weighted by .2989, .5870, .1140, and truncated after · 255.5. Sources: LRA's
+    lra_benchmarks/image/input_pipeline.py and the text of TensorFlow's image_ops_impl.py. Not run beside TensorFlow:
+    the order in which it sums may decide a value's last bit, and so, rarely, a pixel by 1.
+    """
+    weights = np.array([0.2989, 0.5870, 0.1140], dtype=np.float32)
+    scaled = images.astype(np.float32) * np.float32(1 / 255)
+    gray = scaled[..., 0] * weights[0] + scaled[..., 1] * weights[1] + scaled[..., 2] * weights[2]
+    return (gray * np.float32(255.5)).astype(np.uint8)[..., None]
+
+
+# -- permutations ------------------------------------------------------------------------------------------------------
+
+
+def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:
+    """The pixels 0 … num − 1 in the order of their bits read backwards (num,): the public S4 code's `permute: True`.
+
+    Where num is no power of 2, the permutation of the next one is taken and what is not below num left out.
+    Source: state-spaces/s4, src/utils/permutations.py.
+    """
+    bits = max(num - 1, 0).bit_length()
+    numbers = np.arange(1 << bits)
+    reversed_ = np.zeros_like(numbers)
+    for bit in range(bits):
+        reversed_ |= ((numbers >> bit) & 1) << (bits - 1 - bit)
+    return reversed_[reversed_ < num]
+
+
+def random_permutation(num: int, seed: int) -> npt.NDArray[np.int64]:
+    """The pixels 0 … num − 1 in a random order (num,), the same for a seed on every machine and numpy (NEP 19).
+
+    Seed 92916 for 784 pixels is, by a note in the public S4 code (src/dataloaders/basic.py), what other works used.
+    """
+    return np.random.RandomState(seed & 0xFFFFFFFF).permutation(num)
+
+
+# -- randomness by counter ---------------------------------------------------------------------------------------------
+
+
+def random_words(seed: int, epoch: int, examples: IntArray) -> npt.NDArray[np.uint64]:
+    """One random 64-bit word for each example (B,), which depends on seed, epoch and its number alone.
+
+    So it is the same whichever process loads the example, in whatever batch, after whichever resumption. A word is
+    splitmix64's output function (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) over
+    seed, epoch and number in turn.
+    """
+    words = np.full(np.shape(examples), seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
+    for values in (np.uint64(epoch), np.asarray(examples).astype(np.uint64)):
+        words = _mixed(_mixed(words) + values)
+    return words
+
+
+def _mixed(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    word = state + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Random crops of the image's own size out of it with a border of black pixels, half of them mirrored.
+
+    The border is black before normalization, as with torchvision's RandomCrop(32, padding=4) on the image, so that
+    tokens are augmented in the same way. (A border of zeros after normalization would be the mean color; the public S4
+    code, where asked to augment, mirrors the image's edge instead.)
+
+    Args:
+        seed: crops depend on it, the epoch and the example's number alone.
+        padding: width of the border.
+    """
+
+    seed: int
+    padding: int = 4
+
+    def __call__(self, images: Pixels, examples: IntArray, epoch: int) -> Pixels:
+        """Images (B, H, W, C) uint8 to as many of the same shape."""
+        B, H, W, C = images.shape
+        padding, choices = self.padding, np.uint64(2 * self.padding + 1)
+        padded = np.zeros((B, H + 2 * padding, W + 2 * padding, C), dtype=np.uint8)
+        padded[:, padding : padding + H, padding : padding + W] = images
+        words = random_words(self.seed, epoch, examples)
+        tops = (((words & np.uint64(0xFFFFFF)) * choices) >> np.uint64(24)).tolist()
+        lefts = ((((words >> np.uint64(24)) & np.uint64(0xFFFFFF)) * choices) >> np.uint64(24)).tolist()
+        flips = (words >> np.uint64(63)).astype(bool).tolist()
+        out = np.empty_like(images, order="C")
+        for number, (top, left, flip) in enumerate(zip(tops, lefts, flips, strict=True)):
+            crop = padded[number, top : top + H, left : left + W]
+            out[number] = crop[:, ::-1] if flip else crop
+        return out
+
+
+# -- the transform -----------------------------------------------------------------------------------------------------
+
+
+class PixelSequence:
+    """The transform of an image dataset (`batches.Transform`); it is pickled to worker processes.
+
+    Args:
+        mean: of pixels in [0, 1], by channel. A value is (pixel / 255 − mean) / std in float32, as torchvision's
+            ToTensor and Normalize compute it, looked up in a table. None for tokens: the pixels' integers.
+        std: the same.
+        permutation: (L,); position l is given pixel permutation[l]. None for row-major order.
+        augment: makes images of images first; None for none.
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float] | None = (0.0,),
+        std: Sequence[float] | None = (1.0,),
+        permutation: npt.NDArray[np.int64] | None = None,
+        augment: CropFlip | None = None,
+    ) -> None:
+        self.permutation, self.augment = permutation, augment
+        self.tables: npt.NDArray[np.float32] | None = None
+        if mean is not None and std is not None:
+            scaled = np.arange(256, dtype=np.float32) / np.float32(255)
+            means, stds = (np.array(values, dtype=np.float32)[:, None] for values in (mean, std))
+            self.tables = (scaled - means) / stds  # (C, 256)
+
+    def __call__(self, images: Pixels, examples: IntArray, epoch: int) -> npt.NDArray[Any]:
+        """Images (B, H, W, C) uint8 to inputs (B, L, C) float32, or tokens (B, L) int64 of images with C = 1.
+
+        The examples' numbers (B,) and the epoch are for augmentation.
+        """
+        if self.augment is not None:
+            images = self.augment(images, examples, epoch)
+        B, H, W, C = images.shape
+        pixels = images.reshape(B, H * W, C)
+        if self.permutation is not None:
+            pixels = pixels[:, self.permutation]
+        if self.tables is None:
+            assert C == 1
+            return pixels[..., 0].astype(np.int64)
+        if C == 1:
+            return np.take(self.tables[0], pixels)
+        inputs = np.empty(pixels.shape, dtype=np.float32)
+        for channel, table in enumerate(self.tables):
+            inputs[..., channel] = np.take(table, pixels[..., channel])
+        return inputs
+
+    def value_range(self) -> tuple[float, float]:
+        """The smallest and the largest value that an input can have."""
+        if self.tables is None:
+            return 0.0, 255.0
+        return float(self.tables.min()), float(self.tables.max())

@@ -1,0 +1,213 @@
+"""Which examples make up which batch, and a loader that resumes exactly where a checkpoint was written."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+
+from lra_ssm.datamodules.loading.batches import Batch, BatchDataset, BatchIndex
+from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.errors import InputError
+
+
+class EpochBatches:
+    """Which examples make up which batch, for one rank: a pure function of the arguments and the epoch.
+
+    Every epoch takes every example once. Where the last batch would be less than half a batch, the last two share
+    their examples evenly: so no rank is without work, and how many there are does not change the batches. (With one
+    example per rank half a batch is too little: then the last two are one.)
+
+    Args:
+        num_examples: they are 0 … num_examples − 1.
+        batch_size: of the global batch, over all ranks.
+        seed: of the order; None for the same order in every epoch: the dataset's, or with lengths the longest first.
+        rank: which share of each global batch.
+        world_size: number of ranks.
+        lengths: of the examples (num_examples,): batches are then made of examples of similar length.
+        pool: number of consecutive batches of a random order that are sorted by length among themselves; 1 sorts
+            nothing. The more, the less padding, and the less random the batches.
+
+    Raises:
+        InputError: the batch cannot be shared out.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        batch_size: int,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        lengths: IntArray | None = None,
+        pool: int = 1,
+    ) -> None:
+        if batch_size < 1 or batch_size % world_size:
+            raise InputError(
+                f"batch_size {batch_size}: it is the global batch, so it must be a positive multiple of the number of"
+                f" devices, {world_size}"
+            )
+        if num_examples < world_size:
+            raise InputError(f"{num_examples} examples cannot be shared out among {world_size} devices")
+        self.num_examples, self.batch_size, self.seed = num_examples, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.lengths, self.pool = lengths, pool if lengths is not None else 1
+        self.epoch = 0
+        self._ends = np.cumsum(_sizes(num_examples, batch_size, world_size))
+
+    @property
+    def sampler(self) -> "EpochBatches":
+        """Itself: Lightning calls `loader.batch_sampler.sampler.set_epoch` at the start of every epoch."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that the next iteration runs over."""
+        self.epoch = epoch
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """All examples in the order of an epoch (num_examples,)."""
+        if self.seed is None:
+            if self.pool == 1 or self.lengths is None:
+                return np.arange(self.num_examples)
+            return np.argsort(-self.lengths, kind="stable")
+        # RandomState, for its stream is frozen for ever (NEP 19); default_rng's may change with numpy's version.
+        random = np.random.RandomState((self.seed & 0xFFFFFFFF, (self.seed >> 32) & 0xFFFFFFFF, epoch))
+        order = random.permutation(self.num_examples)
+        return order if self.pool == 1 else self._bucketed(order, random)
+
+    def _bucketed(self, order: npt.NDArray[np.int64], random: np.random.RandomState) -> npt.NDArray[np.int64]:
+        """Sorts pools of batches by length, then shuffles the batches; the smaller last one stays the last."""
+        assert self.lengths is not None
+        pools = np.split(order, range(self.pool * self.batch_size, len(order), self.pool * self.batch_size))
+        sorted_pools = np.concatenate([pool[np.argsort(-self.lengths[pool], kind="stable")] for pool in pools])
+        whole = len(order) // self.batch_size
+        batches = sorted_pools[: whole * self.batch_size].reshape(whole, self.batch_size)
+        return np.concatenate([batches[random.permutation(whole)].ravel(), sorted_pools[whole * self.batch_size :]])
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch, the same on every rank."""
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches(self.epoch)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
+        """This rank's examples of global batches start, start + 1, … of an epoch."""
+        order = self.order(epoch)
+        for batch in np.split(order, self._ends[:-1])[start:]:
+            yield batch[self.rank :: self.world_size].tolist()
+
+
+def _sizes(num_examples: int, batch_size: int, world_size: int) -> list[int]:
+    """The sizes of an epoch's batches."""
+    whole, tail = divmod(num_examples, batch_size)
+    sizes = [batch_size] * whole
+    if 2 * tail >= max(batch_size, 2 * world_size) or not whole:
+        return [*sizes, tail] if tail else sizes
+    if not tail:
+        return sizes
+    left = sizes.pop() + tail
+    half = left // 2
+    return [*sizes, left - half, half] if half >= world_size else [*sizes, left]
+
+
+class _Pass:
+    """A whole epoch's worth of batches from number `first` of the run on, as DataLoader wants its batch sampler."""
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self.batches, self.first = batches, 0
+
+    def __iter__(self) -> Iterator[BatchIndex]:
+        epoch, start = divmod(self.first, len(self.batches))
+        for examples in self.batches.batches(epoch, start):
+            yield BatchIndex(examples, epoch)
+        for examples in islice(self.batches.batches(epoch + 1), start):
+            yield BatchIndex(examples, epoch + 1)
+
+
+def _unchanged(batch: Any) -> Batch:
+    return cast(Batch, batch)  # __getitems__ has made a batch of it already
+
+
+class ResumableLoader:
+    """Loads the batches of a dataset. In training, which batch comes next depends on how many the run has trained on.
+
+    That count is the trainer's, and in its checkpoints; the loader keeps none of its own. A run resumed anywhere,
+    however the trainer numbers its epochs then, goes on with the next batch.
+
+    Not a subclass of torch's DataLoader but the owner of one: Lightning rebuilds DataLoaders when several devices train
+    or predict, with samplers that repeat examples until all ranks have the same number. It takes any other iterable as
+    it is. Iterating draws nothing from the global random generators. Worker processes live as long as the loader; only
+    one pass may be under way at a time.
+
+    Args:
+        dataset: gives the batch for a list of examples.
+        batch_sampler: which batches.
+        num_workers: processes that load ahead; 0 loads in this one. Does not change the batches.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        trained: gives the number of batches that the run has trained on, over all epochs; None for a loader whose
+            passes run over the batch sampler's current epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: BatchDataset,
+        batch_sampler: EpochBatches,
+        num_workers: int = 0,
+        pin_memory: bool | None = False,
+        trained: Callable[[], int] | None = None,
+    ) -> None:
+        self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
+        self._pass, self._passes = _Pass(batch_sampler), 0
+        self._loader = DataLoader(
+            dataset,
+            batch_sampler=self._pass,  # type: ignore[arg-type]  # DataLoader asks no more of it than to iterate
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            collate_fn=_unchanged,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            generator=torch.Generator(),  # its own: DataLoader draws a seed for its workers at every start
+        )
+
+    def __len__(self) -> int:
+        """The number of batches of a pass: an epoch."""
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator: nothing happens before the first batch is asked for. Lightning creates the iterator of the
+        # first epoch (and of the one it resumes in) before its counts are right.
+        batches = self.batch_sampler
+        self._pass.first = self.trained() if self.trained is not None else batches.epoch * len(batches)
+        self._passes += 1
+        number = self._passes
+        for batch in self._loader:
+            yield batch
+            if number != self._passes and self._loader.num_workers:
+                raise RuntimeError("a new pass over this loader has begun: its workers serve one at a time")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a count of batches is a count of. Lightning stores it in every checkpoint."""
+        batches = self.batch_sampler
+        return {
+            "num_examples": batches.num_examples,
+            "batch_size": batches.batch_size,
+            "shuffle_seed": batches.seed,
+            "bucket_batches": batches.pool,
+            "batches_per_epoch": len(batches),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Checks that the checkpoint's run had the same batches.
+
+        Raises:
+            InputError: another dataset, batch size or order.
+        """
+        for key, value in self.state_dict().items():
+            if state.get(key, value) != value:
+                raise InputError(
+                    f"cannot resume in the middle of the data: the checkpoint was written with {key} {state[key]}, this"
+                    f" run has {value}; resume with the same settings or start anew"
+                )

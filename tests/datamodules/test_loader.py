@@ -1,0 +1,350 @@
+"""Batches, their order, and exact resumption inside Lightning."""
+
+import logging
+import pickle
+import random
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lra_ssm.datamodules.loading.batches import Batch, ImageDataset, SequenceDataset
+from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
+from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import tiny_dataset
+
+NUM_TRAIN, NUM_VAL, BATCH = 26, 6, 4
+NUM_BATCHES = 7
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    return tiny_dataset(tmp_path_factory.mktemp("tiny") / "data", NUM_TRAIN, NUM_VAL)
+
+
+def loader(tiny: PreparedDataset, num_workers: int = 0, **arguments: Any) -> ResumableLoader:
+    return ResumableLoader(
+        SequenceDataset(tiny.split("train")), EpochBatches(NUM_TRAIN, BATCH, 7), num_workers, **arguments
+    )
+
+
+def labels(batches: Any) -> list[list[int]]:
+    return [batch.labels.tolist() for batch in batches]
+
+
+def test_batches_are_padded_on_the_right(tiny: PreparedDataset) -> None:
+    dataset = SequenceDataset(tiny.split("train"))
+    batch = dataset.batch(np.array([2, 6, 0]), 0)
+    assert isinstance(batch, Batch) and all(part.dtype == torch.int64 for part in batch)
+    assert batch.inputs.tolist() == [[3, 3, 3, 0, 0, 0, 0], [3] * 7, [1, 0, 0, 0, 0, 0, 0]]
+    assert batch.lengths.tolist() == [3, 7, 1] and batch.labels.tolist() == [2, 6, 0]
+    assert dataset[8].inputs.tolist() == [[1, 1]]
+
+
+def test_a_split_is_sent_to_other_processes_without_its_data(tiny: PreparedDataset) -> None:
+    dataset = SequenceDataset(tiny.split("train"))
+    first = dataset[3]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.split._mapped == {} and len(pickle.dumps(dataset)) < 4000
+    assert torch.equal(copy[3].inputs, first.inputs)
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.split.tokens[0] = 1
+
+
+def test_order_is_a_function_of_seed_and_epoch() -> None:
+    def order(seed: int | None, epoch: int) -> list[list[int]]:
+        batches = EpochBatches(NUM_TRAIN, BATCH, seed)
+        batches.set_epoch(epoch)
+        torch.rand(1), np.random.rand(), random.random()
+        return list(batches)
+
+    assert order(7, 3) == order(7, 3)
+    assert len({str(order(seed, epoch)) for seed in (0, 1, 2**32, -1) for epoch in range(3)}) == 12
+    assert order(None, 0) == order(None, 5) and sum(order(None, 0), []) == list(range(NUM_TRAIN))
+    assert sorted(sum(order(7, 1), [])) == list(range(NUM_TRAIN))
+    # The frozen stream: another order here would change every published run.
+    assert EpochBatches(8, 4, 1).order(0).tolist() == [6, 2, 3, 7, 1, 4, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "sizes"),
+    [
+        (24, 8, [8, 8, 8]), (28, 8, [8, 8, 8, 4]), (27, 8, [8, 8, 6, 5]), (25, 8, [8, 8, 5, 4]), (3, 8, [3]),
+        (9, 8, [5, 4]), (22_500, 16, [16] * 1405 + [10, 10]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_no_batch_is_small_and_ranks_change_none(examples: int, batch: int, sizes: list[int], world: int) -> None:
+    if world > examples:
+        return
+    whole = list(EpochBatches(examples, batch, 7))
+    assert [len(part) for part in whole] == sizes and sorted(sum(whole, [])) == list(range(examples))
+    shares = [list(EpochBatches(examples, batch, 7, rank, world)) for rank in range(world)]
+    assert all(share for rank in shares for share in rank)  # no rank is without work, or all would wait for it
+    assert [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)] == [sorted(part) for part in whole]
+    assert [sorted(x) for x in EpochBatches(examples, batch, 7).batches(2, 1)] == [
+        sorted(x) for x in list(EpochBatches(examples, batch, 7).batches(2))[1:]
+    ]
+
+
+def test_one_example_per_rank() -> None:
+    shares = [list(EpochBatches(9, 4, 7, rank, 4)) for rank in range(4)]
+    assert [[len(part) for part in parts] for parts in zip(*shares, strict=True)] == [[1] * 4, [2, 1, 1, 1]]
+    assert sorted(sum(sum(shares, []), [])) == list(range(9))
+
+
+LENGTHS = np.random.RandomState(0).randint(1, 1000, 1003)
+
+
+def padded(batches: list[list[int]]) -> int:
+    return sum(len(batch) * int(LENGTHS[batch].max()) for batch in batches)
+
+
+def test_bucketed_batches_hold_every_example_once_and_less_padding() -> None:
+    plain, bucketed = (EpochBatches(1003, 8, 7, lengths=LENGTHS, pool=pool) for pool in (1, 25))
+    assert list(plain) == list(EpochBatches(1003, 8, 7))
+    for epoch in range(2):
+        batches = list(bucketed.batches(epoch))
+        assert sorted(sum(batches, [])) == list(range(1003))
+        assert [len(batch) for batch in batches] == [8] * 124 + [6, 5]
+        real = int(LENGTHS.sum())
+        assert padded(batches) / real < 1.1 < 1.6 < padded(list(plain.batches(epoch))) / real
+    assert list(bucketed.batches(0)) == list(bucketed.batches(0)) != list(bucketed.batches(1))
+    lengths = [int(LENGTHS[batch].max()) for batch in bucketed.batches(0)]
+    assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True)  # long batches everywhere
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_bucketed_batches(world: int) -> None:
+    whole = list(EpochBatches(1003, 8, 7, lengths=LENGTHS, pool=25))
+    shares = [list(EpochBatches(1003, 8, 7, rank, world, LENGTHS, 25)) for rank in range(world)]
+    joined = [sorted(sum(parts, [])) for parts in zip(*shares, strict=True)]
+    assert joined == [sorted(batch) for batch in whole]
+
+
+def test_evaluation_in_buckets_takes_the_longest_first() -> None:
+    order = EpochBatches(1003, 8, lengths=LENGTHS, pool=25).order(5)
+    assert sorted(order.tolist()) == list(range(1003)) and (np.diff(LENGTHS[order]) <= 0).all()
+
+
+def test_pairs_are_batches_of_two(tmp_path: Path) -> None:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    writer = DatasetWriter(folder, dataset="pairs", num_classes=2, vocabulary="abc", max_length=4, per_example=2)
+    writer.split("train").extend([1, 1, 1, 2, 2, 1, 2, 2, 2, 2], [3, 2, 1, 4], [0, 1])
+    writer.finish({"kind": "test"})
+    split = open_prepared(folder).split("train")
+    assert len(split) == 2 and split.lengths.tolist() == [[3, 2], [1, 4]]
+    batch = SequenceDataset(split).batch(np.array([1, 0]), 0)
+    assert batch.inputs.tolist() == [[[1, 0, 0, 0], [2, 2, 2, 2]], [[1, 1, 1, 0], [2, 2, 0, 0]]]
+    assert batch.lengths.tolist() == [[1, 4], [3, 2]] and batch.labels.tolist() == [1, 0]
+
+
+def test_images_are_read_by_example_and_epoch(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    images = np.arange(24, dtype=np.uint8).reshape(3, 2, 2, 2)
+    writer = DatasetWriter(folder, dataset="images", num_classes=3)
+    part = writer.images("train", (2, 2, 2))
+    part.extend(images[:2], [0, 1])
+    part.extend(images[2:], [2])
+    writer.finish({"kind": "test"})
+    prepared = open_prepared(folder, verify=True)
+    assert np.array_equal(prepared.split("train").images, images)
+
+    def transform(pixels: Any, examples: Any, epoch: int) -> Any:
+        return pixels.reshape(len(pixels), 4, 2).astype(np.float32) + 100 * epoch + 1000 * examples[:, None, None]
+
+    batch = ImageDataset(prepared.split("train"), transform).batch(np.array([2, 0]), 3)
+    assert batch.lengths is None and batch.labels.tolist() == [2, 0]
+    assert batch.inputs[:, 0].tolist() == [[2316.0, 2317.0], [300.0, 301.0]]
+
+
+def test_batches_that_cannot_be_shared() -> None:
+    with pytest.raises(InputError, match="batch_size 6: .* multiple of the number of devices, 4"):
+        EpochBatches(100, 6, 0, 0, 4)
+    with pytest.raises(InputError, match="batch_size 0"):
+        EpochBatches(100, 0)
+    with pytest.raises(InputError, match="3 examples cannot"):
+        EpochBatches(3, 4, 0, 0, 4)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_change_nothing(tiny: PreparedDataset, num_workers: int) -> None:
+    def batches(workers: int) -> list[Batch]:
+        return list(loader(tiny, workers))
+
+    for one, other in zip(batches(0), batches(num_workers), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterating_leaves_the_global_generators_alone(tiny: PreparedDataset, num_workers: int) -> None:
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+    before = states()
+    list(loader(tiny, num_workers))
+    assert states() == before
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("done", [0, 1, NUM_BATCHES - 1, NUM_BATCHES, 2 * NUM_BATCHES + 3])
+def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: PreparedDataset, num_workers: int, done: int) -> None:
+    order = EpochBatches(NUM_TRAIN, BATCH, 7)
+    whole = [batch for epoch in range(4) for batch in order.batches(epoch)]
+    resumed = loader(tiny, num_workers, trained=lambda: done)
+    assert len(resumed) == NUM_BATCHES
+    assert labels(resumed) == whole[done : done + NUM_BATCHES]
+
+
+def test_passes_with_workers_take_turns(tiny: PreparedDataset) -> None:
+    loading = loader(tiny, 1)
+    first = iter(loading)
+    next(first)
+    assert labels(loading) == labels(loader(tiny))  # the first pass is given up
+    with pytest.raises(RuntimeError, match="a new pass over this loader has begun"):
+        next(first)
+
+
+def test_state_of_other_data_is_refused(tiny: PreparedDataset) -> None:
+    state = loader(tiny).state_dict()
+    for key, value in (("batch_size", 8), ("shuffle_seed", 8), ("num_examples", 25), ("bucket_batches", 9)):
+        with pytest.raises(InputError, match=f"{key} {value}"):
+            loader(tiny).load_state_dict(state | {key: value})
+
+
+# -- inside Lightning --------------------------------------------------------------------------------------------
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, tiny: PreparedDataset, num_workers: int) -> None:
+        super().__init__()
+        self.tiny, self.num_workers = tiny, num_workers
+
+    def train_dataloader(self) -> ResumableLoader:
+        assert self.trainer is not None
+        total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        return loader(self.tiny, self.num_workers, trained=lambda: total.completed)
+
+    def val_dataloader(self) -> ResumableLoader:
+        return ResumableLoader(SequenceDataset(self.tiny.split("val")), EpochBatches(NUM_VAL, BATCH))
+
+
+class Model(L.LightningModule):
+    """Its weight sums up what it was trained on, in an order-dependent way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.trained: list[list[int]] = []
+        self.validated: list[list[int]] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        self.trained.append(batch.labels.tolist())
+        return (self.weight * batch.labels.double().mean()).sin()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validated.append(batch.labels.tolist())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class SaveEverywhere(L.Callback):
+    """Writes a checkpoint in every hook where ModelCheckpoint or a signal may write one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved: list[tuple[Path, int]] = []  # checkpoint, optimizer steps before it
+
+    def save(self, trainer: L.Trainer, hook: str) -> None:
+        path = self.folder / f"{len(self.saved):03}-{hook}.ckpt"
+        trainer.save_checkpoint(path)
+        self.saved.append((path, trainer.global_step))
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "batch-start")
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "before-step")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "batch-end")
+
+    def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "validation-start")
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "validation-end")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.save(trainer, "epoch-end")
+
+
+def fit(
+    tiny: PreparedDataset, settings: dict[str, Any], num_workers: int, callback: L.Callback | None, path: Path | None
+) -> Model:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    model = Model()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[callback] if callback else [],
+        **settings,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, datamodule=Data(tiny, num_workers), ckpt_path=path)
+    return model
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "epochs": {"max_epochs": 2},
+    "epochs, validation within": {"max_epochs": 2, "val_check_interval": 3},
+    "epochs, no validation": {"max_epochs": 2, "limit_val_batches": 0},
+    "epochs cut short": {"max_epochs": 3, "limit_train_batches": 5},
+    "steps": {"max_steps": 16, "max_epochs": -1},
+    "steps, validation within": {"max_steps": 16, "max_epochs": -1, "val_check_interval": 3},
+    "steps, validation by steps": {
+        "max_steps": 16, "max_epochs": -1, "val_check_interval": 5, "check_val_every_n_epoch": None
+    },
+    "steps, no validation": {"max_steps": 16, "max_epochs": -1, "limit_val_batches": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [*((name, 0) for name in SETTINGS), ("epochs", 2), ("steps, validation within", 2)]
+)
+def test_lightning_resumes_exactly_everywhere(
+    tiny: PreparedDataset, tmp_path: Path, name: str, num_workers: int
+) -> None:
+    settings, callback = SETTINGS[name], SaveEverywhere(tmp_path)
+    whole = fit(tiny, settings, num_workers, callback, None)
+    steps = len(whole.trained)
+    per_epoch = settings.get("limit_train_batches", NUM_BATCHES)
+    assert steps == settings.get("max_steps", settings["max_epochs"] * per_epoch)
+    saved = callback.saved if not num_workers else callback.saved[::3]
+    for path, done in saved:
+        resumed = fit(tiny, settings, num_workers, None, path)
+        assert resumed.trained == whole.trained[done:], path.name
+        assert resumed.weight.item() == whole.weight.item(), path.name
+
+
+def test_lightning_epochs_and_validation(tiny: PreparedDataset) -> None:
+    model = fit(tiny, {"max_epochs": 2, "num_nodes": 1}, 0, None, None)
+    expected = EpochBatches(NUM_TRAIN, BATCH, 7)
+    assert model.trained == [*expected.batches(0), *expected.batches(1)]
+    assert model.validated == [[0, 1, 2, 3], [4, 5]] * 2
+    assert all(one != other for one, other in pairwise(model.trained))
