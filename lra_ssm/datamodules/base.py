@@ -158,9 +158,9 @@ class PreparedDataModule(LightningDataModule, ABC):
         return {"inputs": self.inputs, "batches": self.batch_settings(), **self._open().manifest}
 
     def provenance(self) -> dict[str, Any]:
-        """What a result must say about its data: dataset, inputs, source with its single values, counts."""
+        """What a result must say about its data: dataset, inputs, source, counts; the manifest without its details."""
         manifest = self.manifest()
-        source = {key: value for key, value in manifest["source"].items() if not isinstance(value, dict | list)}
+        source = {key: value for key, value in manifest["source"].items() if key not in ("files", "class_names")}
         examples = {name: split["examples"] for name, split in manifest["splits"].items()}
         batches = {"inputs": self.inputs, **self.batch_settings()}
         return {"dataset": self.dataset, "batches": batches, "source": source, "examples": examples}

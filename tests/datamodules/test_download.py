@@ -468,8 +468,11 @@ def test_killed_at_any_time(tmp_path: Path, delay: float) -> None:
     assert (tmp_path / NAME).read_bytes() == DATA
 
 
-@pytest.mark.parametrize("step", ["unlink", "write_text", "fsync", "replace"])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [(step, number) for step in ("unlink", "write_text", "fsync", "replace") for number in (1, 2, 3)
+     if (step, number) not in (("write_text", 3), ("fsync", 3))],
+)  # fmt: skip
 def test_stopped_at_every_step(tmp_path: Path, step: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kill right before and right after each change of the folder leaves is used or thrown away rightly."""
     owner: Any = Path if step in ("unlink", "write_text") else os
@@ -490,10 +493,8 @@ def test_stopped_at_every_step(tmp_path: Path, step: str, number: int, monkeypat
         (tmp_path / f"{NAME}.partial.json").write_text('{"url": "x", "etag": "y", "size": 9000}')
         with monkeypatch.context() as patch:
             patch.setattr(owner, step, stop)
-            try:
+            with pytest.raises(KeyboardInterrupt):
                 fetch(remote(site, digest=None), tmp_path)
-            except KeyboardInterrupt:
-                pass
         fetch(remote(site, digest=None), tmp_path)
     check_whole(tmp_path)
 

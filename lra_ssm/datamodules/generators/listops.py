@@ -6,7 +6,6 @@ before are dropped, so that the result does not depend on who computed which blo
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -22,6 +21,7 @@ from lra_ssm.datamodules.generators.listops_trees import (
     read_block,
     sample_block,
 )
+from lra_ssm.datamodules.generators.workers import available_cores
 from lra_ssm.errors import InputError
 
 # The consuming process keeps up with about this many; more would wait for it.
@@ -46,12 +46,6 @@ def check_settings(settings: TreeSettings) -> None:
         raise InputError(f"ListOps max_args {args}: an operator takes at least 2 arguments (LRA: 10)")
 
 
-def default_workers() -> int:
-    """As many workers as cores this process may run on, at most MAX_WORKERS."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_WORKERS)
-
-
 def generate(settings: TreeSettings, seed: int, count: int, *, workers: int | None = None) -> Iterator[Block]:
     """Yields `count` distinct expressions in all, in blocks, in an order that depends on (settings, seed) alone.
 
@@ -67,7 +61,7 @@ def generate(settings: TreeSettings, seed: int, count: int, *, workers: int | No
     check_settings(settings)
     seen: set[bytes] = set()
     found_before_window = 0
-    with closing(_blocks(settings, seed, default_workers() if workers is None else workers)) as blocks:
+    with closing(_blocks(settings, seed, workers or min(available_cores(), MAX_WORKERS))) as blocks:
         for number, block in enumerate(blocks, start=1):
             expressions, labels = [], bytearray()
             for expression, label in zip(block.expressions, block.labels, strict=True):

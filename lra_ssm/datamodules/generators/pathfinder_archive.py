@@ -23,10 +23,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.generators.listops import default_workers
 from lra_ssm.datamodules.generators.pathfinder import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.generators.pathfinder_drawing import Bytes
 from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
+from lra_ssm.datamodules.generators.workers import available_cores
 from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 
@@ -91,7 +91,7 @@ def write_archive(
     for written in (target / "metadata", *(target / "imgs" / str(block) for block in missing)):
         for leftover in written.glob(f"{UNFINISHED}*"):
             leftover.unlink(missing_ok=True)
-    count = min(default_workers() if workers is None else workers, len(missing))
+    count = min(workers or available_cores(), len(missing))
     with closing(_written(target, settings, seed, missing, count)) as blocks:
         if progress is not None:
             progress(num_images - sum(missing.values()))

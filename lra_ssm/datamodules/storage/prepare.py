@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from lra_ssm.datamodules.storage.disk import sync_folder
 from lra_ssm.datamodules.storage.format import MANIFEST
 from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
@@ -54,9 +55,9 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
         try:
             temporary.mkdir()
             build(temporary)
-            _sync(temporary)
+            sync_folder(temporary)
             temporary.rename(target)
-            _sync(folder)
+            sync_folder(folder)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             _remove_if_unused(folder)
@@ -97,12 +98,3 @@ def _remove_if_unused(folder: Path) -> None:
         (folder / LOCK).unlink()
         with suppress(OSError):  # a process that has just come put its own lock there
             folder.rmdir()
-
-
-def _sync(folder: Path) -> None:
-    """Writes a folder's entries to the disk, so that they survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
