@@ -30,6 +30,11 @@ BAD = {
     "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
     "blocks do not divide": (["--model.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
     "another vocabulary": (["--model.vocab_size=17"], "model.vocab_size is 17, but ListOps has 18"),
+    "a head for pairs": (["--model.pair_head=nli"], "model.pair_head is nli, but ListOps has no pairs"),
+    "features of tokens": (
+        ["--model.vocab_size=null", "--model.d_input=1"],
+        "model.vocab_size is None, but ListOps has 18",
+    ),
     "no such root": (["--data.root=nowhere/data"], "nowhere"),
     "no such source": (["--data.source=nowhere"], "nowhere"),
     "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),

@@ -137,7 +137,8 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys
     (tmp_path / "taken").write_text("")
     (tmp_path / "other.yaml").write_text("a: 1\n")
     (tmp_path / "broken.yaml").write_text("[1, {\n")
-    features = {"model": {"init_args": {}}, "data": {"init_args": {"batch_size": 1, "max_length": 8}}}
+    data = {"class_path": "lra_ssm.datamodules.Text", "init_args": {"batch_size": 1, "max_length": 8}}
+    features = {"model": {"init_args": {}}, "data": data}
     (tmp_path / "features.yaml").write_text(yaml.safe_dump(features))
     assert main(["bench", *arguments]) == 2
     err = capsys.readouterr().err
