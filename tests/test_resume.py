@@ -66,8 +66,12 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-# Every moment with either kind of end; every third with the others, which share their code.
-CASES = [(end, moment) for end in ENDS for moment in (MOMENTS if end in ("epochs", "steps") else MOMENTS[::3])]
+# Every moment with the usual end; with the others, which share its code, every third, the rest for `pytest -m slow`.
+CASES = [
+    pytest.param(end, moment, marks=[] if end == "epochs" or not i % 3 else [pytest.mark.slow])
+    for end in ENDS
+    for i, moment in enumerate(MOMENTS)
+]
 
 
 @pytest.mark.parametrize(("end", "moment"), CASES)

@@ -324,8 +324,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+USUAL = [("epochs", 0), ("steps, validation within", 0), ("epochs", 2)]
+OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, validation within", 2)]
+
+
 @pytest.mark.parametrize(
-    ("name", "num_workers"), [*((name, 0) for name in SETTINGS), ("epochs", 2), ("steps, validation within", 2)]
+    ("name", "num_workers"), [*USUAL, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
 )
 def test_lightning_resumes_exactly_everywhere(
     tiny: PreparedDataset, tmp_path: Path, name: str, num_workers: int

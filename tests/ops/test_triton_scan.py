@@ -72,7 +72,11 @@ def compare(inputs, **flags):
     assert_close(run_triton(inputs, **flags), run(inputs, "reference", **flags))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:4])))
+# Interpreted, a case takes seconds: every second one is left to `pytest -m slow`.
+ALL_CASES = [pytest.param(case, marks=[pytest.mark.slow] if i % 2 else []) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: "-".join(map(str, case[:4])))
 def test_forms_and_options(case, cut):
     cut()
     complex_A, B, C, discretization, softplus, with_reset, optional, tied_A = case
@@ -82,7 +86,7 @@ def test_forms_and_options(case, cut):
 
 
 @pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("L", [1, 2, 63, 257, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("L", [1, 2, 63, *(pytest.param(L, marks=pytest.mark.slow) for L in (257, 1024))])
 def test_lengths(L, complex_A, cut):
     """Several segments, of two chunks of four groups of steps each, from 64 steps on."""
     cut(16, 32)
