@@ -1,29 +1,19 @@
 import inspect
-import io
 import logging
 import re
-import shutil
-import tarfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.builders.vocabulary import EOS_ID, SPECIALS
-from lra_ssm.datamodules.fetch import lra_release
-from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
-from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.generators.retrieval_standin import MARKER, write_standin
 from lra_ssm.datamodules.readers.retrieval import FILES, LAYOUTS, PairsFile
 from lra_ssm.datamodules.retrieval import Retrieval
 from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared, sha256
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import contents, write_tsv
+from tests.datamodules.helpers import contents
 
 # Quotes that open and are never closed, one of them over a line's end for whoever takes it for a csv's.
 ROWS = {
@@ -280,111 +270,6 @@ def test_impossible_settings(tmp_path: Path, change: dict[str, object]) -> None:
 def test_constructor_is_fit_for_the_command_line() -> None:
     parameters = inspect.signature(Retrieval.__init__).parameters.values()
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in list(parameters)[1:])
-
-
-# -- LRA's archive -------------------------------------------------------------------------------------------------
-
-
-def write_release(path: Path, wrapping: str) -> Path:
-    members = {f"{wrapping}tsv_data/{FILES[split]}": "\n".join([*rows, ""]) for split, rows in ROWS.items()}
-    members |= {f"{wrapping}listops-1000/basic_train.tsv": "Source\tTarget\n", f"{wrapping}README": "about"}
-    members |= {f"{wrapping}pathfinder32/hard/imgs/0.png": "hard", f"{wrapping}pathfinder32/easy/imgs/0.png": "easy"}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return path
-
-
-@pytest.mark.parametrize("wrapping", ["lra_release/lra_release/", "lra_release/", ""])
-def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "root"
-    record = DownloadRecord("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
-
-    def download(file: RemoteFile, folder: Path) -> DownloadRecord:
-        write_release(folder / file.name, wrapping)
-        return record
-
-    monkeypatch.setattr(lra_release, "download", download)
-    data = Retrieval(root=str(root))
-    data.fetch()
-    unpacked = root / "lra_release/lra_release"
-    names = [str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()]
-    assert sorted(names) == [f"tsv_data/{name}" for name in sorted(["download.json", *FILES.values()])]
-    data.prepare_data()
-    source = data.manifest()["source"]
-    assert source["kind"] == "lra" and source["archive"] == asdict(record)
-    hard = fetch_lra_release(root, "pathfinder32/hard/")
-    assert hard == unpacked / "pathfinder32/hard" and (hard / "imgs/0.png").read_text() == "hard"
-    assert not (unpacked / "pathfinder32/easy").exists()
-    monkeypatch.setattr(lra_release, "extract", None)  # nothing more to do
-    data.fetch()
-    assert fetch_lra_release(root, "pathfinder32/hard") == hard
-    assert sorted(path.name for path in root.iterdir()) == ["lra_release", "lra_release.gz", "retrieval"]
-
-
-def test_a_release_that_is_there_needs_no_network(tmp_path: Path) -> None:
-    write_release(tmp_path / "lra_release.gz", "lra_release/")
-    folder = fetch_lra_release(tmp_path, "tsv_data")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(["download.json", *FILES.values()])
-    note = read_note(folder)
-    assert note["url"] is None and note["sha256"] == sha256(tmp_path / "lra_release.gz")
-    with pytest.raises(InputError, match="none of the wanted files"):
-        fetch_lra_release(tmp_path, "absent")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lra_release", "lra_release.gz"]
-
-
-def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(file: RemoteFile, folder: Path) -> DownloadRecord:
-        raise InputError("no network")
-
-    monkeypatch.setattr(lra_release, "download", fails)
-    for module in (Retrieval, ListOps):
-        with pytest.raises(InputError, match="no network"):
-            module(root=str(tmp_path / "root"), source="lra").fetch()
-        assert list(tmp_path.iterdir()) == []
-    (tmp_path / "root").mkdir()  # the user's own stays
-    with pytest.raises(InputError, match="no network"):
-        Retrieval(root=str(tmp_path / "root")).fetch()
-    assert list(tmp_path.rglob("*")) == [tmp_path / "root"]
-
-
-def test_killed_while_unpacking(tmp_path: Path) -> None:
-    write_release(tmp_path / "lra_release.gz", "")
-    half = tmp_path / ".lra_release-tsv_data/tsv_data"
-    half.mkdir(parents=True)  # without a note: not finished
-    assert len(list(fetch_lra_release(tmp_path, "tsv_data").iterdir())) == 4 and not half.exists()
-    shutil.rmtree(tmp_path / "lra_release")
-    half.mkdir(parents=True)  # with it: finished, but not yet in its place
-    (half / FILES["train"]).touch()
-    write_note(note_of(half.parent), DownloadRecord("https://x.org", 1, "0" * 64, "unknown"))
-    folder = fetch_lra_release(tmp_path, "tsv_data")
-    assert read_note(folder)["url"] == "https://x.org" and not half.parent.exists()
-
-
-def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "root"
-    write_release(root / "lra_release.gz", "")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(InputError, match=r"unpacking tsv_data of lra_release\.gz needs 1\.000 GB"):
-        Retrieval(root=str(root)).fetch()
-    assert [path.name for path in root.iterdir()] == ["lra_release.gz"]
-    files = str(write_files(tmp_path / "files"))
-    tsv = str(write_tsv(tmp_path / "listops"))
-    for data in (
-        Retrieval(root=str(root), source=files),
-        Retrieval(root=str(root), source="standin"),
-        ListOps(root=str(root), source=tsv, max_length=500),
-        ListOps(root=str(root)),
-    ):
-        data_name = type(data).__name__
-        if data.kind() == "files":
-            monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
-        with pytest.raises(InputError, match=f"({data_name}|pairs of documents) needs .* make room"):
-            data.prepare_data()
-    assert [path.name for path in root.iterdir()] == ["lra_release.gz"]
 
 
 # -- stand-ins -----------------------------------------------------------------------------------------------------

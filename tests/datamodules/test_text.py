@@ -15,15 +15,9 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.builders.selection import choose, random_keys, text_keys
 from lra_ssm.datamodules.builders.vocabulary import (
-    BYTE_VOCABULARY,
     EOS_ID,
     SPECIALS,
-    UNK_ID,
-    ByteEncoder,
-    CharacterCounts,
-    CharacterEncoder,
 )
 from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
 from lra_ssm.datamodules.readers import text as text_files
@@ -94,58 +88,6 @@ def texts(data: Text, name: str) -> list[str]:
 
 def arrays(data: Text) -> dict[str, bytes]:
     return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".bin")}
-
-
-# -- vocabulary ----------------------------------------------------------------------------------------------------
-
-
-def test_characters_are_ordered_by_frequency_then_code_point() -> None:
-    counts = CharacterCounts()
-    counts.add(["bbaac", "\U0001f3ac\U0001f3ac\U0001f3ac"])
-    counts.add(["", "d"])
-    assert counts.frequent(1) == ("\U0001f3ac", "a", "b", "c", "d")
-    assert counts.frequent(2) == ("\U0001f3ac", "a", "b")
-    assert CharacterCounts().frequent(1) == ()
-
-
-def test_characters_are_encoded() -> None:
-    encoder = CharacterEncoder("ab\U0001f3ac", 4)
-    assert encoder.vocabulary == (*SPECIALS, "a", "b", "\U0001f3ac")
-    encoded = encoder.encode(["", "ab", "aba", "abab", "a\U0001f3acz", "\x00"])
-    assert encoded.lengths.tolist() == [1, 3, 4, 4, 4, 2] and encoded.lengths.dtype == np.int64
-    assert encoded.tokens.tolist() == [2, 3, 4, 2, 3, 4, 3, 2, 3, 4, 3, 2, 3, 5, UNK_ID, 2, UNK_ID, 2]
-    assert [len(part) for part in encoder.encode([])] == [0, 0]
-
-
-def test_too_many_characters_are_refused() -> None:
-    with pytest.raises(InputError, match="raise min_freq"):
-        CharacterEncoder([chr(code) for code in range(0x20000, 0x30000)], 4)
-
-
-def test_bytes_are_encoded_as_by_the_original_code() -> None:
-    encoder = ByteEncoder(4)
-    assert encoder.vocabulary == BYTE_VOCABULARY and len(BYTE_VOCABULARY) == 257
-    encoded = encoder.encode(["", "\x00a", "abcde", "aéé", ""])
-    assert encoded.lengths.tolist() == [1, 2, 4, 4, 1]
-    assert encoded.tokens.tolist() == [0, 1, 98, 98, 99, 100, 101, 98, 0xC3 + 1, 0xA9 + 1, 0xC3 + 1, 0]
-
-
-# -- choosing ------------------------------------------------------------------------------------------------------
-
-
-def test_choosing_is_balanced_and_nested() -> None:
-    labels = np.array([0] * 50 + [1] * 30 + [2] * 4)
-    keys = random_keys(len(labels), 3)
-    before: set[int] = set()
-    for count in (3, 12, 30, 84, 100):
-        chosen = choose(labels, count, keys)
-        assert (np.diff(chosen) > 0).all() and len(chosen) == min(count, 84) and before <= set(chosen.tolist())
-        before = set(chosen.tolist())
-    assert np.bincount(labels[choose(labels, 12, keys)]).tolist() == [4, 4, 4]
-    assert np.bincount(labels[choose(labels, 30, keys)]).tolist() == [13, 13, 4]
-    assert choose(labels, 30, keys).tolist() != choose(labels, 30, random_keys(len(labels), 4)).tolist()
-    assert len(choose(labels[:0], 5, keys[:0])) == 0
-    assert text_keys(["a", "b", "a"], 1)[0] == text_keys(["a"], 1)[0] != text_keys(["a"], 2)[0]
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
