@@ -22,7 +22,7 @@ STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pre
 class PreparedDataModule(LightningDataModule, ABC):
     """A dataset that is prepared once into `<root>/<dataset>/<kind>-<hash of what decides its content>`.
 
-    A dataset gives `dataset`, `kind`, `record` and `build`, and `fetch` where its files can be downloaded.
+    A dataset gives `dataset`, `sources`, `record` and `build`, and `fetch` where its files can be downloaded.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
@@ -40,6 +40,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     """
 
     dataset: str
+    sources: tuple[str, ...]  # by name; any other source is a path
     num_classes: int
     vocab_size: int | None = None  # None also where it is known only once the data is prepared
     d_input: int | None = None  # features per position; None for tokens
@@ -77,11 +78,11 @@ class PreparedDataModule(LightningDataModule, ABC):
         if not holds:
             raise InputError(f"{type(self).__name__} {name} {getattr(self, name)!r}: {what}")
 
-    # -- what a dataset gives --------------------------------------------------------------------------------------
-
-    @abstractmethod
     def kind(self) -> str:
-        """The source in one word: the first part of the prepared folder's name."""
+        """The source in one word, "files" for a path: the first part of the prepared folder's name."""
+        return self.source if self.source in self.sources else "files"
+
+    # -- what a dataset gives --------------------------------------------------------------------------------------
 
     @abstractmethod
     def record(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class ListOps(PreparedDataModule):
     """
 
     dataset = DATASET
+    sources = ("generated", "lra")
     vocabulary: tuple[str, ...] = VOCABULARY
     vocab_size: int = len(VOCABULARY)
     num_classes: int = NUM_CLASSES
@@ -100,10 +101,6 @@ class ListOps(PreparedDataModule):
                 f"ListOps length_bounds {self.trees[:2]}: the longest expression and its <eos> have"
                 f" {self.trees.max_length} tokens, more than max_length {self.max_length}; nothing is cut silently"
             )
-
-    def kind(self) -> str:
-        """generated, lra or files."""
-        return self.source if self.source in ("generated", "lra") else "files"
 
     def record(self) -> dict[str, Any]:
         if self.source == "generated":

@@ -65,6 +65,7 @@ class Pathfinder(PreparedDataModule):
     """
 
     dataset = DATASET
+    sources = ("generated", "lra")
     num_classes: int = len(CLASS_NAMES)
     class_names: tuple[str, ...] = CLASS_NAMES
 
@@ -109,10 +110,6 @@ class Pathfinder(PreparedDataModule):
         assert isinstance(split, ImageSplit)
         transforms = {"s4": PixelSequence(), "s5": PixelSequence((0.5,), (0.5,)), "lra": PixelSequence(None, None)}
         return ImageDataset(split, transforms[self.inputs])
-
-    def kind(self) -> str:
-        """generated, lra or files."""
-        return self.source if self.source in ("generated", "lra") else "files"
 
     def record(self) -> dict[str, Any]:
         split = {"split": self.split} | ({"split_seed": self.split_seed} if self.split == "s4" else {})

@@ -36,6 +36,7 @@ class PublishedImages(PreparedDataModule):
     files: ModuleType  # locate, stand_ins, read, USUAL_PLACES, HUGGINGFACE_NAME, …_REVISION, PUBLISHED_COUNTS
     downloads: tuple[RemoteFile, ...]
     class_names: tuple[str, ...]
+    sources = ("original", "huggingface")
     image_size: tuple[int, int]  # height, width
     num_classes: int = 10
 
@@ -79,10 +80,6 @@ class PublishedImages(PreparedDataModule):
         return ImageDataset(split, self.transform(CropFlip(self._resolved_shuffle_seed()) if augmented else None))
 
     # -- preparation -----------------------------------------------------------------------------------------------
-
-    def kind(self) -> str:
-        """original, huggingface or files."""
-        return self.source if self.source in ("original", "huggingface") else "files"
 
     def record(self) -> dict[str, Any]:
         files = {"files": file_stats(self.files.stand_ins(self._path()))} if self.kind() == "files" else {}

@@ -61,6 +61,7 @@ class Retrieval(PreparedDataModule):
     """
 
     dataset = DATASET
+    sources = ("lra", "standin")
     per_example = 2
     num_classes: int = NUM_CLASSES
 
@@ -104,10 +105,6 @@ class Retrieval(PreparedDataModule):
     def standin(self) -> StandinSettings:
         """What made-up pairs are made of."""
         return StandinSettings(*self.standin_counts, self.standin_seed, self.standin_length)
-
-    def kind(self) -> str:
-        """lra, standin or files."""
-        return self.source if self.source in ("lra", "standin") else "files"
 
     def record(self) -> dict[str, Any]:
         record = {"version": READER_VERSION, **self.settings.record()}

@@ -67,6 +67,7 @@ class Text(PreparedDataModule):
     """
 
     dataset = DATASET
+    sources = ("original", "huggingface")
     num_classes: int = NUM_CLASSES
 
     def __init__(
@@ -105,10 +106,6 @@ class Text(PreparedDataModule):
         """What decides the prepared data besides the reviews."""
         split = (self.validation, self.val_fraction, self.split_seed)
         return TextSettings(self.inputs, self.max_length, self.min_freq, *split, self.limit)
-
-    def kind(self) -> str:
-        """original, huggingface or files."""
-        return self.source if self.source in ("original", "huggingface") else "files"
 
     def record(self) -> dict[str, Any]:
         files = {"files": file_stats(stamped_files(self._found()))} if self.kind() == "files" else {}
