@@ -16,10 +16,10 @@ from lra_ssm.datamodules.builders.listops import (
     generator_record,
 )
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
-from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.fetch.sources import named_source, split_files
 from lra_ssm.datamodules.generators.listops import check_settings
 from lra_ssm.datamodules.generators.listops_trees import VOCABULARY, TreeSettings
-from lra_ssm.datamodules.readers.listops import any_files, find_files
+from lra_ssm.datamodules.readers.listops import FILES, LAYOUTS
 from lra_ssm.errors import InputError
 
 
@@ -120,10 +120,17 @@ class ListOps(PreparedDataModule):
         Raises:
             InputError: it cannot be downloaded or unpacked.
         """
-        if self.source == "lra" and not any_files(self.root):
+        if self.source == "lra" and split_files(self.root, LAYOUTS, FILES, "ListOps") is None:
             fetch_lra_release(self.root, "listops-1000")
 
     def _files(self) -> dict[str, Path]:
         lra = self.source == "lra"
         folder = self.root if lra else named_source("ListOps", self.source, "generated, lra", folder=True)
-        return find_files(folder)
+        files = split_files(folder, LAYOUTS, FILES, "ListOps")
+        if files is None:
+            raise InputError(
+                f"{folder}: no ListOps files ({', '.join(FILES.values())}) here or in"
+                f" {', '.join(layout for layout in LAYOUTS if layout)} below it; put LRA's there, download them with"
+                " `lra-ssm prepare listops --source=lra`, or use source: generated"
+            )
+        return files

@@ -10,22 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.builders.pathfinder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.generators.pathfinder_archive import generator_record, missing_blocks, write_archive
 from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.image_transforms import PixelSequence
-from lra_ssm.datamodules.readers.pathfinder import (
-    CLASS_NAMES,
-    DATASET,
-    READER_VERSION,
-    build_from_folder,
-    find_folder,
-    has_images,
-    places,
-    stand_ins,
-)
+from lra_ssm.datamodules.readers.pathfinder import find_folder, has_images, places, stand_ins
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError

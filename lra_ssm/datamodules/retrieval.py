@@ -21,9 +21,9 @@ from lra_ssm.datamodules.builders.retrieval import (
 from lra_ssm.datamodules.builders.vocabulary import INPUTS
 from lra_ssm.datamodules.fetch.download_record import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
-from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.fetch.sources import named_source, split_files
 from lra_ssm.datamodules.generators.retrieval_standin import is_standin
-from lra_ssm.datamodules.readers.retrieval import FILES, LAYOUTS, find_files
+from lra_ssm.datamodules.readers.retrieval import FILES, LAYOUTS
 from lra_ssm.errors import InputError
 
 
@@ -127,13 +127,13 @@ class Retrieval(PreparedDataModule):
         Raises:
             InputError: it cannot be downloaded or unpacked.
         """
-        if self.source == "lra" and find_files(self.root) is None:
+        if self.source == "lra" and split_files(self.root, LAYOUTS, FILES, "Retrieval") is None:
             fetch_lra_release(self.root, "tsv_data", max_files=100)
 
     def _files(self) -> dict[str, Path]:
         lra = self.source == "lra"
         folder = self.root if lra else named_source("Retrieval", self.source, "lra, standin", folder=True)
-        files = find_files(folder)
+        files = split_files(folder, LAYOUTS, FILES, "Retrieval")
         if files is None:
             places = (
                 f"{', '.join(FILES.values())} here or in {', '.join(layout for layout in LAYOUTS if layout)} below it"

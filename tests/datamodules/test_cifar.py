@@ -112,7 +112,7 @@ def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     folder = write_files(tmp_path / "images", class_files())
     cifar_files.read(folder)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("lra_ssm.datamodules.builders.images.TRIVIAL_COUNT", 10)
+    monkeypatch.setattr("lra_ssm.datamodules.storage.bars.TRIVIAL_IMAGES", 10)
     cifar_files.read(folder)
     output = capsys.readouterr()
     assert "reading the images of images" in output.err and "100%" in output.err and not output.out

@@ -20,7 +20,7 @@ import pytest
 
 from lra_ssm.datamodules.fetch.download import DownloadRecord, RemoteFile, download
 from lra_ssm.datamodules.fetch.download_record import read_note
-from lra_ssm.datamodules.storage import disk
+from lra_ssm.datamodules.storage import bars, disk
 from lra_ssm.errors import InputError
 from tests.datamodules.server import Site, serving
 
@@ -528,7 +528,7 @@ def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     with serving(DATA) as site:
         fetch(remote(site), tmp_path)
         assert capsys.readouterr().err == ""  # too small
-        monkeypatch.setattr(disk, "TRIVIAL_BYTES", 1000)
+        monkeypatch.setattr(bars, "TRIVIAL_BYTES", 1000)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         (tmp_path / NAME).unlink()

@@ -1,8 +1,7 @@
 """Builds prepared folders of the image datasets that come with a test set: CIFAR-10 and MNIST. Needs no lightning."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,8 @@ log = logging.getLogger(__name__)
 
 VAL_FRACTION = 0.1  # of the training images, as in the public S4 code
 CHUNK = 1000
-TRIVIAL_COUNT = 5000  # fewer images are decoded within a second: nobody waits long enough for a bar
 # Raise when the same files and settings would give other prepared data than before.
 READER_VERSION = 1
-
-
-@contextmanager
-def image_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the standard error, unless there are few images; gives what is called with how many were done."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), disable=total < TRIVIAL_COUNT) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:

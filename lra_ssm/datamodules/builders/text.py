@@ -17,7 +17,8 @@ from lra_ssm.datamodules.builders.vocabulary import (
     seen_characters,
 )
 from lra_ssm.datamodules.readers.text import Reviews
-from lra_ssm.datamodules.storage.disk import check_disk_space, with_bar
+from lra_ssm.datamodules.storage.bars import with_bar
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
 

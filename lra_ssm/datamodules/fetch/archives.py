@@ -21,7 +21,8 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 from lra_ssm.datamodules.fetch.archive_readers import Damaged, Member, Source, tar_members, zip_members
-from lra_ssm.datamodules.storage.disk import ByteBar, check_disk_space, sync_filesystem, sync_folder
+from lra_ssm.datamodules.storage.bars import ByteBar
+from lra_ssm.datamodules.storage.disk import check_disk_space, sync_filesystem, sync_folder
 from lra_ssm.errors import InputError
 
 TEMPORARY_PREFIX = ".unfinished-"

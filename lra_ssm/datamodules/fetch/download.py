@@ -23,7 +23,8 @@ from typing import Any
 
 from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
 from lra_ssm.datamodules.fetch.web import SCHEMES, Broken, PastTheEnd, Refused, open_url, reason
-from lra_ssm.datamodules.storage.disk import ByteBar, check_disk_space, sync_folder
+from lra_ssm.datamodules.storage.bars import ByteBar
+from lra_ssm.datamodules.storage.disk import check_disk_space, sync_folder
 from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
 

@@ -1,6 +1,6 @@
 """Where a source's files are: at a path that the user names, or in a folder that a download makes below the root."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -39,6 +39,31 @@ def named_source(dataset: str, source: str, words: str, *, folder: bool = False)
     if not found:
         raise InputError(f"{dataset} source {shown}: is neither {words} nor an existing {what}")
     return path
+
+
+def split_files(folder: Path, layouts: Iterable[str], names: Mapping[str, str], dataset: str) -> dict[str, Path] | None:
+    """The files of a dataset by split, in the first of `layouts` below `folder` that has any of them; None if none has.
+
+    Args:
+        folder: where to look.
+        layouts: paths below it; "" for itself.
+        names: of the files, by split.
+        dataset: as messages call it: "ListOps".
+
+    Raises:
+        InputError: some are there and others not; names a missing one.
+    """
+    for layout in layouts:
+        files = {split: folder / layout / name for split, name in names.items()}
+        missing = [path for path in files.values() if not path.is_file()]
+        if not missing:
+            return files
+        if len(missing) < len(files):
+            there = next(path for path in files.values() if path not in missing)
+            raise InputError(
+                f"{missing[0]}: missing, though {there.name} is there; {dataset} needs all {len(files)} files"
+            )
+    return None
 
 
 @contextmanager

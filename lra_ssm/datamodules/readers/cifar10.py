@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from lra_ssm.datamodules.builders.images import image_bar
 from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.readers import huggingface_images
 from lra_ssm.datamodules.readers.image_files import ImageFiles, LabelledImages, check_labels, digests
 from lra_ssm.datamodules.readers.image_folders import LABEL_FILE, SingleFiles, layout_of
 from lra_ssm.datamodules.readers.restricted_pickle import load_restricted
+from lra_ssm.datamodules.storage.bars import image_bar
 from lra_ssm.errors import InputError
 
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())

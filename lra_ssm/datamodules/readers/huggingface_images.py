@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lra_ssm.datamodules.builders.images import image_bar
 from lra_ssm.datamodules.readers.image_decoding import decode_image
 from lra_ssm.datamodules.readers.image_files import ImageFiles, LabelledImages, check_labels
+from lra_ssm.datamodules.storage.bars import image_bar
 from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
 

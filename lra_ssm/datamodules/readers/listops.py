@@ -30,32 +30,6 @@ _LABELS = {str(digit).encode(): digit for digit in range(10)}
 _LINES_PER_CHUNK = 1000
 
 
-def any_files(folder: Path) -> bool:
-    """Whether any of the files is in one of LAYOUTS below `folder`."""
-    return any((folder / layout / name).is_file() for layout in LAYOUTS for name in FILES.values())
-
-
-def find_files(folder: Path) -> dict[str, Path]:
-    """The three files by split, in the first of LAYOUTS below `folder` that has any of them.
-
-    Raises:
-        InputError: none is there, or not all three; names what is missing.
-    """
-    for layout in LAYOUTS:
-        files = {split: folder / layout / name for split, name in FILES.items()}
-        present = [path for path in files.values() if path.is_file()]
-        if len(present) == len(files):
-            return files
-        if present:
-            missing = next(path for path in files.values() if not path.is_file())
-            raise InputError(f"{missing}: missing, though {present[0].name} is there; ListOps needs all three files")
-    raise InputError(
-        f"{folder}: no ListOps files ({', '.join(FILES.values())}) here or in"
-        f" {', '.join(layout for layout in LAYOUTS if layout)} below it; put LRA's there, download them with"
-        " `lra-ssm prepare listops --source=lra`, or use source: generated"
-    )
-
-
 @dataclass
 class Chunk:
     """Consecutive sequences of a file, `<eos>` included: tokens one after another, lengths (n,), labels (n,)."""

@@ -1,11 +1,11 @@
-"""Reads Pathfinder in the layout of LRA's archive, which is the public generator's too, into prepared folders.
+"""Reads Pathfinder in the layout of LRA's archive, which is the public generator's too.
 
     <folder>/metadata/<number>.npy               columns: folder, file, number, label, …
     <folder>/imgs/<number>/sample_<number>.png   8-bit gray, square
 
 In LRA's archive the metadata files are plain text, one image a line, in spite of their name; the public generator
-writes real .npy files. The images' order is that of the metadata files' numbers and their lines. Needs no lightning,
-and torch for the random split alone.
+writes real .npy files. The images' order is that of the metadata files' numbers and their lines. Needs neither torch
+nor lightning.
 """
 
 import hashlib
@@ -15,35 +15,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import Progress
 
-from lra_ssm.datamodules.builders.splits import (
-    indices_sha256,
-    limited,
-    ordered_split,
-    random_split,
-    require_every_class,
-)
 from lra_ssm.datamodules.readers.image_decoding import decode_image
 from lra_ssm.datamodules.readers.restricted_pickle import load_restricted
-from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
 
-DATASET = "pathfinder"
-CLASS_NAMES = ("different contours", "same contour")
-PUBLISHED_COUNT = 200_000
-FRACTIONS = (0.8, 0.1, 0.1)
 CHUNK = 250  # images read by one thread at a time
 READERS = 8
 NPY = b"\x93NUMPY"
-# Raise when the same files and settings would give other prepared data than before.
-READER_VERSION = 1
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -146,69 +129,14 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     return Listing([paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], record)
 
 
-def build_from_folder(
-    folder: Path,
-    images: Path,
-    *,
-    resolution: int,
-    split: Literal["s4", "lra"],
-    split_seed: int,
-    limit: int | None,
-    source: dict[str, Any],
-    generated: bool = False,
-) -> None:
-    """Decodes the images of a folder, once, into an empty prepared folder.
-
-    Args:
-        folder: where to.
-        images: the folder with `metadata` and `imgs`.
-        resolution: side of the images.
-        split: "s4": a random split of all images; "lra": consecutive parts.
-        split_seed: of the random one.
-        limit: at most so many images in a split, classes as balanced as they can be; None for all.
-        source: goes into the manifest before what is recorded here.
-        generated: as for `read_listing`.
+def read_images(folder: Path, paths: Iterable[str], resolution: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Decodes images of `folder` in the order of `paths`: arrays (n, resolution, resolution, 1), few images at a time.
 
     Raises:
-        InputError: metadata or an image is missing, damaged or of another size, one of the classes has no image for
-            training, or the disk has no room.
+        InputError: an image cannot be read, is damaged or of another size.
     """
-    listing = read_listing(images, generated=generated)
-    num = len(listing.labels)
-    parts = random_split(num, FRACTIONS, split_seed) if split == "s4" else ordered_split(num, FRACTIONS)
-    indices = dict(zip(("train", "val", "test"), parts, strict=True))
-    require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
-    chosen = {name: part[limited(listing.labels[part], limit)] for name, part in indices.items()}
-    total = sum(len(part) for part in chosen.values())
-    check_disk_space(folder, total * (resolution**2 + 8), f"preparing {total:,} images of {images}")
-    writer = DatasetWriter(folder, dataset=DATASET, num_classes=len(CLASS_NAMES))
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"reading {total:,} Pathfinder images", total=total)
-        for name, part in chosen.items():
-            to = writer.images(name, (resolution, resolution, 1))
-            some = ([listing.paths[index] for index in chunk] for chunk in _chunks(part.tolist(), CHUNK))
-            position = 0
-            for contents in _concurrently(lambda paths: _read(images, paths), some):
-                pixels = np.stack(
-                    [decode_image(data, "L", (resolution, resolution), path).pixels for path, data in contents]
-                )
-                to.extend(pixels, listing.labels[part[position : position + len(pixels)]])
-                position += len(pixels)
-                progress.advance(task, len(pixels))
-    writer.finish(
-        source
-        | {
-            "class_names": list(CLASS_NAMES),
-            "limit": limit,
-            "published_counts": num == PUBLISHED_COUNT,
-            "split": {
-                "kind": split,
-                "seed": split_seed if split == "s4" else None,
-                "sha256": {name: indices_sha256(part) for name, part in indices.items()},
-            },
-            "files": listing.record,
-        }
-    )
+    for contents in _concurrently(lambda some: _read(folder, some), _chunks([*paths], CHUNK)):
+        yield np.stack([decode_image(data, "L", (resolution, resolution), path).pixels for path, data in contents])
 
 
 # -- metadata ----------------------------------------------------------------------------------------------------------

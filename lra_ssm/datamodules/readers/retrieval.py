@@ -38,23 +38,6 @@ _LONG_RUN = 100  # pairs of one class at a file's beginning that are no chance
 _LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not fill the memory
 
 
-def find_files(folder: Path) -> dict[str, Path] | None:
-    """The three files by split, in the first of LAYOUTS below `folder` that has any of them; None if none has.
-
-    Raises:
-        InputError: not all three are there; names the missing one.
-    """
-    for layout in LAYOUTS:
-        files = {split: folder / layout / name for split, name in FILES.items()}
-        present = [path for path in files.values() if path.is_file()]
-        if len(present) == len(files):
-            return files
-        if present:
-            missing = next(path for path in files.values() if not path.is_file())
-            raise InputError(f"{missing}: missing, though {present[0].name} is there; Retrieval needs all three files")
-    return None
-
-
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive pairs of a file: labels (n,), texts (2 n,), cut: pair i has texts 2i and 2i + 1."""

@@ -20,7 +20,8 @@ from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.download_record import read_note
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.storage.disk import check_disk_space, with_bar
+from lra_ssm.datamodules.storage.bars import with_bar
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
 
