@@ -38,6 +38,15 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": set(),
 }
+# folder of datamodules -> folders of datamodules that it may import besides itself
+DATA_FOLDERS = {
+    "storage": set(),
+    "fetch": {"storage"},
+    "generators": {"storage", "readers"},  # they write the published layouts, of which the readers know the names
+    "readers": {"storage", "fetch", "generators"},
+    "builders": {"storage", "fetch", "generators", "readers"},
+    "loading": {"storage"},
+}
 LIGHTNING = {"tasks", "datamodules", "callbacks", "cli"}
 
 
@@ -77,6 +86,15 @@ def test_imports_point_forward(path):
         elif here == "ops":
             backends = {"triton", "mamba_ssm", "filelock"} if "backends" in path.parts else set()
             assert top in STDLIB | {"torch", "numpy"} | backends, f"ops imports {name}"
+
+
+@pytest.mark.parametrize("folder", DATA_FOLDERS)
+def test_folders_of_datamodules(folder):
+    for path in (ROOT / "datamodules" / folder).rglob("*.py"):
+        for name in imports(path):
+            if name.startswith("lra_ssm.datamodules."):
+                target = name.split(".")[2]
+                assert target == folder or target in DATA_FOLDERS[folder], f"{path} imports {name}"
 
 
 def test_no_cycles_between_files():
