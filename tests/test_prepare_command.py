@@ -1,5 +1,6 @@
 """`lra-ssm prepare` and `lra-ssm doctor`: what they print, leave and refuse."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,24 @@ def test_a_batch_is_drawn(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "batch.png").read_bytes()[:4] == b"\x89PNG"
     tokens = ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"]
     line = fail(["prepare", "listops", f"--root={root}", *tokens, "--picture=batch2.png"], tmp_path)
-    assert "ListOps: is no dataset of images" in line and not (tmp_path / "batch2.png").exists()
+    assert "batch2.png: ListOps is no dataset of images" in line and not (tmp_path / "batch2.png").exists()
+    for picture, reason in (
+        ("", "is a folder"),
+        (".", "is a folder"),
+        ("absent/x.png", "absent is no existing folder"),
+    ):
+        line = fail(
+            ["prepare", "mnist", f"--root={tmp_path / 'new'}", f"--source={files}", f"--picture={picture}"], tmp_path
+        )
+        assert reason in line and not (tmp_path / "new").exists()  # said before anything is prepared
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0)
+    for arguments in (["listops", f"--source={tmp_path / 'locked'}"], ["text", f"--root={tmp_path / 'locked'}"]):
+        assert "Permission denied" in fail(["prepare", *arguments], tmp_path)
+    assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
 
 
 def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("LRA_SSM_DEBUG"):
             traceback.print_exc()
         return _fail(str(error))
+    except PermissionError as error:  # some folder on the way that nobody thought of
+        if os.environ.get("LRA_SSM_DEBUG"):
+            traceback.print_exc()
+        return _fail(f"{error.filename}: cannot be read or written ({error.strerror})")
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
 

@@ -14,6 +14,20 @@ INK, FAINT = "#222222", "#777777"
 CHANNEL_COLORS = {1: (INK,), 3: ("#c0392b", "#27833b", "#2a5db0")}
 
 
+def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
+    """What can be wrong with a picture before hours of preparing.
+
+    Raises:
+        InputError: the dataset has no images, or no file can be written there.
+    """
+    if not hasattr(datamodule, "image_size"):
+        raise InputError(f"picture {path}: {type(datamodule).__name__} is no dataset of images")
+    if path.is_dir() or not path.name:
+        raise InputError(f"picture {str(path)!r}: is a folder; name a PNG file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"picture {path}: {path.parent} is no existing folder that can be written")
+
+
 def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["train", "val"] = "train") -> None:
     """Draws a batch of a prepared image dataset into a PNG file.
 

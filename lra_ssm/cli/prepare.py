@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.parser import RunParser
-from lra_ssm.cli.pictures import draw_batch
+from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.summary import format_table, open_all, summary_rows
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
@@ -85,6 +86,8 @@ def main(command: str, arguments: list[str]) -> int:
     settings = parser.parse_args(rest).as_dict()
     picture = settings.pop("picture")
     datamodule = datamodule_class(**settings)
+    if picture is not None:
+        check_picture(datamodule, Path(picture))
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()
@@ -99,6 +102,8 @@ def main(command: str, arguments: list[str]) -> int:
 
 def show_prepared(root: Path) -> None:
     """Prints the table of everything that is prepared below a root."""
+    if root.exists() and not os.access(root, os.R_OK | os.X_OK):
+        raise InputError(f"data root {root}: cannot be read; change its permissions, or choose another with --root")
     opened, damaged = open_all(root)
     rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
     print(format_table(rows) if rows else f"nothing is prepared below {root}")

@@ -62,8 +62,10 @@ def main(command: str, arguments: list[str]) -> int:
         RunCLI([command, *arguments], held)
     except _Done:
         pass
-    except (InputError, MisconfigurationException) as error:
+    except (InputError, MisconfigurationException, PermissionError) as error:
         reason = squeeze(str(error))
+        if isinstance(error, PermissionError):
+            reason = f"{error.filename}: cannot be read or written ({error.strerror})"
         for run in held:
             run.write_record(status="failed", reason=reason)
         raise InputError(reason) from error

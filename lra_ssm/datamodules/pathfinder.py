@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.builders.pathfinder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
+from lra_ssm.datamodules.fetch.download_record import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.generators.pathfinder_archive import generator_record, missing_blocks, write_archive
 from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.image_transforms import PixelSequence
-from lra_ssm.datamodules.readers.pathfinder import find_folder, has_images, places, stand_ins
+from lra_ssm.datamodules.readers.pathfinder import find_folder, find_lra, generator_of, places, stand_ins
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
@@ -129,6 +130,8 @@ class Pathfinder(PreparedDataModule):
             source |= {"seed": self.generator_seed, "generator": self._generator()}
         else:
             images = self._folder()
+            archive, generator = read_note(images), generator_of(images)
+            source |= ({"archive": archive} if archive else {}) | ({"generator": generator} if generator else {})
         build_from_folder(
             folder,
             images,
@@ -164,7 +167,7 @@ class Pathfinder(PreparedDataModule):
 
     def _find(self) -> Path | None:
         if self.source == "lra":
-            return next((path for place in self._places() if has_images(path := self.root / place)), None)
+            return find_lra(self.root, self.resolution, self.difficulty)
         path = named_source(type(self).__name__, self.source, "generated, lra", folder=True)
         try:
             return find_folder(path, self.resolution, self.difficulty)

@@ -101,6 +101,17 @@ def test_killed_while_unpacking(tmp_path: Path) -> None:
     assert read_note(folder)["url"] == "https://x.org" and not half.parent.exists()
 
 
+def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:
+    write_release(tmp_path / "lra_release.gz", "")
+    target = tmp_path / "lra_release/lra_release/tsv_data"
+    target.mkdir(parents=True)  # of somebody's broken attempt
+    assert len(list(fetch_lra_release(tmp_path, "tsv_data").iterdir())) == 4
+    (target / "download.json").unlink()
+    with pytest.raises(InputError, match="tsv_data: is there, but not as LRA's archive has it; move it away") as error:
+        fetch_lra_release(tmp_path, "tsv_data")
+    assert "\n" not in str(error.value) and len(list(target.iterdir())) == 3
+
+
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
     write_release(root / "lra_release.gz", "")

@@ -1,5 +1,7 @@
 import inspect
 import json
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.generators.pathfinder_archive import write_archive
+from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
+from lra_ssm.datamodules.generators.pathfinder_archive import missing_blocks, write_archive
 from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.pathfinder import Pathfinder
 from lra_ssm.datamodules.readers.pathfinder import places, read_listing
@@ -94,6 +97,15 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
     assert "\n" not in str(error.value) and not (tmp_path / "root").exists()
 
 
+def test_fewer_images_than_published_are_said(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = prepared(Pathfinder(root=str(tmp_path), source=str(folder)))
+    assert f"{folder} lists 120 images; the published ones are 200,000" in caplog.text
+    assert data.manifest()["source"]["published_counts"] is False
+    caplog.clear()
+    prepared(Pathfinder(root=str(tmp_path), num_images=10))  # ours are as many as were asked for
+    assert "published" not in caplog.text
+
+
 def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
     folder = write_pathfinder(tmp_path / "images", IMAGES)
     for name in ("imgs/0/sample_3.png", "imgs/11/sample_9.png"):
@@ -115,6 +127,37 @@ def test_an_empty_image_of_the_generator_is_an_error(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
     (folder / "metadata" / "0.npy").unlink()
     assert sum(split["examples"] for split in prepared(data).manifest()["splits"].values()) == 10
+
+
+def test_deleted_images_of_the_generator_are_drawn_again(tmp_path: Path) -> None:
+    data = Pathfinder(root=str(tmp_path), num_images=20)
+    prepared(data)
+    images = data.archive_folder / "pathfinder32" / HARD / "imgs"
+    shutil.rmtree(images)
+    assert sum(missing_blocks(data.archive_folder, 32, HARD, 20).values()) == 20
+    other = prepared(Pathfinder(root=str(tmp_path), num_images=20, split_seed=1))
+    assert len(list((images / "0").iterdir())) == 20 and other.prepared_folder != data.prepared_folder
+    (images / "0" / "sample_3.png").unlink()
+    with pytest.raises(InputError, match=r"sample_3.png: is listed .* but missing; delete .*metadata/0.npy and its"):
+        Pathfinder(root=str(tmp_path), num_images=20, split_seed=2).prepare_data()
+
+
+def test_our_own_images_do_not_pass_for_others(tmp_path: Path) -> None:
+    easy = write_archive(
+        tmp_path / "pathfinder", settings_for(32, "curv_baseline"), 5, 20, difficulty="curv_baseline", workers=1
+    )
+    with pytest.raises(InputError, match="holds none of .*downloads LRA's release"):
+        Pathfinder(root=str(tmp_path), source="lra", difficulty="curv_baseline").prepare_data()
+    with pytest.raises(InputError, match=f"is named after another difficulty than {HARD}; give .*curv_baseline"):
+        Pathfinder(root=str(tmp_path), source=str(easy)).prepare_data()
+    data = prepared(Pathfinder(root=str(tmp_path), source=str(easy), difficulty="curv_baseline"))
+    source = data.manifest()["source"]
+    assert (source["kind"], source["difficulty"]) == ("files", "curv_baseline")
+    assert (source["generator"]["seed"], source["generator"]["num_images"]) == (5, 20)
+    (easy / "generator.json").write_text("{")
+    with pytest.raises(InputError, match=r"generator\.json: is no record of a generator") as error:
+        Pathfinder(root=str(tmp_path), source="lra", difficulty="curv_baseline").prepare_data()
+    assert "\n" not in str(error.value)
 
 
 def test_the_manifest_says_where_the_images_are_from(tmp_path: Path, folder: Path) -> None:
@@ -176,7 +219,10 @@ def test_scalings_share_the_prepared_data(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize("place", places(32, HARD))
 def test_lra_layouts(tmp_path: Path, place: str) -> None:
     write_pathfinder(tmp_path / place, IMAGES[:20])
+    archive = DownloadRecord("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
+    write_note(note_of(tmp_path / place), archive)
     data = prepared(Pathfinder(root=str(tmp_path), source="lra"))
+    assert data.manifest()["source"]["archive"] == asdict(archive)
     assert data.manifest()["source"]["kind"] == "lra" and data.prepared_folder.name.startswith("lra-")
     assert Pathfinder(root="x", source=str(tmp_path))._folder() == tmp_path / place
 
@@ -252,6 +298,7 @@ def test_no_room(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     target.mkdir(parents=True)
     data._check_room(tmp_path)
     (target / "0.npy").touch()
+    (target.parent / "imgs" / "0").mkdir(parents=True)
     data._check_room(tmp_path)
     assert needed == [count * 4096 + 1500 * (1024 + 8) for count in (1500, 500)]
 

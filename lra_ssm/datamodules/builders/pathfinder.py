@@ -2,6 +2,7 @@
 the random split alone.
 """
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,12 @@ from lra_ssm.datamodules.builders.splits import (
     random_split,
     require_every_class,
 )
-from lra_ssm.datamodules.readers.pathfinder import read_images, read_listing
+from lra_ssm.datamodules.readers.pathfinder import generator_of, read_images, read_listing
 from lra_ssm.datamodules.storage.bars import image_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
+
+log = logging.getLogger(__name__)
 
 DATASET = "pathfinder"
 CLASS_NAMES = ("different contours", "same contour")
@@ -53,7 +56,9 @@ def build_from_folder(
             training, or the disk has no room.
     """
     listing = read_listing(images, generated=generated)
-    num = len(listing.labels)
+    num, listed = len(listing.labels), listing.record["listed_images"]
+    if listed != PUBLISHED_COUNT and generator_of(images) is None:
+        log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
     parts = random_split(num, FRACTIONS, split_seed) if split == "s4" else ordered_split(num, FRACTIONS)
     indices = dict(zip(("train", "val", "test"), parts, strict=True))
     require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
@@ -74,7 +79,7 @@ def build_from_folder(
         | {
             "class_names": list(CLASS_NAMES),
             "limit": limit,
-            "published_counts": num == PUBLISHED_COUNT,
+            "published_counts": listed == PUBLISHED_COUNT,
             "split": {
                 "kind": split,
                 "seed": split_seed if split == "s4" else None,

@@ -55,17 +55,18 @@ def fetch_lra_release(
         <root>/lra_release/lra_release/<wanted_prefix>.
 
     Raises:
-        InputError: the root cannot be used, the archive cannot be had or is damaged, or has no such folder.
+        InputError: the root cannot be used, other files are where the folder belongs, the archive cannot be had or is
+            damaged, or has no such folder.
     """
     wanted_prefix = wanted_prefix.strip("/")
     target = root / UNPACKED / wanted_prefix
-    if target.is_dir():
+    if _unpacked(target):
         return target
     # Unpacked beside and then moved: `extract` renames a whole tree, but lra_release/ may have other folders already.
     staging = root / f".lra_release-{wanted_prefix.replace('/', '-')}"
     marked = f"/{wanted_prefix}/"
     with download_folder(root), locked(root / LOCK, "unpacks LRA's archive"):
-        if target.is_dir():
+        if _unpacked(target):
             return target
         try:
             if not note_of(staging).is_file():  # it is not there, or a killed process has not finished it
@@ -90,3 +91,16 @@ def fetch_lra_release(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     return target
+
+
+def _unpacked(target: Path) -> bool:
+    """Whether `fetch_lra_release` has unpacked the folder. An empty one is what somebody's broken attempt leaves.
+
+    Raises:
+        InputError: somebody else's files are there.
+    """
+    if (target / NOTE).is_file():
+        return True
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target}: is there, but not as LRA's archive has it; move it away, and it is unpacked anew")
+    return False

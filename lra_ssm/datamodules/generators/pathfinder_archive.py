@@ -88,7 +88,7 @@ def write_archive(
     (target / "metadata").mkdir(exist_ok=True)
     (target / "imgs").mkdir(exist_ok=True)
     missing = missing_blocks(folder, settings.image_size, difficulty, num_images)
-    for written in (target / "metadata", *(target / "imgs" / str(block) for block in missing)):
+    for written in (target / "metadata", *(_images(target, block) for block in missing)):
         for leftover in written.glob(f"{UNFINISHED}*"):
             leftover.unlink(missing_ok=True)
     count = min(workers or available_cores(), len(missing))
@@ -113,13 +113,18 @@ def missing_blocks(folder: Path, image_size: int, difficulty: str, num_images: i
     """Sizes of the blocks, by number, that are still to be drawn; all of them if there is no such folder."""
     target = folder / f"pathfinder{image_size}" / difficulty
     sizes = {block: min(BLOCK_SIZE, num_images - block * BLOCK_SIZE) for block in range(-(-num_images // BLOCK_SIZE))}
-    return {block: size for block, size in sizes.items() if not _metadata(target, block).is_file()}
+    return {
+        block: size
+        for block, size in sizes.items()
+        if not (_metadata(target, block).is_file() and _images(target, block).is_dir())
+    }
 
 
 def write_block(target: Path, settings: PathfinderSettings, seed: int, block: int, size: int) -> None:
     """Generates one block into the folder of a difficulty: its images, then its metadata."""
     drawn = generate_block(settings, seed, block, size)
-    folder = target / "imgs" / str(block)
+    folder = _images(target, block)
+    _metadata(target, block).unlink(missing_ok=True)  # of images that somebody deleted: it says that all are there
     folder.mkdir(exist_ok=True)
     # Renamed into its place, for this may be a process whose parent was killed, and another one may already read here.
     temporary = folder / f"{UNFINISHED}{os.getpid()}"
@@ -149,6 +154,10 @@ def encode_png(image: Bytes) -> bytes:
 
 def _metadata(target: Path, block: int) -> Path:
     return target / "metadata" / f"{block}.npy"
+
+
+def _images(target: Path, block: int) -> Path:
+    return target / "imgs" / str(block)
 
 
 def _metadata_text(settings: PathfinderSettings, block: PathfinderBlock, number: int) -> str:

@@ -10,6 +10,7 @@ nor lightning.
 
 import hashlib
 import io
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,12 +21,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.generators.pathfinder_archive import RECORD
+from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES
 from lra_ssm.datamodules.readers.image_decoding import decode_image
 from lra_ssm.datamodules.readers.restricted_pickle import load_restricted
 from lra_ssm.errors import InputError
 
 CHUNK = 250  # images read by one thread at a time
 READERS = 8
+MISSING = -1  # size of a file that is not there
 NPY = b"\x93NUMPY"
 
 T = TypeVar("T")
@@ -50,9 +54,37 @@ def places(resolution: int, difficulty: str) -> tuple[str, ...]:
 
 
 def find_folder(path: Path, resolution: int, difficulty: str) -> Path | None:
-    """The folder with `metadata` and `imgs`: the path itself or below it; None if there is none."""
+    """The folder with `metadata` and `imgs`: the path itself or below it; None if there is none.
+
+    Raises:
+        InputError: the path itself has them, and is named after another difficulty.
+    """
+    if has_images(path) and path.name in DIFFICULTIES and path.name != difficulty:
+        raise InputError(f"{path}: is named after another difficulty than {difficulty}; give difficulty {path.name}")
     candidates = (path / place for place in ("", difficulty, *places(resolution, difficulty)))
     return next((folder for folder in candidates if has_images(folder)), None)
+
+
+def find_lra(root: Path, resolution: int, difficulty: str) -> Path | None:
+    """LRA's images in one of `places` below a data root; images that our generator wrote there are not LRA's."""
+    candidates = (root / place for place in places(resolution, difficulty))
+    return next((path for path in candidates if has_images(path) and generator_of(path) is None), None)
+
+
+def generator_of(folder: Path) -> dict[str, Any] | None:
+    """What our generator recorded of the images that it wrote into a folder; None if somebody else did.
+
+    Raises:
+        InputError: the record is damaged.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: is no record of a generator ({error})") from error
+    return dict(record)
 
 
 def has_images(folder: Path) -> bool:
@@ -113,9 +145,13 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
     kept = np.flatnonzero(sizes)
     empty = [path for path, size in zip(paths, sizes, strict=True) if not size]
-    if generated and empty:
-        block = folder / "metadata" / f"{PurePosixPath(empty[0]).parent.name}.npy"
-        raise InputError(f"{folder / empty[0]}: is an empty file; delete {block} and its images are drawn again")
+    missing = next((path for path, size in zip(paths, sizes, strict=True) if size == MISSING), None)
+    lost = missing or (empty[0] if generated and empty else None)
+    if lost is not None:
+        what = "is listed in the metadata but missing" if missing else "is an empty file"
+        block = folder / "metadata" / f"{PurePosixPath(lost).parent.name}.npy"
+        remedy = f"; delete {block} and its images are drawn again" if generated else ""
+        raise InputError(f"{folder / lost}: {what}{remedy}")
     # Nobody has published digests of these files; the generated ones are told by the generator's record.
     known = {} if generated else {"folder": str(folder), "digest": "unknown"}
     record = {
@@ -196,8 +232,10 @@ def _sizes(folder: Path, paths: list[str]) -> npt.NDArray[np.int64]:
     for number, path in enumerate(paths):
         try:
             sizes[number] = os.stat(folder / path).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            sizes[number] = MISSING
         except OSError as error:
-            raise InputError(f"{folder / path}: is listed in the metadata but missing ({error.strerror})") from error
+            raise InputError(f"{folder / path}: cannot be read ({error.strerror})") from error
     return sizes
 
 
