@@ -40,8 +40,12 @@ def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
 def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
     """One row per split, in the order of COLUMNS."""
     source = manifest["source"]
-    kind = source["kind"] + (f", limit {source['limit']}" if source.get("limit") else "")
-    kind += ", lossy" if source.get("lossy") else ""
+    kind = ", ".join(
+        [source["kind"]]
+        + ([source["difficulty"]] if source.get("difficulty") else [])
+        + ([f"limit {source['limit']}"] if source.get("limit") else [])
+        + (["lossy"] if source.get("lossy") else [])
+    )
     vocabulary = manifest.get("vocabulary")
     rows: list[tuple[str, ...]] = []
     for name, split in manifest["splits"].items():
@@ -52,7 +56,9 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
             (
                 manifest["dataset"],
                 kind,
-                "×".join(map(str, item)) if item else source.get("inputs", "tokens"),
+                " ".join(["×".join(map(str, item)), source.get("pixels", "")]).rstrip()
+                if item
+                else source.get("inputs", "tokens"),
                 name,
                 f"{split['examples']:,}",
                 str(manifest["num_classes"]),
