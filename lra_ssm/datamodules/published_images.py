@@ -110,7 +110,8 @@ class PublishedImages(PreparedDataModule):
             return
         with download_folder(self.root, f"{self.dataset}/download") as folder:
             if self.source == "huggingface":
-                huggingface_images.save(self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION, folder)
+                hub = self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION
+                huggingface_images.save(*hub, folder, self.files.HUGGINGFACE_BYTES)
             else:
                 for file in self.downloads:
                     download(file, folder)

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,9 @@ def test_hugging_face_is_fetched_by_prepare_alone(tmp_path: Path, monkeypatch: p
     write_files(tmp_path / "root" / "cifar10" / "download" / ".unfinished-huggingface", {"train/x.arrow": b"x"})
     with monkeypatch.context() as patch, pytest.raises(InputError, match=r"0b2714987fa4: .*No space left"):
         patch.setattr(datasets.DatasetDict, "save_to_disk", full_disk)
+        data.fetch()
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"uoft-cs/cifar10 needs 0\.150 GB"):
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
         data.fetch()
     data.fetch()
     data.fetch()

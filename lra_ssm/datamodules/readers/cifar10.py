@@ -33,6 +33,7 @@ SIZE = (32, 32)
 PUBLISHED_COUNTS = {"train": 50_000, "test": 10_000}
 HUGGINGFACE_NAME = "uoft-cs/cifar10"
 HUGGINGFACE_REVISION = "0b2714987fa478483af9968de7c934580d0bb9a2"  # as many public repositories pin it
+HUGGINGFACE_BYTES = 150_000_000  # of its images, compressed
 ARCHIVE = RemoteFile(
     urls=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
     name="cifar-10-python.tar.gz",

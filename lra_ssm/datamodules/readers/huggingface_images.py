@@ -10,6 +10,7 @@ import numpy as np
 from lra_ssm.datamodules.readers.image_decoding import decode_image
 from lra_ssm.datamodules.readers.image_files import ImageFiles, LabelledImages, check_labels
 from lra_ssm.datamodules.storage.bars import image_bar
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
 
@@ -34,7 +35,7 @@ def folder_name(name: str, revision: str) -> str:
     return f"{name.replace('/', '-')}-{revision[:12]}"
 
 
-def save(name: str, revision: str, downloads: Path) -> None:
+def save(name: str, revision: str, downloads: Path, size: int) -> None:
     """Downloads a dataset of the Hub (or takes it from the cache of `datasets`) and saves it as a folder, atomically.
 
     One process works, others wait for it.
@@ -43,9 +44,10 @@ def save(name: str, revision: str, downloads: Path) -> None:
         name: of the repository.
         revision: its commit.
         downloads: an existing folder; `folder_name` is what is written into it.
+        size: about how many bytes that takes.
 
     Raises:
-        InputError: it cannot be had, or not be written.
+        InputError: the disk has no room, or it cannot be had or written.
     """
     import datasets
 
@@ -53,6 +55,7 @@ def save(name: str, revision: str, downloads: Path) -> None:
         folder = downloads / folder_name(name, revision)
         if is_saved(folder):
             return
+        check_disk_space(downloads, size, name)
         temporary = downloads / ".unfinished-huggingface"  # a killed process's is replaced
         try:
             shutil.rmtree(temporary, ignore_errors=True)

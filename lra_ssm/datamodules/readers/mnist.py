@@ -26,6 +26,7 @@ SIZE = (28, 28)
 PUBLISHED_COUNTS = {"train": 60_000, "test": 10_000}
 HUGGINGFACE_NAME = "ylecun/mnist"
 HUGGINGFACE_REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"  # as several public repositories pin it
+HUGGINGFACE_BYTES = 20_000_000  # of its images, compressed
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
