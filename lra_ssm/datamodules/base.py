@@ -68,6 +68,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         self.pin_memory = pin_memory
         self.bucket_batches = bucket_batches
         self._datasets: dict[str, BatchDataset] = {}
+        self._loaders: list[ResumableLoader] = []
         self._prepared: PreparedDataset | None = None
         for name in ("batch_size", "eval_batch_size", "bucket_batches"):
             self.require(getattr(self, name) >= 1, name, "must be at least 1")
@@ -153,6 +154,11 @@ class PreparedDataModule(LightningDataModule, ABC):
             if name not in self._datasets:
                 self._datasets[name] = self.make_dataset(prepared.split(name), name)
 
+    def teardown(self, stage: str | None = None) -> None:
+        """Ends the worker processes of all loaders; Lightning calls it when a stage is over."""
+        while self._loaders:
+            self._loaders.pop().close()
+
     def manifest(self) -> dict[str, Any]:
         """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests; and what batches
         make of it: `inputs` and `batch_settings`."""
@@ -204,7 +210,9 @@ class PreparedDataModule(LightningDataModule, ABC):
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
         lengths = dataset.split.lengths.max(1) if pool > 1 and isinstance(dataset, SequenceDataset) else None
         batches = EpochBatches(len(dataset), batch_size, seed, rank, world_size, lengths, pool)
-        return ResumableLoader(dataset, batches, self.num_workers, self.pin_memory, trained)
+        loader = ResumableLoader(dataset, batches, self.num_workers, self.pin_memory, trained)
+        self._loaders.append(loader)
+        return loader
 
     def _batches_trained(self) -> int:
         assert self.trainer is not None

@@ -1,4 +1,5 @@
 import inspect
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -94,6 +95,20 @@ def test_stages_open_only_their_splits(root: str, data: ListOps) -> None:
         fresh = ListOps(root=root, **SMALL)  # type: ignore[arg-type]
         fresh.setup(stage)
         assert set(fresh._datasets) == splits
+
+
+def test_workers_end_with_the_stage(root: str, data: ListOps) -> None:
+    busy = ListOps(root=root, num_workers=2, **SMALL)  # type: ignore[arg-type]
+    busy.setup("fit")
+    loaders = busy.train_dataloader(), busy.val_dataloader()
+    before = [next(iter(loader)).labels.tolist() for loader in loaders]
+    assert len(multiprocessing.active_children()) == 4
+    busy.teardown("fit")
+    assert not multiprocessing.active_children()
+    assert [next(iter(loader)).labels.tolist() for loader in loaders] == before  # another pass starts others
+    for loader in loaders:
+        loader.close()
+    assert not multiprocessing.active_children()
 
 
 def test_shuffle_seed(root: str, data: ListOps, monkeypatch: pytest.MonkeyPatch) -> None:

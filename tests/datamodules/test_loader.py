@@ -228,14 +228,20 @@ class Data(L.LightningDataModule):
     def __init__(self, tiny: PreparedDataset, num_workers: int) -> None:
         super().__init__()
         self.tiny, self.num_workers = tiny, num_workers
+        self.train: ResumableLoader | None = None
 
     def train_dataloader(self) -> ResumableLoader:
         assert self.trainer is not None
         total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
-        return loader(self.tiny, self.num_workers, trained=lambda: total.completed)
+        self.train = loader(self.tiny, self.num_workers, trained=lambda: total.completed)
+        return self.train
 
     def val_dataloader(self) -> ResumableLoader:
         return ResumableLoader(SequenceDataset(self.tiny.split("val")), EpochBatches(NUM_VAL, BATCH))
+
+    def teardown(self, stage: str | None = None) -> None:
+        if self.train is not None:
+            self.train.close()
 
 
 class Model(L.LightningModule):

@@ -1,6 +1,7 @@
 """Which examples make up which batch, and a loader that resumes exactly where a checkpoint was written."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -162,7 +163,8 @@ class ResumableLoader:
     ) -> None:
         self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
         self._pass, self._passes = _Pass(batch_sampler), 0
-        self._loader = DataLoader(
+        self._new_loader = partial(
+            DataLoader,
             dataset,
             batch_sampler=self._pass,  # type: ignore[arg-type]  # DataLoader asks no more of it than to iterate
             num_workers=num_workers,
@@ -171,6 +173,15 @@ class ResumableLoader:
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             generator=torch.Generator(),  # its own: DataLoader draws a seed for its workers at every start
         )
+        self._loader = self._new_loader()
+
+    def close(self) -> None:
+        """Ends the worker processes; the next pass starts new ones.
+
+        Left to the garbage collector, which finds loaders in cycles with a trainer, torch waits five seconds for each
+        worker: the collector closes their queues first, and the workers are never told to end.
+        """
+        self._loader = self._new_loader()
 
     def __len__(self) -> int:
         """The number of batches of a pass: an epoch."""
