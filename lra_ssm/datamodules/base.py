@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from lightning import LightningDataModule
 
@@ -68,7 +69,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         self.pin_memory = pin_memory
         self.bucket_batches = bucket_batches
         self._datasets: dict[str, BatchDataset] = {}
-        self._loaders: list[ResumableLoader] = []
+        self._loaders: WeakSet[ResumableLoader] = WeakSet()  # those that somebody still uses
         self._prepared: PreparedDataset | None = None
         for name in ("batch_size", "eval_batch_size", "bucket_batches"):
             self.require(getattr(self, name) >= 1, name, "must be at least 1")
@@ -156,8 +157,8 @@ class PreparedDataModule(LightningDataModule, ABC):
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends the worker processes of all loaders; Lightning calls it when a stage is over."""
-        while self._loaders:
-            self._loaders.pop().close()
+        for loader in list(self._loaders):
+            loader.close()
 
     def manifest(self) -> dict[str, Any]:
         """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests; and what batches
@@ -211,7 +212,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         lengths = dataset.split.lengths.max(1) if pool > 1 and isinstance(dataset, SequenceDataset) else None
         batches = EpochBatches(len(dataset), batch_size, seed, rank, world_size, lengths, pool)
         loader = ResumableLoader(dataset, batches, self.num_workers, self.pin_memory, trained)
-        self._loaders.append(loader)
+        self._loaders.add(loader)
         return loader
 
     def _batches_trained(self) -> int:

@@ -183,8 +183,9 @@ class Pathfinder(PreparedDataModule):
             return folder
         if self.source == "lra":
             raise InputError(
-                f"{self.root}: holds none of {', '.join(self._places())}; `lra-ssm prepare pathfinder --source=lra"
-                f" --resolution={self.resolution} --difficulty={self.difficulty} --root={self.root}` downloads LRA's"
+                f"{self.root}: holds none of LRA's images in {', '.join(self._places())};"
+                f" `lra-ssm prepare pathfinder --source=lra --resolution={self.resolution}"
+                f" --difficulty={self.difficulty} --root={self.root}` downloads LRA's"
                 " release, and source generated needs none"
             )
         raise InputError(
