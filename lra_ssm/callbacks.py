@@ -127,6 +127,11 @@ class ShowOptimizerGroups(Callback):
             print(format_groups(optimizer.param_groups), flush=True)
 
 
+def fit_callbacks(seed: int) -> list[Callback]:
+    """What every fit has, in a run directory or not."""
+    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), Throughput()]
+
+
 class SaveBest(ModelCheckpoint):
     """The checkpoint with the best `monitor`; a name that validation does not log is an error at once."""
 

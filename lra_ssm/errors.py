@@ -6,3 +6,8 @@ class InputError(ValueError):
 
     The CLI prints it without a traceback and exits non-zero.
     """
+
+
+def squeeze(text: str) -> str:
+    """One line of many."""
+    return " ".join(text.split())

@@ -19,8 +19,8 @@ ALLOWED = {
     "tasks": {"ops", "layers", "models"},
     "datamodules": {"errors"},
     "callbacks": {"tasks", "errors"},
-    "bench": {"ops", "layers", "models", "tasks", "datamodules", "cluster", "errors"},
-    "cluster": {"errors"},
+    "bench": {"ops", "layers", "models", "tasks", "datamodules", "runs", "errors"},
+    "runs": {"callbacks", "errors"},
     "checkpoints": {"errors"},
     "errors": set(),
     "cli": {
@@ -31,7 +31,7 @@ ALLOWED = {
         "datamodules",
         "callbacks",
         "bench",
-        "cluster",
+        "runs",
         "checkpoints",
         "errors",
     },
@@ -47,7 +47,7 @@ DATA_FOLDERS = {
     "builders": {"storage", "fetch", "generators", "readers"},
     "loading": {"storage"},
 }
-LIGHTNING = {"tasks", "datamodules", "callbacks", "cli"}
+LIGHTNING = {"tasks", "datamodules", "callbacks", "runs", "cli"}
 
 
 def room(path: Path) -> str:

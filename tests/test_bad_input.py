@@ -8,32 +8,51 @@ from tests.runner import FIT, SHORT, everything_below, fail, only_run, succeed
 
 BAD = {
     "unknown flag": (["--trainer.max_stepz=5"], "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
-    "unknown model key": (["--model.lrr=5"], "lra_ssm.tasks.Classification takes no key 'lrr'; did you mean 'lr'"),
+    "unknown model key": (
+        ["--model.netwrk=x"],
+        "lra_ssm.tasks.Classification takes no key 'netwrk'; did you mean 'network'",
+    ),
+    "unknown optimizer key": (["--model.optimizer.lrr=5"], "model.optimizer takes no key 'lrr'; did you mean 'lr'"),
+    "unknown network key": (
+        ["--model.network.d_modle=5"],
+        "lra_ssm.models.Classifier takes no key 'd_modle'; did you mean 'd_model'",
+    ),
+    "unknown block key": (
+        ["--model.network.block.prenrm=true"],
+        "lra_ssm.layers.S4Block takes no key 'prenrm'; did you mean 'prenorm'",
+    ),
     "unknown data key": (["--data.rooot=x"], "takes no key 'rooot'; did you mean 'root'"),
     "unknown layer key": (
-        ["--model.layer.init_args.num_bloks=5"],
+        ["--model.network.layer.num_bloks=5"],
         "takes no key 'num_bloks'; did you mean 'num_blocks'",
     ),
-    "unknown layer": (["--model.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'"),
+    "unknown layer": (["--model.network.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'"),
     "no such accelerator": (["--trainer.accelerator=quantum"], "quantum"),
     "no such strategy": (["--trainer.strategy=guess"], "guess"),
-    "negative rate": (["--model.lr=-1"], "lr is -1.0; it must be a number of at least 0"),
-    "negative width": (["--model.d_model=-8"], "d_model is -8"),
+    "negative rate": (["--model.optimizer.lr=-1"], "lr is -1.0; it must be a number of at least 0"),
+    "negative width": (["--model.network.d_model=-8"], "d_model is -8"),
     "never saving": (["--checkpoint.every_n_steps=0"], "checkpoint.every_n_steps is 0"),
     "no end": (["--trainer.max_epochs=-1"], "give trainer.max_epochs or trainer.max_steps"),
-    "wrong type": (["--model.lr=fast"], "Expected a float. Got value: fast"),
-    "no such norm": (["--model.norm=foo"], "model.norm: Expected a value of ['batch', 'layer', 'rms']. Got value: foo"),
+    "wrong type": (["--model.optimizer.lr=fast"], "Expected a float. Got value: fast"),
+    "no such norm": (
+        ["--model.network.block.norm=foo"],
+        "norm: Expected a value of ['batch', 'layer', 'rms']. Got value: foo",
+    ),
     "too few bounds": (["--data.length_bounds=[5]"], "data.length_bounds: Expected a tuple with 2 elements."),
-    "init_args that are none": (["--model.layer.init_args=3"], "model.layer: "),
+    "init_args that are none": (["--model.network.layer.init_args=3"], "layer: "),
     "no number": (["--trainer.gradient_clip_val=abc"], "expected one of int, float, NoneType; got abc"),
     "negative seed": (["--seed_everything=-5"], "seed_everything is -5"),
     "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
-    "blocks do not divide": (["--model.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
-    "another vocabulary": (["--model.vocab_size=17"], "model.vocab_size is 17, but ListOps has 18"),
-    "a head for pairs": (["--model.pair_head=nli"], "model.pair_head is nli, but ListOps has no pairs"),
+    "blocks do not divide": (["--model.network.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
+    "another vocabulary": (["--model.network.vocab_size=17"], "model.network.vocab_size is 17, but ListOps has 18"),
+    "a network for pairs": (
+        ["--model.network=lra_ssm.models.DualEncoder"],
+        "model.network is a DualEncoder, but ListOps has no pairs",
+    ),
+    "no such pooling": (["--model.network.pooling=lra_ssm.models.SumPooling"], "no attribute 'SumPooling'"),
     "features of tokens": (
-        ["--model.vocab_size=null", "--model.d_input=1"],
-        "model.vocab_size is None, but ListOps has 18",
+        ["--model.network.vocab_size=null", "--model.network.d_input=1"],
+        "model.network.vocab_size is None, but ListOps has 18",
     ),
     "no such root": (["--data.root=nowhere/data"], "nowhere"),
     "no such source": (["--data.source=nowhere"], "nowhere"),
@@ -80,8 +99,8 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
     ("text", "expected"),
     [
         ("trainer: {max_stepz: 3}", "'trainer.max_stepz'"),
-        ("modle: {init_args: {lr: 3}}", "modle"),
-        ("model: {class_path: lra_ssm.tasks.Classification, init_args: {d_modle: 3}}", "did you mean 'd_model'"),
+        ("modle: {init_args: {optimizer: {lr: 3}}}", "modle"),
+        ("model: {init_args: {network: {init_args: {d_modle: 3}}}}", "did you mean 'd_model'"),
         ("data: {class_path: lra_ssm.datamodules.ListOps, init_args: {btch_size: 3}}", "did you mean 'batch_size'"),
         ("trainer: [1", "onfig"),
     ],
@@ -120,7 +139,7 @@ def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):
     folder, _ = trained
     best = only_run(folder) / "checkpoints/best.ckpt"
     data = f"--data.root={folder / 'data'}"
-    message = fail(["test", *FIT[1:], data, "--model.d_model=16", f"--ckpt_path={best}"], tmp_path)
+    message = fail(["test", *FIT[1:], data, "--model.network.d_model=16", f"--ckpt_path={best}"], tmp_path)
     assert "is of another shape" in message
     (tmp_path / "half.ckpt").write_bytes(best.read_bytes()[:5000])
     assert "cannot be read" in fail([*FIT, data, "--ckpt_path=half.ckpt"], tmp_path)

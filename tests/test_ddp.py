@@ -14,7 +14,7 @@ from tests.runner import TINY, only_run
 # 43 training examples in batches of 8 leave 3, 19 for validation and test leave 3: shares of two and one.
 UNEVEN = ["--data.num_train=43", "--data.num_val=19", "--data.num_test=19", "--data.generator_seed=4"]
 # Dropout draws other masks in every process; float64 so that the order of sums hardly shows.
-FLAGS = [*UNEVEN, "--model.dropout=0", "--trainer.precision=64-true"]
+FLAGS = [*UNEVEN, "--model.network.block.dropout=0", "--trainer.precision=64-true"]
 DEVICES = {1: ["--trainer.devices=1"], 2: ["--trainer.devices=2", "--trainer.strategy=ddp"]}
 
 

@@ -6,7 +6,6 @@ transforms and the batch sizes are the configs'.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import yaml
 
 from lra_ssm.bench.compare import Row, Settings
 from lra_ssm.bench.measure import WallTimer, interleave, median_and_spread, ratio, timer_for
-from lra_ssm.bench.steps import StepWork, config_files, read_config, sizes
+from lra_ssm.bench.steps import config_files, make_work, read_config, sizes
 from lra_ssm.bench.work import STEP
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
@@ -98,7 +97,8 @@ def _loader(folder: Path, task: Task, config: dict[str, Any], workers: int, sett
     if not any(folder.iterdir()):
         examples = (2 if settings.quick else _BATCHES) * data.batch_size
         longest = 32 if settings.quick else config["data"]["init_args"].get("max_length", 0)
-        _write(folder, task, examples, longest, data.num_classes, config["model"]["init_args"]["vocab_size"])
+        network = config["model"]["init_args"]["network"]["init_args"]
+        _write(folder, task, examples, longest, data.num_classes, network["vocab_size"])
     dataset = data.make_dataset(open_prepared(folder).split("train"), "train")
     return ResumableLoader(dataset, EpochBatches(len(dataset), data.batch_size, 0), workers)
 
@@ -145,9 +145,8 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
 def _shares_of_steps(name: str, config: dict[str, Any], rows: list[Row], settings: Settings) -> list[dict[str, Any]]:
     """Seconds to load a sample over seconds to train on one; steps at the loader's mean length."""
     settings.announce(f"a step of S4D on {name}")
-    model, batch, length = sizes(config["model"], config["batch"], rows[0].shape["mean length"], settings)
-    text = json.dumps(model, sort_keys=True)
-    work = StepWork(text, batch, length, config["clip"], "auto", settings.device)
+    network, batch, length = sizes(config["network"], config["batch"], rows[0].shape["mean length"], settings)
+    work = make_work(network, config, batch, length, "auto", settings)
     effort = replace(settings.effort, repeats=3)
     timing = interleave({STEP: work.build().calls[STEP]}, timer_for(settings.device), effort)[STEP]
     per_sample, _ = median_and_spread([seconds / work.batch for seconds in timing.seconds.values()])

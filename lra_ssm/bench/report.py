@@ -11,8 +11,8 @@ from typing import Any
 
 from lra_ssm.bench.compare import Row, Settings
 from lra_ssm.bench.targets import Target
-from lra_ssm.cluster import environment
 from lra_ssm.errors import InputError
+from lra_ssm.runs.provenance import environment
 
 
 def describe_machine(settings: Settings) -> dict[str, Any]:

@@ -22,15 +22,14 @@ from lra_ssm.bench.measure import ratio
 from lra_ssm.bench.profile import profile_step
 from lra_ssm.bench.work import STEP, Prepared, generator
 from lra_ssm.errors import InputError
-from lra_ssm.models import Classifier, DualEncoder
+from lra_ssm.layers import NetworkSpec
 from lra_ssm.ops import prefer_backend
-from lra_ssm.tasks.optim import parameter_groups
+from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups
 
 CONFIGS = ("b2s6", "s6", "s4d")
 # The sCIFAR models of Yu & Erichson 2025, table 1, as changes to the ListOps ones; batch size as the public S4's.
 _SCIFAR: dict[str, Any] = {"vocab_size": None, "d_input": 3, "d_model": 128, "n_layers": 4, "num_classes": 10}
 _SCIFAR_BATCH, _SCIFAR_LENGTH = 50, 1024
-_OPTIMIZER = ("lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "warmup_steps")
 CPU_BATCH = 2  # of the published 32 and 50 on a CPU, unless --batch says more
 
 
@@ -48,19 +47,22 @@ def config_files(given: str | None, folder: str = "lra/listops", names: tuple[st
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's arguments, batch size, length and gradient clipping of a config. Raises InputError otherwise."""
+    """Network, optimizer, batch size, length and gradient clipping of a config. Raises InputError otherwise."""
     try:
         config = yaml.safe_load(path.read_text())
         model, data = config["model"]["init_args"], config["data"]["init_args"]
-        found = {"model": model, "batch": data["batch_size"], "length": _length(config["data"]["class_path"], data)}
+        network, optimizer = model["network"], model.get("optimizer") or {}
+        arguments = network["init_args"]
+        found = {"network": network, "optimizer": optimizer, "batch": data["batch_size"]}
+        found["length"] = _length(config["data"]["class_path"], data)
         found["clip"] = (config.get("trainer") or {}).get("gradient_clip_val")
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
         what = f"no {error} in it" if isinstance(error, KeyError) else "it is no YAML of a config"
         raise InputError(
             f"--config {path}: {what}; a config of fit has model, data.class_path and data.batch_size"
         ) from error
-    if model.get("vocab_size") is None and model.get("d_input") is None:
-        raise InputError(f"--config {path}: the model has neither vocab_size nor d_input")
+    if arguments.get("vocab_size") is None and arguments.get("d_input") is None:
+        raise InputError(f"--config {path}: the network has neither vocab_size nor d_input")
     return found
 
 
@@ -77,9 +79,10 @@ def _length(class_path: str, data: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class StepWork:
-    """model: the config's arguments as JSON, so that this is hashable."""
+    """network, optimizer: the config's, as JSON, so that this is hashable."""
 
-    model: str
+    network: str
+    optimizer: str
     batch: int
     length: int
     clip: float | None
@@ -88,34 +91,35 @@ class StepWork:
     dtype: torch.dtype = torch.float32
 
     @property
-    def on_tokens(self) -> bool:
-        return json.loads(self.model).get("vocab_size") is not None
+    def arguments(self) -> dict[str, Any]:
+        return json.loads(self.network)["init_args"]
 
-    def network(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        arguments = json.loads(self.model)
-        rates = {name: arguments.pop(name) for name in _OPTIMIZER if name in arguments}
-        rates.pop("warmup_steps", None)
+    @property
+    def on_tokens(self) -> bool:
+        return self.arguments.get("vocab_size") is not None
+
+    def build_network(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            pair_head = arguments.pop("pair_head", None)
-            made = Classifier(**arguments) if pair_head is None else DualEncoder(**arguments, head=pair_head)
-            model = made.to(self.device, self.dtype)
-        return model, torch.optim.AdamW(parameter_groups(model, **rates))
+            model = NetworkSpec.of(json.loads(self.network))().to(self.device, self.dtype)
+        groups = parameter_groups(model, OptimizerSettings(**json.loads(self.optimizer)))
+        return model, torch.optim.AdamW(groups)
 
     def random_batch(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Random tokens with lengths, or features without; no padding, so that every position counts in tokens/s."""
-        arguments, random = json.loads(self.model), generator()
+        arguments, random = self.arguments, generator()
         labels = torch.randint(arguments["num_classes"], (self.batch,), generator=random).to(self.device)
         if not self.on_tokens:
             features = torch.randn(self.batch, self.length, arguments["d_input"], generator=random)
             return features.to(self.device, self.dtype), None, labels
-        shape = (self.batch,) if arguments.get("pair_head") is None else (self.batch, 2)
+        pairs = getattr(NetworkSpec.of(json.loads(self.network)).cls, "per_example", 1) == 2
+        shape = (self.batch, 2) if pairs else (self.batch,)
         tokens = torch.randint(3, arguments["vocab_size"], (*shape, self.length), generator=random)
         return tokens.to(self.device), torch.full(shape, self.length, device=self.device), labels
 
     def step(self) -> tuple[Callable[[], Tensor], nn.Module]:
         """A call that trains the model by one step, and the model."""
-        (model, optimizer), (inputs, lengths, labels) = self.network(), self.random_batch()
+        (model, optimizer), (inputs, lengths, labels) = self.build_network(), self.random_batch()
 
         def one() -> Tensor:
             with prefer_backend(self.backend):
@@ -145,9 +149,8 @@ class StepWork:
         return replace(self, batch=2, length=min(self.length, 64))
 
     def bytes_needed(self) -> float:
-        arguments = json.loads(self.model)
-        tokens = self.batch * self.length * arguments.get("n_layers", 8)
-        return self.dtype.itemsize * tokens * 60 * arguments.get("d_model", 128)
+        tokens = self.batch * self.length * self.arguments.get("n_layers", 8)
+        return self.dtype.itemsize * tokens * 60 * self.arguments.get("d_model", 128)
 
 
 @dataclass(frozen=True)
@@ -161,12 +164,25 @@ class StepTruth:
         return replace(self.work, dtype=torch.float64, backend="auto").build().results()
 
 
-def sizes(model: dict[str, Any], batch: int, length: int, settings: Settings) -> tuple[dict[str, Any], int, int]:
-    """Model, batch and length as the settings have them: small batches on a CPU, everything small with --quick."""
+def changed(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+    """A network's specification with other arguments."""
+    return {**network, "init_args": {**network["init_args"], **arguments}}
+
+
+def sizes(network: dict[str, Any], batch: int, length: int, settings: Settings) -> tuple[dict[str, Any], int, int]:
+    """Network, batch and length as the settings have them: small batches on a CPU, everything small with --quick."""
     batch = batch if settings.device.type == "cuda" else min(batch, CPU_BATCH)
     if settings.quick:
-        model, batch, length = {**model, "d_model": 16, "n_layers": 1}, 2, min(length, 32)
-    return model, settings.batch or batch, length
+        network, batch, length = changed(network, d_model=16, n_layers=1), 2, min(length, 32)
+    return network, settings.batch or batch, length
+
+
+def make_work(
+    network: dict[str, Any], config: dict[str, Any], batch: int, length: int, backend: str, settings: Settings
+) -> StepWork:
+    """A step of this network, with what else `read_config` found."""
+    network_text, optimizer_text = (json.dumps(part, sort_keys=True) for part in (network, config["optimizer"]))
+    return StepWork(network_text, optimizer_text, batch, length, config["clip"], backend, settings.device)
 
 
 def works(settings: Settings) -> dict[str, StepWork]:
@@ -174,23 +190,23 @@ def works(settings: Settings) -> dict[str, StepWork]:
     found: dict[str, StepWork] = {}
     for file in config_files(settings.config):
         config = read_config(file)
-        tasks = {file.stem: (config["model"], config["batch"], config["length"])}
+        tasks = {file.stem: (config["network"], config["batch"], config["length"])}
         if settings.config is None:
             tasks = {f"{name}, ListOps": task for name, task in tasks.items()}
-            tasks[f"{file.stem}, sCIFAR"] = ({**config["model"], **_SCIFAR}, _SCIFAR_BATCH, _SCIFAR_LENGTH)
-        for task, (model, batch, length) in tasks.items():
+            tasks[f"{file.stem}, sCIFAR"] = (changed(config["network"], **_SCIFAR), _SCIFAR_BATCH, _SCIFAR_LENGTH)
+        for task, (network, batch, length) in tasks.items():
             length = (settings.lengths or [length])[0]
-            model, batch, length = sizes(model, batch, length, settings)
-            arguments = model["layer"].get("init_args") or {}
-            variants = {task: model}
+            network, batch, length = sizes(network, batch, length, settings)
+            layer = network["init_args"]["layer"]
+            arguments = layer.get("init_args") or {}
+            variants = {task: network}
             if arguments.get("bias"):
-                layer = {**model["layer"], "init_args": {**arguments, "bias": False}}
-                variants[f"{task} without bias"] = {**model, "layer": layer}
+                without = {**layer, "init_args": {**arguments, "bias": False}}
+                variants[f"{task} without bias"] = changed(network, layer=without)
             for name, variant in variants.items():
-                backends = settings.backends if model["layer"]["class_path"].endswith("S6") else settings.backends[:1]
+                backends = settings.backends if layer["class_path"].endswith("S6") else settings.backends[:1]
                 for backend in backends:
-                    text = json.dumps(variant, sort_keys=True)
-                    work = StepWork(text, batch, length, config["clip"], backend, settings.device)
+                    work = make_work(variant, config, batch, length, backend, settings)
                     found[name if len(backends) == 1 else f"{name}; {backend}"] = work
     return found
 

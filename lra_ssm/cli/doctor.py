@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lra_ssm.cli.summary import format_table, open_all, summary_rows
-from lra_ssm.cluster import environment
 from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
+from lra_ssm.runs.provenance import environment
 
 EXAMPLE = """\
 examples:

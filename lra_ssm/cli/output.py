@@ -28,12 +28,6 @@ def quiet() -> None:
         logging.getLogger(f"lightning.pytorch.{name}").addFilter(NoNoise())
 
 
-def show_metrics(metrics: dict[str, float]) -> None:
-    """One line each, values under each other."""
-    for name, value in metrics.items():
-        print(f"  {name:<20} {value:.6g}")
-
-
 def place_loggers(given: Any, run: Path, experiment: str) -> None:
     """wandb and TensorBoard loggers of a configuration learn the run's identity where it leaves them open."""
     for logger in given if isinstance(given, list) else [given]:

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lra_ssm.cli.checks import squeeze
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, squeeze
 
 
 class RunParser(LightningArgumentParser):
@@ -33,6 +32,10 @@ def one_line(message: str, options: list[str]) -> str:
     """The cause among jsonargparse's lines. `options`: every dotted option the command takes."""
     if found := re.search(r"unrecognized arguments: (.+)", message):
         name = found[1].split()[0].split("=")[0].lstrip("-")
+        if owners := re.findall(r"given class_path '([^']+)'", message[: found.start()]):
+            *group, name = name.split(".")
+            where, valid = ".".join(["model", *group]), _settings(owners[-1], group)
+            return f"{where} " + _unknown(f"takes no key {name!r}", name, valid, verb="")
         return _unknown(f"option --{name}", name, options)
     if found := re.search(r"does not accept (?:option|nested key) '([^']+)'", message):
         return _unknown(f"key {found[1]!r}", found[1], options)
@@ -47,7 +50,7 @@ def one_line(message: str, options: list[str]) -> str:
     for pattern in (
         r"the following arguments are required: .+",
         r"Expected an? (?!<class 'NoneType)[^\n]+?\. Got value: [^\n]*?(?=\. Got value:|\n|$)",
-        r"(?<=or a callable class: )[^\n]+?(?=\. Got value:|\n|$)",
+        r"(?<=or a callable class: )(?!Parser key)[^\n]+?(?=\. Got value:|\n|$)",
         r"module '[^']+' has no attribute '[^']+'",
         r"No module named '[^']+'",
         r"File does not exist: .+",
@@ -81,6 +84,15 @@ def _arguments(class_path: str | None) -> list[str]:
     return [n for n in names if n != "d_model"] if names[:1] == ["d_model"] else names
 
 
+def _settings(class_path: str, group: list[str]) -> list[str]:
+    """The fields of a group of settings among the arguments of a class: of its `optimizer`, say."""
+    module, _, name = class_path.rpartition(".")
+    found: Any = getattr(import_module(module), name)
+    for part in group:
+        found = inspect.signature(found).parameters[part].annotation
+    return list(inspect.signature(found).parameters)
+
+
 def _options(parser: Any) -> list[str]:
     options = []
     for action in parser._actions:
@@ -89,3 +101,18 @@ def _options(parser: Any) -> list[str]:
         if action.dest not in ("help", "subcommand"):
             options.append(action.dest)
     return sorted(set(options))
+
+
+def cause(error: BaseException) -> BaseException:
+    """The first error of the chain that this package raised, else the innermost: libraries wrap what a user did."""
+    chain = [error]
+    while before := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(before)
+    return next((e for e in chain if _raised_here(e)), chain[-1])
+
+
+def _raised_here(error: BaseException) -> bool:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")

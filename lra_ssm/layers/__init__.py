@@ -1,30 +1,40 @@
-"""Sequence layers: modules that map (B, L, D) to (B, L, D), and the blocks around them.
+"""Sequence layers, modules that map (B, L, D) to (B, L, D), and the blocks that stand around them.
 
 A layer of your own needs `forward(x, lengths=None)` alone; `optim_roles`, `step`, `initial_state` and `reset` are
-asked for by name where they are needed. See the README, "A layer of your own".
+asked for by name where they are needed. See the README, "A layer of your own". `RecurrentLayer` brings them to one
+that has a causal recurrence.
 """
 
 from lra_ssm.layers.b2s6 import B2S6
-from lra_ssm.layers.blocks import ResidualBlock
+from lra_ssm.layers.blocks import Block, MambaBlock, S4Block
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
+from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.roles import Role, parameter_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s6 import S6
-from lra_ssm.layers.spec import LayerSpec, Role
+from lra_ssm.layers.spec import BlockSpec, LayerSpec, ModuleSpec, NetworkSpec
 
 __all__ = [
     "B2S6",
     "S4D",
     "S6",
     "BatchNorm",
+    "Block",
+    "BlockSpec",
     "LayerNorm",
     "LayerSpec",
+    "MambaBlock",
+    "ModuleSpec",
+    "NetworkSpec",
     "RMSNorm",
-    "ResidualBlock",
+    "RecurrentLayer",
     "Role",
+    "S4Block",
     "TiedDropout",
     "make_norm",
     "mask_padding",
+    "parameter_roles",
     "valid_mask",
 ]

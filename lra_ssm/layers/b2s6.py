@@ -4,18 +4,26 @@ Shapes: B batch, L length, D channels, H blocks, P = D / H channels per block, N
 Source: Yu & Erichson 2025, "Block-Biased Mamba for Long-Range Sequence Processing", eq. 7-8 and algorithm 2.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.complex import as_complex, stable_diagonal
-from lra_ssm.layers.selective import ScanUnit, SelectiveLayer
-from lra_ssm.layers.spec import Role
-from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta
+from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.roles import Role
+from lra_ssm.ops import (
+    as_complex,
+    eigenvalues,
+    initialize_A,
+    inverse_eigenvalues,
+    inverse_softplus,
+    log_uniform_delta,
+    selective_scan,
+    step_sizes,
+)
 
 
-class B2S6(SelectiveLayer):
+class B2S6(RecurrentLayer):
     """Block-biased selective layer. x (B, L, D) -> (B, L, D).
 
     The D channels are cut into H blocks of P; each block's Δ, B and C see their own P channels alone:
@@ -43,65 +51,60 @@ class B2S6(SelectiveLayer):
         delta_max: float = 1e-1,
         bidirectional: bool = False,
     ) -> None:
+        super().__init__()
         if num_blocks < 1 or d_model % num_blocks:
             raise ValueError(f"B2S6 d_model {d_model} is not divisible by num_blocks {num_blocks}")
         if complex_A and d_state % 2:
             raise ValueError(f"B2S6 d_state {d_state} is odd: a complex layer holds d_state / 2 conjugate pairs")
         if complex_C and not complex_A:
             raise ValueError("B2S6 complex_C needs complex_A: a real recurrence has real outputs")
-        A = initialize_A(init, d_state // 2) if complex_A else initialize_A("real", d_state)
-        super().__init__(
-            [
-                _B2S6Unit(d_model, num_blocks, A, bias, complex_C, delta_min, delta_max)
-                for _ in range(2 if bidirectional else 1)
-            ]
-        )
-
-
-class _B2S6Unit(ScanUnit):
-    def __init__(
-        self, D: int, H: int, A: Tensor, bias: bool, complex_C: bool, delta_min: float, delta_max: float
-    ) -> None:
-        super().__init__()
-        P, N = D // H, A.shape[0]
-        self.state_shape = (D, N)
-        self.H, self.P, self.N = H, P, N
-        self.complex_state, self.complex_C = A.is_complex(), complex_C
-        parts = 2 if A.is_complex() else 1
-        self.A_log = nn.Parameter((-A.real).log())
-        if A.is_complex():
-            self.A_imag = nn.Parameter(A.imag.clone())
+        D, H, P, N = d_model, num_blocks, d_model // num_blocks, d_state // 2 if complex_A else d_state
+        self.H, self.P, self.N, self.complex_C = H, P, N, complex_C
+        self.state_shape, self.complex_state = (D, N), complex_A
+        A, parts = initialize_A(init if complex_A else "real", N), 2 if complex_A else 1
+        self.A_log = nn.Parameter(inverse_eigenvalues(A))
+        self.A_imag = nn.Parameter(A.imag.clone()) if complex_A else None
         self.delta_weight = nn.Parameter(torch.empty(H, P).uniform_(-1, 1) * P**-0.5)
         self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(D, delta_min, delta_max)))
         # |B_weight| keeps nn.Linear's variance whether it is real or complex.
         self.B_weight = nn.Parameter(torch.empty(H, P, N * parts).uniform_(-1, 1) * (P * parts) ** -0.5)
         self.C = nn.Parameter(torch.empty(H, P, N * (2 if complex_C else 1)).uniform_(-1, 1) * P**-0.5)
         self.D = nn.Parameter(torch.ones(D))
-        self.B_bias: nn.Parameter | None = None
-        if bias:
-            one = torch.ones(D, N, 1)
-            self.B_bias = nn.Parameter(torch.cat([one, 0 * one], -1) if parts == 2 else one.squeeze(-1))
+        one = torch.ones(D, N, 1)
+        one = torch.cat([one, 0 * one], -1) if complex_A else one.squeeze(-1)
+        self.B_bias = nn.Parameter(one) if bias else None
+        if bidirectional:
+            self.reverse = B2S6(d_model, num_blocks, d_state, bias, complex_A, complex_C, init, delta_min, delta_max)
 
-    def scan_arguments(self, x: Tensor) -> dict[str, Any]:
+    def scan(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        reset: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        return_last_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `RecurrentLayer.scan`; state (B, D, N), complex with complex_A."""
         Bt, L, D = x.shape
         blocks = x.unflatten(-1, (self.H, self.P))
         delta = torch.einsum("blhp,hp->blh", blocks, self.delta_weight).unsqueeze(-1).expand(Bt, L, self.H, self.P)
-        A = -self.A_log.exp()
         B_bias: Tensor | None = self.B_bias
-        if self.complex_state:
-            A = stable_diagonal(self.A_log, self.A_imag)
-            B_bias = None if B_bias is None else as_complex(B_bias)
-        return {
-            "u": x.transpose(1, 2),
-            "delta": delta.reshape(Bt, L, D).transpose(1, 2),
-            "A": A,
-            "B": self._project(blocks, self.B_weight, self.complex_state),
-            "C": self._project(blocks, self.C, self.complex_C),
-            "D": self.D,
-            "delta_bias": self.delta_bias,
-            "B_bias": B_bias,
-            "discretization": "zoh",
-        }
+        if B_bias is not None and self.complex_state:
+            B_bias = as_complex(B_bias)
+        y, state = selective_scan(
+            x.transpose(1, 2),
+            **step_sizes(delta.reshape(Bt, L, D).transpose(1, 2), self.delta_bias, valid),
+            A=eigenvalues(self.A_log, self.A_imag),
+            B=self._project(blocks, self.B_weight, self.complex_state),
+            C=self._project(blocks, self.C, self.complex_C),
+            D=self.D,
+            B_bias=B_bias,
+            discretization="zoh",
+            reset=reset,
+            initial_state=initial_state,
+            return_last_state=True,
+        )
+        return y.transpose(1, 2), state
 
     def _project(self, blocks: Tensor, weight: Tensor, is_complex: bool) -> Tensor:
         """blocks (B, L, H, P) times weight (H, P, N or 2N interleaved) -> (B, H, N, L), real or complex."""
@@ -110,9 +113,9 @@ class _B2S6Unit(ScanUnit):
             out = as_complex(out.unflatten(-1, (self.N, 2)))
         return out.permute(0, 2, 3, 1)
 
-    def optim_roles(self) -> dict[str, Role]:
+    def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "delta_weight": "delta", "delta_bias": "delta", "D": "no_decay"}
-        if self.complex_state:
+        if self.A_imag is not None:
             roles["A_imag"] = "recurrent"
         if self.B_bias is not None:
             roles["B_bias"] = "no_decay"

@@ -1,53 +1,223 @@
-"""The residual block of the published LRA models: norm, sequence layer, GELU, GLU, dropout, residual.
+"""Blocks: a recurrent layer with what stands around it, as models stack them.
 
-Shapes: B batch, L length, D channels.
+A block is built as `Block(d_model, layer, …)`, `layer` a specification, and is called as layers are. A block of your
+own needs `forward(x, lengths=None)` alone; `Block` gives norm, residual, padding and final norm for an `inner` and an
+`inner_step` of yours.
+
+Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution.
 """
 
 import inspect
+from abc import ABC, abstractmethod
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.dropout import TiedDropout
-from lra_ssm.layers.masking import mask_padding
+from lra_ssm.layers.masking import mask_padding, real_resets
 from lra_ssm.layers.norms import NormName, make_norm
-from lra_ssm.layers.spec import Role
+from lra_ssm.layers.roles import Role
+from lra_ssm.layers.spec import LayerFactory, LayerSpec
+from lra_ssm.ops import causal_depthwise_convolution, last_taps
+
+State = Any  # of a layer or a block: a tensor, or a tuple of states
 
 
-class ResidualBlock(nn.Module):
-    """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without, f = dropout ∘ GLU(linear) ∘ dropout ∘ GELU ∘ layer.
+def run_with_state(
+    module: nn.Module,
+    x: Tensor,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+    initial_state: State = None,
+    return_last_state: bool = False,
+) -> tuple[Tensor, State]:
+    """(y, state) of a layer or block; state None unless return_last_state.
 
-    Dropout is tied over length and stands twice, after the GELU and before the residual, as in the public S4 code.
-    `layer` maps (B, L, D) to (B, L, D) and is called as `layer(x, lengths)`. Output is 0 at padded positions.
+    What is not asked for is not passed: a module needs `forward(x, lengths=None)` alone. Raises ValueError naming the
+    class and the argument that it lacks.
+    """
+    asked = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if asked:
+        taken = inspect.signature(module.forward).parameters
+        for name in asked:
+            if name not in taken:
+                needed = "documents cannot be packed" if name == "reset" else "it has no state to carry on"
+                raise ValueError(f"{type(module).__name__}.forward takes no `{name}`: {needed} with it")
+    out = module(x, lengths, **asked)
+    return out if return_last_state else (out, None)
+
+
+def need(module: nn.Module, method: str) -> Any:
+    """The method of a layer or block; ValueError naming both where it has none."""
+    found = getattr(module, method, None)
+    if found is None:
+        raise ValueError(f"{type(module).__name__} has no `{method}`: it cannot run step by step")
+    return found
+
+
+class Block(nn.Module, ABC):
+    """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; f is a subclass's `inner`. Output is 0 at padding."""
+
+    def __init__(self, d_model: int, norm: NormName, prenorm: bool) -> None:
+        super().__init__()
+        self.norm = make_norm(norm, d_model)
+        self.norm_name, self.prenorm = norm, prenorm
+
+    @abstractmethod
+    def inner(
+        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
+    ) -> tuple[Tensor, State]:
+        """f: x (B, L, D) -> (y (B, L, D), state or None); arguments as in `forward`."""
+
+    @abstractmethod
+    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        """f at one position: x_t (B, D), state -> (y_t (B, D), state)."""
+
+    @abstractmethod
+    def initial_state(self, batch_size: int) -> State:
+        """The state before the first position."""
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        initial_state: State = None,
+        return_last_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """x (B, L, D), lengths (B,), reset (B, L) bool, true where a new document starts -> (B, L, D), or with the
+        state after the last real position. Raises ValueError, naming it, for what the layer does not take."""
+        y = self.norm(x, lengths) if self.prenorm else x
+        y, state = self.inner(y, lengths, reset, initial_state, return_last_state)
+        y = x + y
+        if not self.prenorm:
+            y = self.norm(y, lengths)
+        y = mask_padding(y, lengths)
+        return (y, state) if return_last_state else y
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        """One position: x_t (B, D), state -> (y_t (B, D), state)."""
+        y = self.norm(x_t[:, None])[:, 0] if self.prenorm else x_t
+        y, state = self.inner_step(y, state)
+        y = x_t + y
+        return (y if self.prenorm else self.norm(y[:, None])[:, 0]), state
+
+    def final_norm(self, d_model: int) -> nn.Module | None:
+        """What a stack of such blocks ends with: with `prenorm` a norm of the same kind, without nothing."""
+        return make_norm(self.norm_name, d_model) if self.prenorm else None
+
+
+class S4Block(Block):
+    """The block of the published LRA models: f = dropout ∘ GLU(linear) ∘ dropout ∘ GELU ∘ layer.
+
+    layer: built as `layer(d_model)`. norm: "batch", "layer" or "rms", before the layer with `prenorm`, else after the
+    residual. dropout: its probability; tied over length, after the GELU and before the residual, as in the public S4
+    code.
     """
 
     def __init__(
-        self, d_model: int, layer: nn.Module, norm: NormName = "batch", prenorm: bool = False, dropout: float = 0.0
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        norm: NormName = "batch",
+        prenorm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.layer = layer
-        self.takes_reset = "reset" in inspect.signature(layer.forward).parameters
-        self.norm = make_norm(norm, d_model)
-        self.prenorm = prenorm
+        super().__init__(d_model, norm, prenorm)
+        self.layer = LayerSpec.of(layer)(d_model)
         self.dropout = TiedDropout(dropout)
         self.glu = nn.Linear(d_model, 2 * d_model)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None, *, reset: Tensor | None = None) -> Tensor:
-        """x (B, L, D), lengths (B,), reset (B, L) bool, true where a new document starts -> (B, L, D)."""
-        y = self.norm(x, lengths) if self.prenorm else x
-        if reset is None:
-            y = self.layer(y, lengths)
-        elif self.takes_reset:
-            y = self.layer(y, lengths, reset=reset)
-        else:
-            raise ValueError(
-                f"{type(self.layer).__name__}.forward takes no `reset`: documents cannot be packed with it"
-            )
+    def inner(
+        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
+    ) -> tuple[Tensor, State]:
+        y, state = run_with_state(self.layer, x, lengths, reset, initial_state, return_last_state)
+        return self._after(y), state
+
+    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = need(self.layer, "step")(x_t, state)
+        return self._after(y[:, None])[:, 0], state
+
+    def _after(self, y: Tensor) -> Tensor:
         y = self.dropout(F.gelu(y))
-        y = x + self.dropout(F.glu(self.glu(y), dim=-1))
-        if not self.prenorm:
-            y = self.norm(y, lengths)
-        return mask_padding(y, lengths)
+        return self.dropout(F.glu(self.glu(y), dim=-1))
+
+    def initial_state(self, batch_size: int) -> State:
+        return need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         return {"glu.bias": "no_decay"}
+
+
+class MambaBlock(Block):
+    """Mamba's block: f(x) = out_proj(Γ(SiLU(conv(u))) · SiLU(z)) with (u, z) = in_proj(x); Γ any layer.
+
+    Sources: Gu & Dao 2023, figure 3, and its public code (modules/mamba_simple.py); Yu & Erichson 2025, appendix G, has
+    it with Γ one of S4D, S6 and B2S6.
+
+    layer: Γ, built as `layer(E)`. expand: E / D, so that E is a whole number. d_conv: W, the taps of the depthwise
+    convolution, which is causal whatever Γ is. norm, prenorm: as in `S4Block`; Mamba's are "rms", before f. dropout:
+    before the residual, tied over length; Mamba has none. bias: of both projections. conv_bias: of the convolution.
+    Raises ValueError where E is no whole number or there is no tap.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        expand: float = 2.0,
+        d_conv: int = 4,
+        norm: NormName = "rms",
+        prenorm: bool = True,
+        dropout: float = 0.0,
+        bias: bool = False,
+        conv_bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, norm, prenorm)
+        E = round(expand * d_model)
+        if E < 1 or E != expand * d_model:
+            raise ValueError(f"MambaBlock expand {expand}: times d_model {d_model} it must be a positive whole number")
+        if d_conv < 1:
+            raise ValueError(f"MambaBlock d_conv is {d_conv}; it must be at least 1")
+        self.in_proj = nn.Linear(d_model, 2 * E, bias=bias)
+        self.conv1d = nn.Conv1d(E, E, d_conv, groups=E, bias=conv_bias)  # its parameters alone: (E, 1, W), (E,)
+        self.layer = LayerSpec.of(layer)(E)
+        self.out_proj = nn.Linear(E, d_model, bias=bias)
+        self.dropout = TiedDropout(dropout)
+
+    def inner(
+        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
+    ) -> tuple[Tensor, State]:
+        taps, state = (None, None) if initial_state is None else initial_state
+        weight, reset = self.conv1d.weight.squeeze(1), real_resets(reset, lengths)
+        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u = u.transpose(1, 2)
+        v = F.silu(causal_depthwise_convolution(u, weight, self.conv1d.bias, initial=taps, reset=reset))
+        y, state = run_with_state(self.layer, v.transpose(1, 2), lengths, reset, state, return_last_state)
+        if return_last_state:
+            state = last_taps(u, weight.shape[-1], lengths, initial=taps, reset=reset), state
+        return self.dropout(self.out_proj(y * F.silu(z))), state
+
+    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        taps, inner_state = state
+        u, z = self.in_proj(x_t).chunk(2, dim=-1)
+        window = torch.cat([taps, u.unsqueeze(-1)], dim=-1)
+        v = F.silu(
+            causal_depthwise_convolution(u.unsqueeze(-1), self.conv1d.weight.squeeze(1), self.conv1d.bias, initial=taps)
+        )
+        y, inner_state = need(self.layer, "step")(v.squeeze(-1), inner_state)
+        return self.dropout(self.out_proj(y * F.silu(z))[:, None])[:, 0], (window[..., 1:], inner_state)
+
+    def initial_state(self, batch_size: int) -> State:
+        """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""
+        weight = self.conv1d.weight
+        taps = weight.new_zeros(batch_size, weight.shape[0], weight.shape[-1] - 1)
+        return taps, need(self.layer, "initial_state")(batch_size)
+
+    def optim_roles(self) -> dict[str, Role]:
+        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias")
+        return {name: "no_decay" for name, _ in self.named_parameters() if name in own}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 
 from lra_ssm.layers.masking import valid_mask
-from lra_ssm.layers.spec import Role
+from lra_ssm.layers.roles import Role
 
 NormName = Literal["batch", "layer", "rms"]
 

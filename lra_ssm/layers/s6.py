@@ -5,18 +5,26 @@ Sources: Gu & Dao 2023 (Mamba) and its public code; Yu & Erichson 2025, eq. 3-4,
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.selective import ScanUnit, SelectiveLayer
-from lra_ssm.layers.spec import Role
-from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta
+from lra_ssm.layers.recurrent import RecurrentLayer
+from lra_ssm.layers.roles import Role
+from lra_ssm.ops import (
+    eigenvalues,
+    initialize_A,
+    inverse_eigenvalues,
+    inverse_softplus,
+    log_uniform_delta,
+    selective_scan,
+    step_sizes,
+)
 
 
-class S6(SelectiveLayer):
+class S6(RecurrentLayer):
     """Selective state-space layer with real A. x (B, L, D) -> (B, L, D).
 
     form="mamba": Δ = softplus(W_up W_down u + b) of rank R, A per channel, Euler discretization B̄ = Δ B (Mamba's code).
@@ -37,6 +45,7 @@ class S6(SelectiveLayer):
         delta_max: float = 1e-1,
         bidirectional: bool = False,
     ) -> None:
+        super().__init__()
         if form not in ("mamba", "paper"):
             raise ValueError(f"S6 form is {form!r}; it must be mamba or paper")
         if form == "paper" and delta_rank is not None:
@@ -45,52 +54,53 @@ class S6(SelectiveLayer):
             )
         if delta_rank is not None and delta_rank < 1:
             raise ValueError(f"S6 delta_rank is {delta_rank}; it must be at least 1, or None for ceil(d_model / 16)")
-        rank = (delta_rank or math.ceil(d_model / 16)) if form == "mamba" else 0
-        super().__init__(
-            [_S6Unit(d_model, d_state, rank, delta_min, delta_max) for _ in range(2 if bidirectional else 1)]
-        )
-
-
-class _S6Unit(ScanUnit):
-    complex_state = False
-
-    def __init__(self, D: int, N: int, R: int, delta_min: float, delta_max: float) -> None:
-        super().__init__()
+        D, N, R = d_model, d_state, delta_rank or math.ceil(d_model / 16)
+        self.low_rank = form == "mamba"
         self.state_shape = (D, N)
-        A = initialize_A("real", N)  # -(1, …, N), S4D-Real
-        if R:
+        A_log = inverse_eigenvalues(initialize_A("real", N))  # A = -(1, …, N), S4D-Real
+        if self.low_rank:
             # Mamba's initialization: delta_up uniform ± R^-1/2, the rest as nn.Linear.
-            self.A_log = nn.Parameter((-A).log().repeat(D, 1))
+            self.A_log = nn.Parameter(A_log.repeat(D, 1))
             self.delta_down = nn.Parameter(_uniform(R, D, bound=D**-0.5))
             self.delta_up = nn.Parameter(_uniform(D, R, bound=R**-0.5))
-            self.discretization = "euler"
         else:
-            self.A_log = nn.Parameter((-A).log())
+            self.A_log = nn.Parameter(A_log)
             self.delta_weight = nn.Parameter(_uniform(D, bound=D**-0.5))
-            self.discretization = "zoh"
         self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(D, delta_min, delta_max)))
         self.B = nn.Parameter(_uniform(N, D, bound=D**-0.5))
         self.C = nn.Parameter(_uniform(N, D, bound=D**-0.5))
         self.D = nn.Parameter(torch.ones(D))
-        self.low_rank = R > 0
+        if bidirectional:
+            self.reverse = S6(d_model, d_state, form, delta_rank, delta_min, delta_max)
 
-    def scan_arguments(self, x: Tensor) -> dict[str, Any]:
+    def scan(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        reset: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        return_last_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `RecurrentLayer.scan`; state (B, D, N)."""
         if self.low_rank:
             delta = F.linear(F.linear(x, self.delta_down), self.delta_up)
         else:
             delta = (x @ self.delta_weight).unsqueeze(-1).expand_as(x)
-        return {
-            "u": x.transpose(1, 2),
-            "delta": delta.transpose(1, 2),
-            "A": -self.A_log.exp(),
-            "B": F.linear(x, self.B).transpose(1, 2),
-            "C": F.linear(x, self.C).transpose(1, 2),
-            "D": self.D,
-            "delta_bias": self.delta_bias,
-            "discretization": self.discretization,
-        }
+        y, state = selective_scan(
+            x.transpose(1, 2),
+            **step_sizes(delta.transpose(1, 2), self.delta_bias, valid),
+            A=eigenvalues(self.A_log),
+            B=F.linear(x, self.B).transpose(1, 2),
+            C=F.linear(x, self.C).transpose(1, 2),
+            D=self.D,
+            discretization="euler" if self.low_rank else "zoh",
+            reset=reset,
+            initial_state=initial_state,
+            return_last_state=True,
+        )
+        return y.transpose(1, 2), state
 
-    def optim_roles(self) -> dict[str, Role]:
+    def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "D": "no_decay", "delta_bias": "delta"}
         for name in ("delta_down", "delta_up") if self.low_rank else ("delta_weight",):
             roles[name] = "delta"

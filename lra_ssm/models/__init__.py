@@ -1,7 +1,22 @@
-"""Whole networks: an encoder, a stack of residual blocks around a sequence layer, a head."""
+"""Networks: a backbone of blocks, and what stands on it."""
 
-from lra_ssm.layers.spec import LayerSpec
+from lra_ssm.layers.spec import LayerSpec, NetworkSpec
+from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
+from lra_ssm.models.heads import LinearHead, LRAPairHead, NLIHead
+from lra_ssm.models.pooling import LastPooling, MaxPooling, MeanPooling
 
-__all__ = ["Classifier", "DualEncoder", "LayerSpec"]
+__all__ = [
+    "Backbone",
+    "Classifier",
+    "DualEncoder",
+    "LRAPairHead",
+    "LastPooling",
+    "LayerSpec",
+    "LinearHead",
+    "MaxPooling",
+    "MeanPooling",
+    "NLIHead",
+    "NetworkSpec",
+]

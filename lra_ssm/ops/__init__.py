@@ -2,7 +2,8 @@
 
 from lra_ssm.ops.backends import prefer_backend, scan_backends
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
-from lra_ssm.ops.discretization import bilinear, euler, zoh
+from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
+from lra_ssm.ops.discretization import bilinear, euler, step_sizes, zoh
 from lra_ssm.ops.initialization import (
     initialize_A,
     inverse_softplus,
@@ -12,6 +13,7 @@ from lra_ssm.ops.initialization import (
     s4d_lin,
     s4d_real,
 )
+from lra_ssm.ops.parameterization import as_complex, eigenvalues, inverse_eigenvalues
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
@@ -22,13 +24,16 @@ from lra_ssm.ops.s4d_kernel import s4d_kernel
 from lra_ssm.ops.selective_scan import selective_scan
 
 __all__ = [
+    "as_complex",
     "bidirectional_convolution",
     "bidirectional_convolution_reference",
     "bilinear",
     "causal_convolution",
     "causal_convolution_reference",
+    "eigenvalues",
     "euler",
     "initialize_A",
+    "inverse_eigenvalues",
     "inverse_softplus",
     "log_uniform_delta",
     "prefer_backend",
@@ -41,5 +46,6 @@ __all__ = [
     "scan_backends",
     "selective_scan",
     "selective_scan_reference",
+    "step_sizes",
     "zoh",
 ]

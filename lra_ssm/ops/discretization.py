@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -162,3 +164,16 @@ def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     _check(delta, A)
     z = delta * A
     return torch.exp(z), torch.broadcast_to(delta, z.shape).to(z.dtype)
+
+
+def step_sizes(delta: Tensor, bias: Tensor, valid: Tensor | None = None) -> dict[str, Any]:
+    """softplus(delta + bias) as `selective_scan`'s arguments delta, delta_bias and delta_softplus.
+
+    delta (B, D, L), bias (D,).  The scan does it, unless time stands still somewhere: where valid (B, L, 1) bool is
+    false the step is 0, so that A_bar is 1 and B_bar is 0 under every rule, and the state stays what it is.
+    """
+    if valid is None:
+        return {"delta": delta, "delta_bias": bias, "delta_softplus": True}
+    work = torch.promote_types(delta.dtype, torch.float32)
+    steps = F.softplus(delta.to(work) + bias.to(work)[:, None])
+    return {"delta": steps.masked_fill(~valid.transpose(1, 2), 0)}

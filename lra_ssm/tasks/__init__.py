@@ -1,5 +1,6 @@
 """LightningModules: what a training, validation, test and prediction step is, and how parameters are trained."""
 
 from lra_ssm.tasks.classification import Classification
+from lra_ssm.tasks.optim import OptimizerSettings
 
-__all__ = ["Classification"]
+__all__ = ["Classification", "OptimizerSettings"]

@@ -1,77 +1,96 @@
 """Learning rate and weight decay of every parameter, from what the layers declare, and the schedule.
 
-A module may declare `optim_roles() -> {parameter name: role}` for its own parameters and those below it; the module
-nearest to a parameter speaks for it. Roles: "recurrent", "delta", "no_decay". A parameter that nobody names takes the
-base learning rate and decay.
-
-| group     | learning rate          | weight decay |
-|-----------|------------------------|--------------|
-| base      | lr                     | weight_decay |
-| no_decay  | lr                     | 0            |
-| recurrent | recurrent_lr           | 0            |
-| delta     | delta_lr_factor · lr   | 0            |
+| role      | learning rate          | weight decay           |
+|-----------|------------------------|------------------------|
+| base      | lr                     | weight_decay           |
+| no_decay  | lr                     | 0                      |
+| recurrent | recurrent_lr           | recurrent_weight_decay |
+| delta     | delta_lr_factor · lr   | delta_weight_decay     |
 
 Sources: A, B and Δ of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
 learning rate on Δ's parameters: Yu & Erichson 2025, section 5 (the factor is not given there, so it is a setting).
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-GROUPS = ("base", "no_decay", "recurrent", "delta")
+from lra_ssm.layers.roles import ROLES, parameter_roles
 
 
-def parameter_roles(model: nn.Module) -> dict[str, str]:
-    """Full parameter name -> role, in the model's order.
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW with a linear warm-up and a cosine to 0.
 
-    Raises ValueError where a module declares a role for a parameter that it does not have, or a role that is none.
+    Args:
+        lr: base learning rate.
+        recurrent_lr: learning rate of the parameters with role "recurrent"; absolute.
+        delta_lr_factor: times lr it is the learning rate of role "delta"; None is recurrent_lr / lr, 0 freezes Δ.
+        weight_decay: of role "base"; "no_decay" has none.
+        recurrent_weight_decay: of role "recurrent".
+        delta_weight_decay: of role "delta".
+        warmup_steps: optimizer steps of linear warm-up before the cosine.
+
+    Raises ValueError for a value below 0 or none at all.
     """
-    roles = {name: "base" for name, _ in model.named_parameters()}
-    # named_modules lists a parent before its children: what a child declares replaces what its parent said.
-    for prefix, declared in _declarations(model):
-        for name, role in declared.items():
-            full = f"{prefix}.{name}" if prefix else name
-            if full not in roles:
-                raise ValueError(
-                    f"optim_roles of {prefix or type(model).__name__} names {name!r}, which is no parameter of it"
-                )
-            if role not in GROUPS[1:]:
-                raise ValueError(
-                    f"optim_roles gives {full} the role {role!r}; it must be one of {', '.join(GROUPS[1:])}"
-                )
-            roles[full] = role
-    return roles
+
+    lr: float = 0.01
+    recurrent_lr: float = 0.001
+    delta_lr_factor: float | None = None
+    weight_decay: float = 0.05
+    recurrent_weight_decay: float = 0.0
+    delta_weight_decay: float = 0.0
+    warmup_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
 
 
-def _declarations(model: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
-    for prefix, module in model.named_modules():
-        declare = getattr(module, "optim_roles", None)
-        if callable(declare):
-            yield prefix, declare()
+DEFAULTS = OptimizerSettings()
 
 
-def parameter_groups(
-    model: nn.Module, lr: float, recurrent_lr: float, weight_decay: float, delta_lr_factor: float | None = None
-) -> list[dict[str, Any]]:
-    """Optimizer groups of `model`: dicts with name, params, lr and weight_decay; empty groups are left out.
+class Rate(NamedTuple):
+    """How one parameter is trained."""
 
-    lr: base. recurrent_lr: absolute. delta_lr_factor: times lr; None is recurrent_lr / lr, 0 freezes Δ.
+    lr: float
+    weight_decay: float
+
+
+def parameter_rates(model: nn.Module, settings: OptimizerSettings) -> dict[str, Rate]:
+    """Full parameter name -> learning rate and weight decay, in the model's order."""
+    s = settings
+    rates = {
+        "base": Rate(s.lr, s.weight_decay),
+        "no_decay": Rate(s.lr, 0.0),
+        "recurrent": Rate(s.recurrent_lr, s.recurrent_weight_decay),
+        "delta": Rate(s.recurrent_lr if s.delta_lr_factor is None else s.delta_lr_factor * s.lr, s.delta_weight_decay),
+    }
+    return {name: rates[role] for name, role in parameter_roles(model).items()}
+
+
+def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
+
+    Parameters with the same pair of rate and decay share a group, which is named after the roles in it.
     """
-    delta_lr = recurrent_lr if delta_lr_factor is None else delta_lr_factor * lr
-    rates = {"base": lr, "no_decay": lr, "recurrent": recurrent_lr, "delta": delta_lr}
-    roles = parameter_roles(model)
-    groups = []
-    for role in GROUPS:
-        params = [p for name, p in model.named_parameters() if roles[name] == role]
-        if params:
-            decay = weight_decay if role == "base" else 0.0
-            groups.append({"name": role, "params": params, "lr": rates[role], "weight_decay": decay})
-    return groups
+    roles, rates = parameter_roles(model), parameter_rates(model, settings)
+    parameters = dict(model.named_parameters())
+    groups: dict[Rate, dict[str, Any]] = {}
+    for role in ROLES:
+        for name in (name for name, its_role in roles.items() if its_role == role):
+            rate = rates[name]
+            group = groups.setdefault(rate, {"name": role, "params": [], **rate._asdict()})
+            group["params"].append(parameters[name])
+            if role not in group["name"].split(", "):
+                group["name"] += f", {role}"
+    return list(groups.values())
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
@@ -105,3 +124,10 @@ def warmup_cosine(optimizer: torch.optim.Optimizer, warmup_steps: int, total_ste
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     return LambdaLR(optimizer, factor)
+
+
+def optimizer_and_schedule(model: nn.Module, settings: OptimizerSettings, total_steps: int) -> dict[str, Any]:
+    """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, settings))
+    schedule = warmup_cosine(optimizer, settings.warmup_steps, total_steps)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

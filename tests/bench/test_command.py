@@ -123,7 +123,7 @@ def test_help(capsys):
         (["steps", "--config=missing.yaml"], "--config missing.yaml: no such file"),
         (["steps", "--config=other.yaml"], "--config other.yaml: no 'model' in it"),
         (["steps", "--config=broken.yaml"], "--config broken.yaml: it is no YAML of a config"),
-        (["steps", "--config=features.yaml"], "--config features.yaml: the model has neither vocab_size nor d_input"),
+        (["steps", "--config=features.yaml"], "--config features.yaml: the network has neither vocab_size nor d_input"),
         (["--quick", "--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
         pytest.param(
             ["--device=cuda"],
@@ -138,7 +138,8 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys
     (tmp_path / "other.yaml").write_text("a: 1\n")
     (tmp_path / "broken.yaml").write_text("[1, {\n")
     data = {"class_path": "lra_ssm.datamodules.Text", "init_args": {"batch_size": 1, "max_length": 8}}
-    features = {"model": {"init_args": {}}, "data": data}
+    network = {"class_path": "lra_ssm.models.Classifier", "init_args": {}}
+    features = {"model": {"init_args": {"network": network}}, "data": data}
     (tmp_path / "features.yaml").write_text(yaml.safe_dump(features))
     assert main(["bench", *arguments]) == 2
     err = capsys.readouterr().err

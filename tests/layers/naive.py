@@ -79,9 +79,9 @@ def b2s6(unit, x: Tensor) -> Tensor:
 
 
 def selective(direction, layer, x: Tensor) -> Tensor:
-    y = direction(layer.units[0], x)
+    y = direction(layer, x)
     if layer.bidirectional:
-        y = y + direction(layer.units[1], x.flip(1)).flip(1)
+        y = y + direction(layer.reverse, x.flip(1)).flip(1)
     return y
 
 

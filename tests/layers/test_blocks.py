@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import S4D, BatchNorm, LayerSpec, ResidualBlock, TiedDropout, make_norm
+from lra_ssm.layers import S4D, BatchNorm, LayerSpec, S4Block, TiedDropout, make_norm
 
 
 class Identity(nn.Module):
@@ -41,7 +41,7 @@ def test_batch_norm_sees_real_positions_alone():
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_a_block_in_training_gives_the_same_in_any_padding(norm, prenorm):
     torch.manual_seed(0)
-    block = ResidualBlock(4, S4D(4, d_state=4, bidirectional=True), norm, prenorm)
+    block = S4Block(4, LayerSpec(S4D, d_state=4, bidirectional=True), norm, prenorm)
     x, lengths = padded()
     wider = torch.cat([x, torch.full((3, 5, 4), 7.0)], 1)
     a, b = block(x, lengths), block(wider, lengths)
@@ -53,7 +53,7 @@ def test_pre_and_post_norm_stand_where_they_should():
     torch.manual_seed(0)
     x = torch.randn(2, 5, 4)
     for prenorm in (True, False):
-        block = ResidualBlock(4, Identity(4), "layer", prenorm)
+        block = S4Block(4, Identity, "layer", prenorm)
         inner = block.norm(x) if prenorm else x
         inner = nn.functional.glu(block.glu(nn.functional.gelu(inner)), dim=-1)
         expected = x + inner if prenorm else block.norm(x + inner)
@@ -75,8 +75,8 @@ def test_dropout_is_tied_over_length_and_keeps_the_mean():
 def test_a_block_refuses_a_reset_its_layer_does_not_know():
     x, reset = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match="Identity.forward takes no `reset`"):
-        ResidualBlock(4, Identity(4))(x, reset=reset)
-    block = ResidualBlock(4, S4D(4, d_state=4), "layer")
+        S4Block(4, Identity)(x, reset=reset)
+    block = S4Block(4, LayerSpec(S4D, d_state=4), "layer")
     reset[0, 2] = True
     torch.testing.assert_close(block(x + 1, reset=reset)[:, 2:], block(x[:, 2:] + 1))
 

@@ -178,6 +178,10 @@ def test_roles_name_parameters(name, bidirectional):
     roles = layer.optim_roles()
     assert set(roles) <= {n for n, _ in layer.named_parameters()}
     assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
+    if bidirectional and name[:3] != "s4d":  # S4D's directions share everything but C
+        assert roles == {
+            f"{way}{key}": role for way in ("", "reverse.") for key, role in build(name).optim_roles().items()
+        }
 
 
 def test_roles_are_the_documented_ones():
@@ -185,12 +189,11 @@ def test_roles_are_the_documented_ones():
         "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "recurrent", "D": "no_decay",
     }  # fmt: skip
     assert S6(4).optim_roles() == {
-        "units.0.A_log": "recurrent", "units.0.delta_bias": "delta", "units.0.delta_down": "delta",
-        "units.0.delta_up": "delta", "units.0.D": "no_decay",
+        "A_log": "recurrent", "delta_bias": "delta", "delta_down": "delta", "delta_up": "delta", "D": "no_decay",
     }  # fmt: skip
     assert B2S6(4, num_blocks=2).optim_roles() == {
-        "units.0.A_log": "recurrent", "units.0.A_imag": "recurrent", "units.0.delta_weight": "delta",
-        "units.0.delta_bias": "delta", "units.0.B_bias": "no_decay", "units.0.D": "no_decay",
+        "A_log": "recurrent", "A_imag": "recurrent", "delta_weight": "delta", "delta_bias": "delta",
+        "B_bias": "no_decay", "D": "no_decay",
     }  # fmt: skip
 
 
@@ -237,13 +240,13 @@ def test_settings_that_do_not_fit_are_refused(call, message):
 
 def test_initial_values_are_the_documented_ones():
     torch.manual_seed(0)
-    s6 = S6(64).units[0]
+    s6 = S6(64)
     delta = torch.nn.functional.softplus(s6.delta_bias)
     assert s6.delta_up.shape == (64, 4)
     torch.testing.assert_close(s6.A_log.exp(), torch.arange(1.0, 17).repeat(64, 1))
     assert 1e-3 * 0.99 <= delta.min() and delta.max() <= 1e-1 * 1.01
     assert delta.log().std() > 0.9  # log-uniform over two decades: 4.6 / sqrt(12) = 1.33
-    b2s6 = B2S6(64, d_state=32).units[0]
+    b2s6 = B2S6(64, d_state=32)
     assert (torch.view_as_complex(b2s6.B_bias) == 1).all()
     assert b2s6.B_weight.shape == (8, 8, 32) and b2s6.C.shape == (8, 8, 16)
     s4d = S4D(64)

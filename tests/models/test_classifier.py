@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import B2S6, S6
-from lra_ssm.models import Classifier, LayerSpec
+from lra_ssm.layers import B2S6, S6, BlockSpec, S4Block
+from lra_ssm.models import Classifier, LastPooling, LayerSpec, MaxPooling, MeanPooling
 
 
 class OwnLayer(nn.Module):
@@ -20,12 +20,13 @@ class OwnLayer(nn.Module):
 SPEC = LayerSpec(B2S6, num_blocks=2, d_state=4, bidirectional=True)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "max"])
+@pytest.mark.parametrize("pooling", [MeanPooling, LastPooling, MaxPooling])
 @pytest.mark.parametrize("prenorm", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_batch_in_any_padding_gives_the_same_logits(pooling, prenorm, training):
     torch.manual_seed(0)
-    model = Classifier(SPEC, 3, vocab_size=7, d_model=4, n_layers=2, prenorm=prenorm, pooling=pooling).train(training)
+    block = BlockSpec(S4Block, prenorm=prenorm)
+    model = Classifier(SPEC, 3, vocab_size=7, d_model=4, n_layers=2, block=block, pooling=pooling).train(training)
     ids = torch.randint(1, 7, (3, 8))
     lengths = torch.tensor([8, 3, 1])
     wider = torch.cat([ids, torch.randint(0, 7, (3, 4))], 1)
@@ -41,16 +42,14 @@ def test_each_sequence_alone_gives_its_row():
         torch.testing.assert_close(together[i], model(ids[i : i + 1, :n])[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "max"])
+@pytest.mark.parametrize("pooling", [MeanPooling, LastPooling, MaxPooling])
 def test_pooling_over_known_values(pooling):
-    from lra_ssm.models.encoder import pool
-
     x = torch.tensor([[[1.0], [-5.0], [3.0], [0.0]], [[-2.0], [0.0], [0.0], [0.0]]])
     lengths = torch.tensor([3, 1])
-    expected = {"mean": [-1 / 3, -2], "last": [3, -2], "max": [3, -2]}[pooling]
-    torch.testing.assert_close(pool(x, lengths, pooling)[:, 0], torch.tensor(expected, dtype=x.dtype))
-    full = {"mean": -0.25, "last": 0.0, "max": 3.0}[pooling]
-    assert pool(x, None, pooling)[0, 0].item() == pytest.approx(full)
+    expected = {MeanPooling: [-1 / 3, -2], LastPooling: [3, -2], MaxPooling: [3, -2]}[pooling]
+    torch.testing.assert_close(pooling(1)(x, lengths)[:, 0], torch.tensor(expected, dtype=x.dtype))
+    full = {MeanPooling: -0.25, LastPooling: 0.0, MaxPooling: 3.0}[pooling]
+    assert pooling(1)(x, None)[0, 0].item() == pytest.approx(full)
 
 
 def test_features_and_a_layer_of_ones_own():
@@ -60,13 +59,13 @@ def test_features_and_a_layer_of_ones_own():
     assert logits.shape == (2, 2)
     logits.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-    assert model.blocks[0].layer.mix.kernel_size == (5,)
+    assert model.backbone.blocks[0].layer.mix.kernel_size == (5,)
 
 
 def test_layers_are_built_apart():
     model = Classifier(S6, 2, vocab_size=3, d_model=4, n_layers=2)
     assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
-    assert model.blocks[0].layer is not model.blocks[1].layer
+    assert model.backbone.blocks[0].layer is not model.backbone.blocks[1].layer
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_layers_are_built_apart():
         ({"vocab_size": 3, "d_input": 3}, "not both"),
         ({"vocab_size": 3, "d_model": -8}, "d_model is -8"),
         ({"vocab_size": 3, "n_layers": 0}, "n_layers is 0"),
-        ({"vocab_size": 3, "pooling": "sum"}, "pooling is 'sum'"),
+        ({"vocab_size": 3, "pooling": "lra_ssm.models.SumPooling"}, "lra_ssm.models.SumPooling' cannot be imported"),
         ({"vocab_size": 3, "d_model": 9}, "d_model 9 is not divisible by num_blocks 2"),
     ],
 )

@@ -3,16 +3,18 @@
 import pytest
 import torch
 
-from lra_ssm.layers import S4D, LayerSpec
-from lra_ssm.models import DualEncoder
-from lra_ssm.tasks.optim import parameter_roles
+from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block, parameter_roles
+from lra_ssm.models import DualEncoder, LRAPairHead, NLIHead
 
 SPEC = LayerSpec(S4D, d_state=4, bidirectional=True)
 
 
 def model(**settings):
     torch.manual_seed(0)
-    return DualEncoder(SPEC, **{"vocab_size": 9, "d_model": 6, "n_layers": 1, "norm": "layer", **settings})
+    block = BlockSpec(S4Block, norm="layer")
+    return DualEncoder(
+        SPEC, **{"num_classes": 2, "vocab_size": 9, "d_model": 6, "n_layers": 1, "block": block, **settings}
+    )
 
 
 def pairs():
@@ -24,20 +26,25 @@ def pairs():
     return inputs, lengths
 
 
-@pytest.mark.parametrize("head", ["nli", "lra"])
+@pytest.mark.parametrize("head", [NLIHead, LRAPairHead])
 def test_each_document_is_encoded_by_itself(head):
     network, (inputs, lengths) = model(head=head), pairs()
     logits = network(inputs, lengths)
     assert logits.shape == (3, 2)
     for i in range(3):
         x, y = (network.encode(inputs[i, j : j + 1, : lengths[i, j]], lengths[i, j : j + 1]) for j in (0, 1))
-        expected = network.head(torch.cat([x, y, x - y, x * y] if head == "nli" else [x, y], -1))
+        linears = [module for module in network.head if isinstance(module, torch.nn.Linear)]
+        expected = torch.cat([x, y, x - y, x * y] if head is NLIHead else [x, y], -1)
+        for linear in linears:
+            expected = linear(expected)
+            if linear is not linears[-1]:
+                expected = torch.nn.functional.gelu(expected) if head is NLIHead else expected.relu()
         torch.testing.assert_close(logits[i : i + 1], expected)
 
 
 def test_heads_have_the_published_shapes():
-    shapes = {head: [tuple(p.shape) for p in model(head=head).head.parameters()] for head in ("nli", "lra")}
-    assert shapes == {"nli": [(6, 24), (6,), (2, 6), (2,)], "lra": [(6, 12), (6,), (3, 6), (3,), (2, 3), (2,)]}
+    shapes = {head: [tuple(p.shape) for p in model(head=head).head.parameters()] for head in (None, LRAPairHead)}
+    assert shapes == {None: [(6, 24), (6,), (2, 6), (2,)], LRAPairHead: [(6, 12), (6,), (3, 6), (3,), (2, 3), (2,)]}
 
 
 def test_biases_do_not_decay():
@@ -48,7 +55,5 @@ def test_biases_do_not_decay():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"inputs \(3, 7\): a dual encoder takes pairs \(batch, 2, length\)"):
         model()(pairs()[0][:, 0])
-    with pytest.raises(ValueError, match="head is 'mlp'; it must be nli or lra"):
-        model(head="mlp")
     with pytest.raises(ValueError, match="num_classes is 0"):
         model(num_classes=0)

@@ -4,21 +4,22 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.layers import B2S6, S4D, S6, parameter_roles
 from lra_ssm.models import Classifier, LayerSpec
-from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_roles, warmup_cosine
+from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates, warmup_cosine
 
 
 def model(layer, **settings):
-    return Classifier(LayerSpec(layer, **settings), 3, vocab_size=5, d_model=4, n_layers=1, norm="batch")
+    return Classifier(LayerSpec(layer, **settings), 3, vocab_size=5, d_model=4, n_layers=1)
 
 
 OUTSIDE = {
-    "encoder.weight": "base",
-    "blocks.0.norm.norm.weight": "no_decay",
-    "blocks.0.norm.norm.bias": "no_decay",
-    "blocks.0.glu.weight": "base",
-    "blocks.0.glu.bias": "no_decay",
+    "backbone.embedding.weight": "base",
+    "backbone.blocks.0.norm.norm.weight": "no_decay",
+    "backbone.blocks.0.norm.norm.bias": "no_decay",
+    "backbone.blocks.0.glu.weight": "base",
+    "backbone.blocks.0.glu.bias": "no_decay",
     "head.weight": "base",
     "head.bias": "no_decay",
 }
@@ -34,37 +35,52 @@ OUTSIDE = {
         ),
         (
             model(S6, d_state=4),
-            {"units.0.A_log": "recurrent", "units.0.delta_down": "delta", "units.0.delta_up": "delta",
-             "units.0.delta_bias": "delta", "units.0.B": "base", "units.0.C": "base", "units.0.D": "no_decay"},
+            {"A_log": "recurrent", "delta_down": "delta", "delta_up": "delta",
+             "delta_bias": "delta", "B": "base", "C": "base", "D": "no_decay"},
         ),
         (
             model(B2S6, num_blocks=2, d_state=4),
-            {"units.0.A_log": "recurrent", "units.0.A_imag": "recurrent", "units.0.delta_weight": "delta",
-             "units.0.delta_bias": "delta", "units.0.B_weight": "base", "units.0.B_bias": "no_decay",
-             "units.0.C": "base", "units.0.D": "no_decay"},
+            {"A_log": "recurrent", "A_imag": "recurrent", "delta_weight": "delta",
+             "delta_bias": "delta", "B_weight": "base", "B_bias": "no_decay",
+             "C": "base", "D": "no_decay"},
         ),
     ],
     ids=["s4d", "s6", "b2s6"],
 )  # fmt: skip
 def test_every_parameter_has_the_documented_role(built, inside):
-    assert parameter_roles(built) == OUTSIDE | {f"blocks.0.layer.{name}": role for name, role in inside.items()}
+    assert parameter_roles(built) == OUTSIDE | {
+        f"backbone.blocks.0.layer.{name}": role for name, role in inside.items()
+    }
 
 
-def test_groups_have_the_documented_rates_and_hold_every_parameter_once():
+def test_every_role_has_its_rate_and_decay():
     built = model(B2S6, num_blocks=2, d_state=4)
-    groups = parameter_groups(built, lr=0.01, recurrent_lr=0.001, weight_decay=0.05)
-    rates = {g["name"]: (g["lr"], g["weight_decay"]) for g in groups}
-    assert rates == {
-        "base": (0.01, 0.05), "no_decay": (0.01, 0), "recurrent": (0.001, 0), "delta": (pytest.approx(0.001), 0),
-    }  # fmt: skip
+    settings = OptimizerSettings(
+        lr=0.01, recurrent_lr=0.002, delta_lr_factor=0.3, weight_decay=0.05,
+        recurrent_weight_decay=0.01, delta_weight_decay=0.02,
+    )  # fmt: skip
+    expected = {"base": (0.01, 0.05), "no_decay": (0.01, 0), "recurrent": (0.002, 0.01), "delta": (0.003, 0.02)}
+    roles = parameter_roles(built)
+    assert parameter_rates(built, settings) == {name: pytest.approx(expected[role]) for name, role in roles.items()}
+    groups = parameter_groups(built, settings)
+    assert {g["name"]: (g["lr"], g["weight_decay"]) for g in groups} == {
+        name: pytest.approx(pair) for name, pair in expected.items()
+    }
     ids = [id(p) for g in groups for p in g["params"]]
     assert sorted(ids) == sorted(id(p) for p in built.parameters())
+
+
+def test_parameters_with_the_same_rate_and_decay_share_a_group():
+    built = model(B2S6, num_blocks=2, d_state=4)
+    groups = parameter_groups(built, OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0))
+    assert [g["name"] for g in groups] == ["base, no_decay", "recurrent, delta"]
+    assert sum(len(g["params"]) for g in groups) == len(list(built.parameters()))
 
 
 def test_factor_zero_freezes_delta():
     torch.manual_seed(0)
     built = model(B2S6, num_blocks=2, d_state=4)
-    optimizer = torch.optim.AdamW(parameter_groups(built, 0.01, 0.001, 0.05, delta_lr_factor=0))
+    optimizer = torch.optim.AdamW(parameter_groups(built, OptimizerSettings(delta_lr_factor=0)))
     before = {name: p.detach().clone() for name, p in built.named_parameters()}
     built(torch.randint(0, 5, (2, 6))).square().sum().backward()
     optimizer.step()
@@ -73,7 +89,13 @@ def test_factor_zero_freezes_delta():
         frozen = torch.equal(p, before[name])
         assert frozen == (roles[name] == "delta") or p.grad.abs().sum() == 0, name
     assert "delta" in format_groups(optimizer.param_groups) and "0 (frozen)" in format_groups(optimizer.param_groups)
-    assert parameter_groups(built, 0.01, 0.001, 0.05, delta_lr_factor=0.3)[-1]["lr"] == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize("name", ["lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "warmup_steps"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_settings_that_are_no_rates(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}; it must be a number of at least 0"):
+        OptimizerSettings(**{name: value})
 
 
 def test_a_layer_without_roles_takes_base_rate_and_decay():
@@ -86,7 +108,7 @@ def test_a_layer_without_roles_takes_base_rate_and_decay():
             return self.linear(x)
 
     roles = parameter_roles(Classifier(Own, 3, vocab_size=5, d_model=4, n_layers=1))
-    assert roles["blocks.0.layer.linear.weight"] == roles["blocks.0.layer.linear.bias"] == "base"
+    assert roles["backbone.blocks.0.layer.linear.weight"] == roles["backbone.blocks.0.layer.linear.bias"] == "base"
 
 
 def test_roles_that_mean_nothing_are_errors():
@@ -104,7 +126,7 @@ def test_roles_that_mean_nothing_are_errors():
 
 
 def test_the_table_has_one_row_per_group():
-    lines = format_groups(parameter_groups(model(S4D), 0.01, 0.001, 0.05)).splitlines()
+    lines = format_groups(parameter_groups(model(S4D), OptimizerSettings())).splitlines()
     assert [line.split()[0] for line in lines] == ["group", "base", "no_decay", "recurrent"]
     assert len({len(line) for line in lines}) == 1  # it lines up
 

@@ -1,0 +1,88 @@
+"""What every network stands on: from a sequence to a vector at each of its positions.
+
+Shapes: B batch, L length, D channels, V vocabulary.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
+from lra_ssm.layers.blocks import S4Block, need, run_with_state
+from lra_ssm.layers.spec import BlockFactory, LayerFactory
+
+State = tuple[Any, ...]  # of a backbone: its blocks' states
+
+
+class Backbone(nn.Module):
+    """Embedding of tokens or linear map of features, blocks, and the norm that such blocks end with.
+
+    layer, block: specifications; built once per block as `block(d_model, layer)`, which builds `layer` at the width it
+    needs. vocab_size: inputs are token ids (B, L); d_input: they are features (B, L, d_input).
+    Raises ValueError where not exactly one of vocab_size and d_input is given.
+    """
+
+    def __init__(
+        self,
+        layer: LayerFactory,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_model: int = 128,
+        n_layers: int = 8,
+        block: BlockFactory = S4Block,
+    ) -> None:
+        super().__init__()
+        if (vocab_size is None) == (d_input is None):
+            raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
+        for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        layer, block = LayerSpec.of(layer), BlockSpec.of(block)
+        self.embedding: nn.Module
+        if vocab_size is not None:
+            self.embedding = nn.Embedding(vocab_size, d_model)
+        elif d_input is not None:
+            self.embedding = nn.Linear(d_input, d_model)
+        self.blocks = nn.ModuleList(block(d_model, layer) for _ in range(n_layers))
+        # The block says it, so that pre- or post-norm stands in one place; a block of a user's own need not.
+        final_norm = getattr(self.blocks[-1], "final_norm", None)
+        self.norm: nn.Module | None = final_norm(d_model) if final_norm else None
+
+    def forward(
+        self,
+        inputs: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        initial_state: State | None = None,
+        return_last_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,), reset (B, L) bool -> (B, L, D), 0 at padding, or
+        with the states of all blocks after the last real position. Raises ValueError, naming it, for what a block or
+        layer does not take."""
+        x = mask_padding(self.embedding(inputs), lengths)
+        after: list[Any] = []
+        for i, block in enumerate(self.blocks):
+            before = None if initial_state is None else initial_state[i]
+            x, state = run_with_state(block, x, lengths, reset, before, return_last_state)
+            after.append(state)
+        if self.norm is not None:
+            x = mask_padding(self.norm(x, lengths), lengths)
+        return (x, tuple(after)) if return_last_state else x
+
+    def initial_state(self, batch_size: int) -> State:
+        """The states of all blocks before the first position."""
+        return tuple(need(block, "initial_state")(batch_size) for block in self.blocks)
+
+    def step(self, inputs_t: Tensor, state: State) -> tuple[Tensor, State]:
+        """One position: inputs_t (B,) int64 or (B, d_input) float -> (x_t (B, D), states)."""
+        x, after = self.embedding(inputs_t), []
+        for block, before in zip(self.blocks, state, strict=True):
+            x, one = need(block, "step")(x, before)
+            after.append(one)
+        if self.norm is not None:
+            x = self.norm(x[:, None])[:, 0]
+        return x, tuple(after)
+
+    def optim_roles(self) -> dict[str, Role]:
+        return {"embedding.bias": "no_decay"} if isinstance(self.embedding, nn.Linear) else {}

@@ -1,0 +1,50 @@
+"""Heads: from one vector per sequence, or two, to logits.
+
+Each is built as `Head(d_model, num_classes)`; a classifier calls `head(x)`, a dual encoder `head(x, y)`, with x and y
+(B, D).
+
+Shapes: B batch, D channels.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers import Role
+from lra_ssm.layers.roles import biases_without_decay
+
+
+class LinearHead(nn.Linear):
+    """One linear map."""
+
+    def __init__(self, d_model: int, num_classes: int) -> None:
+        super().__init__(d_model, num_classes)
+
+    def optim_roles(self) -> dict[str, Role]:
+        return biases_without_decay(self)
+
+
+class NLIHead(nn.Sequential):
+    """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's for Retrieval."""
+
+    def __init__(self, d_model: int, num_classes: int) -> None:
+        super().__init__(nn.Linear(4 * d_model, d_model), nn.GELU(), nn.Linear(d_model, num_classes))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([x, y, x - y, x * y], -1))
+
+    def optim_roles(self) -> dict[str, Role]:
+        return biases_without_decay(self)
+
+
+class LRAPairHead(nn.Sequential):
+    """[x, y] (2D) -> D -> ReLU -> D/2 -> ReLU -> num_classes: LRA's own for Retrieval (Tay et al. 2021)."""
+
+    def __init__(self, d_model: int, num_classes: int) -> None:
+        half = nn.Linear(d_model, d_model // 2), nn.ReLU(), nn.Linear(d_model // 2, num_classes)
+        super().__init__(nn.Linear(2 * d_model, d_model), nn.ReLU(), *half)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([x, y], -1))
+
+    def optim_roles(self) -> dict[str, Role]:
+        return biases_without_decay(self)

@@ -1,0 +1,42 @@
+"""Pooling: from a vector per position to one per sequence, over real positions alone.
+
+Each is built as `Pooling(d_model)` and called as `pooling(x, lengths)`: x (B, L, D), 0 at padding, lengths (B,) or None
+where there is none -> (B, D).
+
+Shapes: B batch, L length, D channels.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers import valid_mask
+
+
+class MeanPooling(nn.Module):
+    """The mean over positions."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return x.sum(1) / (x.shape[1] if lengths is None else lengths[:, None])
+
+
+class LastPooling(nn.Module):
+    """The last position."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return x[:, -1] if lengths is None else x[torch.arange(x.shape[0], device=x.device), lengths - 1]
+
+
+class MaxPooling(nn.Module):
+    """The maximum over positions, channel by channel."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return (x if lengths is None else x.masked_fill(~valid_mask(lengths, x.shape[1]), -torch.inf)).amax(1)

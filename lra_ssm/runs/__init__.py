@@ -1,0 +1,25 @@
+"""A run: its identity, directory, lock, record, checkpoints and callbacks; for the commands and for a notebook.
+
+With a Trainer of one's own, after `lightning.seed_everything`:
+
+    run = Run.of(task, data, trainer={"max_epochs": 3}, experiment="mine")
+    trainer = Trainer(**run.trainer_arguments())
+    run.fit(trainer, task, data)
+
+Importing this package loads no lightning; `Run` and `CheckpointSettings` do, on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lra_ssm.runs.run import CheckpointSettings, Run
+
+__all__ = ["CheckpointSettings", "Run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from lra_ssm.runs import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,127 @@
+"""What must fit together before a run starts: checkpoint and task, task and data. One line where it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lra_ssm.errors import InputError, squeeze
+from lra_ssm.runs.provenance import code_version
+
+
+def existing(path: str) -> Path:
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"checkpoint {path} does not exist")
+    return file
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The checkpoint on the CPU, its tensors mapped from the file."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise InputError(f"checkpoint {path} cannot be read: {squeeze(str(error))[:200]}") from error
+
+
+def check_checkpoint(path: Path, task: Any, strict: bool = False, resuming: bool = True) -> None:
+    """Settings, shapes and code of a checkpoint against the task's.
+
+    Other shapes are an error. Other settings are one where a fit goes on from it, else a note; other code is a warning
+    then, with `strict` an error.
+    """
+    state = load_checkpoint(path)
+    if differing := differing_settings(task, state):
+        line = f"{path} was made with other settings: {differing}"
+        if resuming:
+            raise InputError(f"{line}; give the same to go on with it, or --init_from to start from its weights")
+        print(f"note: {line}")
+    check_shapes(task, state, path)
+    made_by = state.get("lra_ssm_code_version")
+    if resuming and made_by != code_version():
+        line = f"{path} was made by lra_ssm {made_by}, this is {code_version()}"
+        if strict:
+            raise InputError(f"{line}; --strict-resume refuses to go on")
+        print(f"warning: {line}: the run may not end as it would have")
+
+
+def differing_settings(task: Any, state: dict[str, Any]) -> str:
+    """The hyperparameters that are others in the checkpoint than in the model, as text; empty if none is."""
+    ours, theirs = dict(task.hparams), state.get("hyper_parameters") or {}
+    return ", ".join(_differences("", ours, theirs))
+
+
+def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
+    """What both say, and say otherwise, by dotted path: not a whole network where its width differs."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        pairs = ((key, ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys(), key=str))
+        return [line for key, a, b in pairs for line in _differences(f"{path}.{key}" if path else str(key), a, b)]
+    short = path.replace(".init_args", "")
+    return [] if ours == theirs else [f"{short} {theirs!r} there, {ours!r} here"]
+
+
+def check_shapes(task: Any, state: dict[str, Any], path: Path) -> None:
+    ours = {name: tuple(value.shape) for name, value in task.state_dict().items()}
+    theirs = {name: tuple(value.shape) for name, value in state.get("state_dict", {}).items()}
+    wrong = [
+        f"{name} is {theirs.get(name, 'missing')} in the checkpoint, {ours.get(name, 'missing')} in the model"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise InputError(f"checkpoint {path} is of another shape: {wrong[0]}{more}")
+
+
+def check_data(task: Any, data: Any) -> None:
+    """The classes, the vocabulary or the features, and the sequences per example of the network are the data's.
+
+    Networks and data that do not say what they have are not compared. Raises InputError.
+    """
+    name = type(data).__name__
+    settings = _network_settings(task)
+    for key in ("vocab_size", "d_input", "num_classes"):
+        ours, theirs = settings.get(key), getattr(data, key, None)
+        if theirs is not None and key in settings and ours != theirs:
+            raise InputError(f"model.network.{key} is {ours}, but {name} has {theirs}")
+    if hasattr(data, "d_input") and data.d_input is None and settings.get("d_input") is not None:
+        raise InputError(
+            f"model.network.d_input is {settings['d_input']}, but {name} has tokens: set vocab_size instead"
+        )
+    network = getattr(task, "network", None)
+    taken, given = getattr(network, "per_example", None), getattr(data, "per_example", None)
+    if taken is not None and given is not None and taken != given:
+        needed = "pairs: a DualEncoder takes them" if given == 2 else "no pairs: a Classifier takes single sequences"
+        raise InputError(f"model.network is a {type(network).__name__}, but {name} has {needed}")
+
+
+def check_vocabulary(task: Any, data: Any) -> None:
+    """The network has a row for every token of prepared data whose vocabulary was not known before."""
+    if not hasattr(data, "manifest") or not (vocabulary := data.manifest().get("vocabulary")):
+        return
+    settings = _network_settings(task)
+    rows = settings.get("vocab_size")
+    if rows is not None and rows < len(vocabulary):
+        raise InputError(
+            f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data"
+            f" ({data.prepared_folder}) has {len(vocabulary)} tokens; set it to {len(vocabulary)}"
+        )
+
+
+def _network_settings(task: Any) -> dict[str, Any]:
+    """The arguments of the task's network, where it keeps them; of a module of a user's own nothing is known."""
+    network = task.hparams.get("network")
+    return network.get("init_args") or {} if isinstance(network, dict) else {}
+
+
+def check_same_data(run: Path, recorded: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """A run that goes on does so with the data that it was begun with."""
+    before, now = _digests(recorded), _digests(manifest)
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if before and changed:
+        raise InputError(f"{run} was begun with other data ({', '.join(changed)} differ); --fresh starts it anew")
+
+
+def _digests(manifest: dict[str, Any]) -> dict[str, str]:
+    splits = manifest.get("splits") or {}
+    return {entry["file"]: entry["sha256"] for split in splits.values() for entry in split["arrays"].values()}

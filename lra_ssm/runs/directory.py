@@ -1,0 +1,115 @@
+"""Where a run lives: its directory, its lock, its record.
+
+runs/<experiment>/<run_id>/
+    config.yaml      the resolved configuration
+    run.json         status, versions, git commit, hardware, command, final metrics
+    metrics.csv      everything logged
+    checkpoints/     last.ckpt, best.ckpt
+"""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from lra_ssm.errors import InputError
+from lra_ssm.runs.provenance import now
+
+
+class RunDirectory:
+    """The directory of one run. Made on first use; `lock()` holds it until `release()` or the process's end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: FileLock | None = None
+
+    @classmethod
+    def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
+        """`<run_id>`, or with `fresh` the first of `<run_id>-2`, `-3`, … that is not finished.
+
+        An unfinished fresh run is resumed by the same command, as any other."""
+        base = Path(runs_dir) / experiment
+        run, number = cls(base / run_id), 2
+        while fresh and (number == 2 or run.finished):
+            run = cls(base / f"{run_id}-{number}")
+            number += 1
+        return run
+
+    @property
+    def last(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        file = self.path / "run.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    @property
+    def finished(self) -> bool:
+        return self.record.get("status") == "finished"
+
+    def lock(self) -> None:
+        """Takes the directory for this process. Raises InputError naming the holder where another one has it.
+
+        The kernel drops the lock with the process, so that a killed run leaves none."""
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"run directory {self.path} cannot be made: {error.strerror}; set --runs_dir") from error
+        lock = FileLock(self.path / ".lock")
+        holder = self.path / ".holder.json"
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            who = json.loads(holder.read_text()) if holder.is_file() else {"pid": "?", "host": "?", "since": "?"}
+            raise InputError(
+                f"{self.path} is in use by process {who['pid']} on {who['host']} since {who['since']}; "
+                "wait for it, stop it, or start another run with --fresh"
+            ) from None
+        self._lock = lock
+        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now()})
+        for leftover in self.path.glob("**/.*.partial"):
+            leftover.unlink()
+
+    def write_record(self, **fields: Any) -> None:
+        write_json(self.path / "run.json", {**self.record, **fields})
+
+    def save_config(self, text: str) -> None:
+        """Writes config.yaml; one that is there with other text is kept as config.1.yaml, config.2.yaml, …"""
+        file = self.path / "config.yaml"
+        if file.is_file():
+            if file.read_text() == text:
+                return
+            number = 1
+            while (old := self.path / f"config.{number}.yaml").exists():
+                number += 1
+            file.rename(old)
+        _write(file, text)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds the directory."""
+        return self._lock is not None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes `data` beside `path` and renames it into place."""
+    _write(path, json.dumps(data, indent=2, default=str) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)

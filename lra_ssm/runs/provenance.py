@@ -1,0 +1,71 @@
+"""What made a result: versions, git commit, hardware, command."""
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lra_ssm import __version__
+
+
+def code_version() -> str:
+    """Version and digest of the package's source: what a checkpoint was made with."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:12]}"
+
+
+def environment() -> dict[str, Any]:
+    """Versions, git commit, hardware and command line, for the run's record."""
+    packages = ("torch", "lightning", "torchmetrics", "numpy", "triton", "mamba-ssm", "causal-conv1d")
+    versions: dict[str, str | None] = {"python": platform.python_version(), "lra_ssm": code_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    hardware: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "gpus": gpus,
+    }
+    hardware["cpus"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"time": now(), "command": sys.argv, "versions": versions, "git": _git(), "hardware": hardware}
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working folder's repository, and whether there were changes; None outside one."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        status = subprocess.run(
+            ["git", "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,244 @@
+"""A fit from its start to its end: what the Trainer gets, what is recorded, how it is resumed."""
+
+import inspect
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.utilities import rank_zero_only
+
+from lra_ssm.callbacks import AtomicCheckpointIO, CSVRunLogger, SaveBest, SaveLast, fit_callbacks
+from lra_ssm.errors import InputError
+from lra_ssm.runs.checks import check_checkpoint, check_data, check_same_data, check_vocabulary, load_checkpoint
+from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.identity import run_identity
+from lra_ssm.runs.provenance import code_version, environment
+
+# Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
+_RUN_PATH = "LRA_SSM_RUN_PATH"
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Which checkpoints a run keeps.
+
+    Args:
+        every_n_steps: steps between saves of last.ckpt.
+        monitor: metric of best.ckpt.
+        mode: what is best.
+
+    Raises:
+        InputError: never saving.
+    """
+
+    every_n_steps: int = 500
+    monitor: str = "val/accuracy"
+    mode: Literal["min", "max"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.every_n_steps < 1:
+            raise InputError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be at least 1")
+
+
+DEFAULT_CHECKPOINTS = CheckpointSettings()
+
+
+class Run(RunDirectory):
+    """A fit in its run directory. Nothing is written before `begin`, which holds the directory until `close`."""
+
+    seed: int = 0
+    checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS
+    checkpoint: Path | None = None  # where it starts from, if not anew
+    config: dict[str, Any]  # of a run made by `of`: what its identity is made of,
+    given: dict[str, Any]  # and its Trainer's arguments
+
+    @classmethod
+    def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
+        """See `RunDirectory.find`; in a process that Lightning started beside a run (DDP), that run."""
+        path = os.environ.get(_RUN_PATH)
+        return cls(Path(path)) if path else super().find(runs_dir, experiment, run_id, fresh)
+
+    @classmethod
+    def of(
+        cls,
+        task: LightningModule,
+        data: LightningDataModule,
+        trainer: dict[str, Any],
+        experiment: str = "default",
+        runs_dir: str | Path = "runs",
+        checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS,
+        settings: dict[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> Self:
+        """The run of these objects, new or to be resumed; of `fit` below.
+
+        Its identity is made of the seed, the task's hyperparameters, the data's `identity()` or hyperparameters, the
+        Trainer's arguments, and `settings`: whatever else decides the result.
+        Raises InputError where `lightning.seed_everything` was not called before.
+        """
+        seed = os.environ.get("PL_GLOBAL_SEED")
+        if seed is None:
+            raise InputError("a run's identity has a seed: call lightning.seed_everything(…) before the task is built")
+        config = {
+            "experiment": experiment,
+            "seed_everything": int(seed),
+            "trainer": trainer,
+            "model": {"class_path": _class_path(task), "init_args": dict(task.hparams)},
+            "data": {"class_path": _class_path(data), "init_args": _identity_of(data)},
+            "checkpoint": asdict(checkpoints),
+            "settings": settings or {},
+        }
+        config = json.loads(json.dumps(config, default=_class_path))  # of a callback, say, its class
+        run = cls.find(runs_dir, experiment, run_identity(config), fresh)
+        run.config, run.given, run.seed, run.checkpoints = config, trainer, int(seed), checkpoints
+        run.checkpoint = run.last if run.last.is_file() else None
+        return run
+
+    # -- what the Trainer gets -------------------------------------------------------------------------------------
+
+    def callbacks(self) -> list[Any]:
+        """Seeds by step, stop on NaN, the table of groups, throughput; best.ckpt and last.ckpt."""
+        best = SaveBest(
+            dirpath=self.best.parent,
+            filename=self.best.stem,
+            monitor=self.checkpoints.monitor,
+            mode=self.checkpoints.mode,
+            enable_version_counter=False,
+            save_on_train_epoch_end=False,
+        )
+        return [*fit_callbacks(self.seed), best, SaveLast(self.last, self.checkpoints.every_n_steps, code_version())]
+
+    def loggers(self, given: Any = None) -> Any:
+        """metrics.csv, and what the user names beside it; nothing for False."""
+        # Ours is last: `self.logger` in a module is the one that its user chose.
+        return False if given is False else [*chosen_loggers(given), CSVRunLogger(self.path / "metrics.csv")]
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them."""
+        return {
+            **self.given,
+            "callbacks": [*_as_list(self.given.get("callbacks")), *self.callbacks()],
+            "logger": self.loggers(self.given.get("logger")),
+            "plugins": [*_as_list(self.given.get("plugins")), AtomicCheckpointIO()],
+            "default_root_dir": str(self.path),
+        }
+
+    # -- a fit, from its start to its end --------------------------------------------------------------------------
+
+    def fit(self, trainer: Trainer, task: LightningModule, data: LightningDataModule) -> dict[str, float]:
+        """Trains, or goes on from last.ckpt, in the run's directory; a finished run is not trained again.
+
+        Returns the final metrics. Raises InputError for what does not fit together, before anything is written.
+        """
+        if self.finished:
+            print(f"{self.path} is finished (fresh=True trains it again)")
+            return self.record.get("metrics", {})
+        check_data(task, data)
+        data.prepare_data()
+        check_vocabulary(task, data)
+        if self.checkpoint is not None:
+            check_checkpoint(self.checkpoint, task)
+        self.begin(self.config, trainer, data)
+        try:
+            # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
+            known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
+            trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
+            return self.end(trainer)
+        except InputError as error:
+            self.fail(str(error))
+            raise
+        finally:
+            self.close()
+
+    def begin(self, config: dict[str, Any], trainer: Trainer, data: Any = None) -> None:
+        """Takes the directory and writes what the run starts from: config.yaml, and the record.
+
+        config: plain values, "experiment" among them. In the first process alone. Raises InputError where another
+        process holds the directory or has trained it meanwhile, or where the run was begun with other data.
+        """
+        if not is_first_process():
+            return
+        manifest = data.manifest() if hasattr(data, "manifest") else None
+        if self.checkpoint == self.last and manifest is not None:
+            check_same_data(self.path, self.record.get("data") or {}, manifest)
+        if _RUN_PATH not in os.environ:
+            self.lock()
+            if self.finished or self.last.is_file() != (self.checkpoint == self.last):
+                self.close()
+                raise InputError(f"{self.path} was trained by another process just now; start again")
+            os.environ[_RUN_PATH] = str(self.path)
+        self.save_config(yaml.safe_dump(config, sort_keys=False))
+        starts = [*self.record.get("starts", []), environment()]
+        experiment = config["experiment"]
+        record = {"run_id": self.path.name, "experiment": experiment, "status": "started", "starts": starts}
+        if manifest is not None:
+            record["data"] = manifest
+            print(data.describe())
+        self.write_record(**record)
+        print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVRunLogger):
+                logger.forget_from(int(load_checkpoint(self.checkpoint)["global_step"]) if self.checkpoint else 0)
+            logger.log_hyperparams(config)  # Lightning logs the model's settings alone
+
+    def end(self, trainer: Trainer) -> dict[str, float]:
+        """Records how the fit ended; returns its metrics, the best one by name among them."""
+        metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        if not trainer.is_global_zero or trainer.interrupted:
+            return metrics
+        best = trainer.checkpoint_callback
+        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
+            metrics[f"best {best.monitor}"] = float(best.best_model_score)
+        timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
+        left = [timer.time_remaining() for timer in timers]
+        status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
+        self.write_record(status=status, metrics=metrics)
+        print(f"{status}: {self.path}")
+        show_metrics(metrics)
+        return metrics
+
+    def fail(self, reason: str) -> None:
+        """Records why the run cannot go on, where this process holds it."""
+        if self.held:
+            self.write_record(status="failed", reason=reason)
+
+    def close(self) -> None:
+        """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
+        if not self.held:
+            return
+        if os.environ.pop(_RUN_PATH, None) and self.record.get("status") == "started":
+            self.write_record(status="interrupted")
+        self.release()
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes, of those that train together."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def chosen_loggers(logger: Any) -> list[Any]:
+    """The loggers that a configuration names."""
+    return [] if logger in (None, True, False) else _as_list(logger)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
+def show_metrics(metrics: dict[str, float]) -> None:
+    """One line each, values under each other."""
+    for name, value in metrics.items():
+        print(f"  {name:<20} {value:.6g}")
+
+
+def _class_path(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _identity_of(data: Any) -> dict[str, Any]:
+    return data.identity() if hasattr(data, "identity") else dict(data.hparams)
