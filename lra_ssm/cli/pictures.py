@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.batches import ImageDataset
-from lra_ssm.datamodules.loading.image_transforms import PixelSequence
 from lra_ssm.errors import InputError
 
 COLUMNS, ROWS = 6, 3
