@@ -29,7 +29,7 @@ PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
 BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
 
 _CODE_POINTS = 0x110000  # Unicode has no more
-_MOST_TOKENS = 1 << 16  # tokens are stored in at most 16 bits
+_MOST_TOKENS = 1 << 16  # `Encoded` has ids of 16 bits
 
 
 class Encoded(NamedTuple):
