@@ -67,7 +67,7 @@ def run(settings: Settings) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             settings.announce(f"passes over {name}")
             loaders = {workers: _loader(Path(folder), task, config, workers, settings) for workers in WORKERS}
-            batches = [list(loader) for loader in loaders.values()]
+            batches: list[list[Any]] = [list(loader) for loader in loaders.values()]
             calls = {f"{workers} workers": _whole_pass(loader) for workers, loader in loaders.items()}
             timings = interleave(calls, WallTimer(), settings.effort, settings.tick)
         samples = sum(len(batch.labels) for batch in batches[0])
@@ -98,6 +98,7 @@ def _loader(folder: Path, task: Task, config: dict[str, Any], workers: int, sett
     if not any(folder.iterdir()):
         examples = (2 if settings.quick else _BATCHES) * data.batch_size
         longest = 32 if settings.quick else config["data"]["init_args"].get("max_length", 0)
+        assert data.num_classes is not None
         _write(folder, task, examples, longest, data.num_classes, config["model"]["init_args"]["vocab_size"])
     dataset = data.make_dataset(open_prepared(folder).split("train"), "train")
     return ResumableLoader(dataset, EpochBatches(len(dataset), data.batch_size, 0), workers)
