@@ -4,8 +4,8 @@ from pathlib import Path
 
 import matplotlib
 
-from lra_ssm.datamodules.generators.pathfinder import PathfinderBlock, generate_block
-from lra_ssm.datamodules.generators.pathfinder_settings import SETTINGS, SIZES
+from lra_ssm.datamodules.pathfinder.generator import PathfinderBlock, generate_block
+from lra_ssm.datamodules.pathfinder.settings import SETTINGS, SIZES
 
 matplotlib.use("Agg")
 

@@ -16,7 +16,7 @@ FIT = ["fit", "--config", str(TINY)]
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["lra_ssm.cli.run", "lra_ssm.datamodules.listops", "tests.helpers"])
+_context.set_forkserver_preload(["lra_ssm.cli.run", "lra_ssm.datamodules.listops.module", "tests.helpers"])
 
 
 class Result(NamedTuple):

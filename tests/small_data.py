@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lra_ssm.datamodules.readers.cifar10 import CLASS_NAMES
+from lra_ssm.datamodules.cifar10.reader import CLASS_NAMES
 
 GENERATED = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4", "--data.length_bounds=[3,12]",
              "--data.max_depth=3"]  # fmt: skip

@@ -66,7 +66,7 @@ def run(settings: Settings) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             settings.announce(f"passes over {name}")
             loaders = {workers: _loader(Path(folder), task, config, workers, settings) for workers in WORKERS}
-            batches = [list(loader) for loader in loaders.values()]
+            batches: list[list[Any]] = [list(loader) for loader in loaders.values()]
             calls = {f"{workers} workers": _whole_pass(loader) for workers, loader in loaders.items()}
             timings = interleave(calls, WallTimer(), settings.effort, settings.tick)
         samples = sum(len(batch.labels) for batch in batches[0])
@@ -97,6 +97,7 @@ def _loader(folder: Path, task: Task, config: dict[str, Any], workers: int, sett
     if not any(folder.iterdir()):
         examples = (2 if settings.quick else _BATCHES) * data.batch_size
         longest = 32 if settings.quick else config["data"]["init_args"].get("max_length", 0)
+        assert data.num_classes is not None
         network = config["model"]["init_args"]["network"]["init_args"]
         _write(folder, task, examples, longest, data.num_classes, network["vocab_size"])
     dataset = data.make_dataset(open_prepared(folder).split("train"), "train")

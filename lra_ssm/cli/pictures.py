@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loading.batches import ImageDataset
-from lra_ssm.datamodules.loading.image_transforms import PixelSequence
+from lra_ssm.datamodules.images.transforms import PixelSequence
+from lra_ssm.datamodules.loading.batches import Batch, ImageDataset
 from lra_ssm.errors import InputError
 
 COLUMNS, ROWS = 6, 3
@@ -49,6 +49,7 @@ def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["tr
     if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
         raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
     batch = next(iter(datamodule.train_dataloader() if split == "train" else datamodule.val_dataloader()))
+    assert isinstance(batch, Batch)
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     values = inputs[..., None] if inputs.ndim == 2 else inputs
     height, width = dataset.split.images.shape[1:3]
@@ -61,7 +62,7 @@ def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["tr
         rows + 1, COLUMNS, height_ratios=[1.0] * rows + [0.75], left=0.065, right=0.9, hspace=0.22, wspace=0.1,
         top=1 - 0.85 / (1.75 * rows + 2.3), bottom=0.5 / (1.75 * rows + 2.3),
     )  # fmt: skip
-    names = getattr(datamodule, "class_names", None) or [str(number) for number in range(datamodule.num_classes)]
+    names = getattr(datamodule, "class_names", None) or [str(number) for number in range(max(labels) + 1)]
     mapped: Any = None
     for number in range(shown):
         axes = figure.add_subplot(grid[number // COLUMNS, number % COLUMNS])

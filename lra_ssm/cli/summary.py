@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared
+from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared, vocab_size
 from lra_ssm.errors import InputError
 
 COLUMNS = (
@@ -46,10 +46,10 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
         + ([f"limit {source['limit']}"] if source.get("limit") else [])
         + (["lossy"] if source.get("lossy") else [])
     )
-    vocabulary = manifest.get("vocabulary")
+    tokens = vocab_size(manifest)
     rows: list[tuple[str, ...]] = []
     for name, split in manifest["splits"].items():
-        shares = [count / split["examples"] for count in split["class_counts"]]
+        shares = [count / split["examples"] for count in split.get("class_counts", [])]
         item = split["arrays"].get("images", {}).get("item")
         length = split["length"]
         rows.append(
@@ -61,9 +61,9 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
                 else source.get("inputs", "tokens"),
                 name,
                 f"{split['examples']:,}",
-                str(manifest["num_classes"]),
-                f"{min(shares):.1%} to {max(shares):.1%}",
-                str(len(vocabulary)) if vocabulary else "",
+                str(manifest.get("num_classes", "")),
+                f"{min(shares):.1%} to {max(shares):.1%}" if shares else "",
+                str(tokens) if tokens else "",
                 f"{length['mean']:,.1f}",
                 f"{length['max']:,}",
             )

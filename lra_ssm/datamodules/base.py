@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from lightning import LightningDataModule
 
-from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset
+from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
 from lra_ssm.datamodules.storage.prepare import prepare
@@ -42,7 +42,7 @@ class PreparedDataModule(LightningDataModule, ABC):
 
     dataset: str
     sources: tuple[str, ...]  # by name; any other source is a path
-    num_classes: int
+    num_classes: int | None = None  # of examples, or of positions where the data has targets; None for neither
     vocab_size: int | None = None  # None also where it is known only once the data is prepared
     d_input: int | None = None  # features per position; None for tokens
     per_example: int = 1  # sequences per example: 2 for pairs
@@ -113,9 +113,12 @@ class PreparedDataModule(LightningDataModule, ABC):
         return {}
 
     def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
-        """Batches of an opened split; datasets of images say how they are transformed."""
+        """Batches of an opened split; datasets of images say how they are transformed.
+
+        `Batch` where examples have labels, else `TokenBatch`: with the targets of the positions, or the next tokens.
+        """
         assert isinstance(split, SequenceSplit)
-        return SequenceDataset(split)
+        return SequenceDataset(split) if split.has_labels else TokenDataset(split)
 
     # -- preparation -----------------------------------------------------------------------------------------------
 
@@ -161,8 +164,8 @@ class PreparedDataModule(LightningDataModule, ABC):
             loader.close()
 
     def manifest(self) -> dict[str, Any]:
-        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests; and what batches
-        make of it: `inputs` and `batch_settings`."""
+        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests, as far as the data
+        has them; and what batches make of it: `inputs` and `batch_settings`."""
         return {"inputs": self.inputs, "batches": self.batch_settings(), **self._open().manifest}
 
     def provenance(self) -> dict[str, Any]:
@@ -172,6 +175,12 @@ class PreparedDataModule(LightningDataModule, ABC):
         examples = {name: split["examples"] for name, split in manifest["splits"].items()}
         batches = {"inputs": self.inputs, **self.batch_settings()}
         return {"dataset": self.dataset, "batches": batches, "source": source, "examples": examples}
+
+    def identity(self) -> dict[str, Any]:
+        """What of this data decides a run's result: the data, the batches and their order; not where it lies."""
+        order = {name: getattr(self, name) for name in ("batch_size", "shuffle_seed", "bucket_batches")}
+        batches = {"inputs": self.inputs, **self.batch_settings(), **order}
+        return {"dataset": self.dataset, "kind": self.kind(), "record": self.record(), "batches": batches}
 
     def describe(self) -> str:
         """One line on the prepared data."""
@@ -209,7 +218,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     ) -> ResumableLoader:
         dataset, trainer = self._datasets[split], self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
-        lengths = dataset.split.lengths.max(1) if pool > 1 and isinstance(dataset, SequenceDataset) else None
+        lengths = dataset.lengths if pool > 1 else None
         batches = EpochBatches(len(dataset), batch_size, seed, rank, world_size, lengths, pool)
         loader = ResumableLoader(dataset, batches, self.num_workers, self.pin_memory, trained)
         self._loaders.add(loader)

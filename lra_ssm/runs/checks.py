@@ -97,14 +97,13 @@ def check_data(task: Any, data: Any) -> None:
 
 def check_vocabulary(task: Any, data: Any) -> None:
     """The network has a row for every token of prepared data whose vocabulary was not known before."""
-    if not hasattr(data, "manifest") or not (vocabulary := data.manifest().get("vocabulary")):
-        return
-    settings = _network_settings(task)
-    rows = settings.get("vocab_size")
-    if rows is not None and rows < len(vocabulary):
+    manifest = data.manifest() if hasattr(data, "manifest") else {}
+    tokens = manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
+    rows = _network_settings(task).get("vocab_size")
+    if rows is not None and rows < tokens:
         raise InputError(
             f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data"
-            f" ({data.prepared_folder}) has {len(vocabulary)} tokens; set it to {len(vocabulary)}"
+            f" ({data.prepared_folder}) has {tokens} tokens; set it to {tokens}"
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lra_ssm.datamodules.generators.listops_trees import EOS_ID, VOCABULARY
+from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY
 from lra_ssm.datamodules.storage.format import PreparedDataset, SequenceSplit, open_prepared
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 

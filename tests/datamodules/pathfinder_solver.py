@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from lra_ssm.datamodules.generators.pathfinder import PathfinderBlock
-from lra_ssm.datamodules.generators.pathfinder_settings import PathfinderSettings
+from lra_ssm.datamodules.pathfinder.generator import PathfinderBlock
+from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings
 
 Paddle = tuple[tuple[float, float], tuple[float, float]]
 

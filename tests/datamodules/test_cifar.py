@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image as PILImage
 
-from lra_ssm.datamodules.image import Image
-from lra_ssm.datamodules.loading.image_transforms import luma
-from lra_ssm.datamodules.readers import cifar10 as cifar_files
-from lra_ssm.datamodules.scifar import SCIFAR
+from lra_ssm.datamodules.cifar10 import reader as cifar_files
+from lra_ssm.datamodules.cifar10.image import Image
+from lra_ssm.datamodules.cifar10.scifar import SCIFAR
+from lra_ssm.datamodules.images.transforms import luma
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import (
@@ -274,7 +274,7 @@ def test_nothing_there_names_the_command(tmp_path: Path) -> None:
 
 def test_a_fit_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr("lra_ssm.datamodules.published_images.download", lambda *a: called.append(a))
+    monkeypatch.setattr("lra_ssm.datamodules.images.published.download", lambda *a: called.append(a))
     data = Image(root=str(tmp_path))
     with pytest.raises(InputError):
         data.prepare_data()
@@ -383,7 +383,7 @@ def test_constructors_are_fit_for_the_command_line() -> None:
 
 
 def test_readers_load_neither_torch_nor_lightning() -> None:
-    modules = ("readers.cifar10", "readers.mnist", "readers.pathfinder", "loading.image_transforms")
+    modules = ("cifar10.reader", "mnist.reader", "pathfinder.reader", "images.builder", "images.transforms")
     code = "\n".join(f"import lra_ssm.datamodules.{name}" for name in modules)
     code += "\nimport sys\nassert not {'torch', 'lightning', 'datasets', 'matplotlib'} & set(sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

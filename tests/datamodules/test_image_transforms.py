@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from lra_ssm.datamodules.builders.splits import indices_sha256, limited, ordered_split, part_sizes, random_split
-from lra_ssm.datamodules.loading.image_transforms import (
+from lra_ssm.datamodules.images.splits import indices_sha256, limited, ordered_split, part_sizes, random_split
+from lra_ssm.datamodules.images.transforms import (
     IMAGE_MEAN,
     IMAGE_STD,
     SCIFAR_MEAN,

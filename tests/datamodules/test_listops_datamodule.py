@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.generators.listops_trees import VOCABULARY, evaluate
+from lra_ssm.datamodules.listops.trees import VOCABULARY, evaluate
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents, words
@@ -161,7 +161,7 @@ def test_constructor_is_fit_for_the_command_line() -> None:
 
 def test_generators_and_readers_load_neither_torch_nor_lightning() -> None:
     code = (
-        "import sys, lra_ssm.datamodules.builders.listops, lra_ssm.datamodules.storage.prepare\n"
+        "import sys, lra_ssm.datamodules.listops.builder, lra_ssm.datamodules.storage.prepare\n"
         "assert not {'torch', 'lightning'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.readers.listops import LAYOUTS, ListOpsFile
+from lra_ssm.datamodules.listops.reader import LAYOUTS, ListOpsFile
 from lra_ssm.datamodules.storage.format import open_prepared, sha256
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import LINES, words, write_tsv

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules.generators.listops import check_settings, generate
-from lra_ssm.datamodules.generators.listops_trees import (
+from lra_ssm.datamodules.listops.generator import check_settings, generate
+from lra_ssm.datamodules.listops.trees import (
     FIRST_OPERATOR_ID,
     OPERATORS,
     VOCABULARY,

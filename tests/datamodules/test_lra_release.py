@@ -14,8 +14,8 @@ from lra_ssm.datamodules.fetch import lra_release
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
-from lra_ssm.datamodules.readers.retrieval import FILES
-from lra_ssm.datamodules.retrieval import Retrieval
+from lra_ssm.datamodules.retrieval.module import Retrieval
+from lra_ssm.datamodules.retrieval.reader import FILES
 from lra_ssm.datamodules.storage.format import sha256
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import write_tsv

@@ -11,9 +11,9 @@ import torch
 
 from lra_ssm.cli.pictures import draw_batch
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.loading.image_transforms import bitreversal_permutation, random_permutation
-from lra_ssm.datamodules.mnist import MNIST
-from lra_ssm.datamodules.readers import mnist as reader
+from lra_ssm.datamodules.images.transforms import bitreversal_permutation, random_permutation
+from lra_ssm.datamodules.mnist import reader
+from lra_ssm.datamodules.mnist.module import MNIST
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import encoded, idx, mnist_files, pictures, real_data, write_files
 from tests.datamodules.server import serving
@@ -52,6 +52,8 @@ def test_idx(tmp_path: Path, packed: bool, place: str) -> None:
         (NAME, gzip.compress(idx(IMAGES[:50]))[:-9], "is broken off or damaged"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.full(10, 10))), "label 10 of image 0"),
     ],
+    # Names of their own: pytest's would hold the time that gzip notes, and differ between workers.
+    ids=["magic", "values", "labels", "size", "header", "broken-off", "class"],
 )
 def test_damaged(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     folder = write_files(tmp_path, mnist_files(IMAGES, LABELS, 50) | {name: content})
@@ -63,7 +65,7 @@ def test_damaged(tmp_path: Path, name: str, content: bytes, message: str) -> Non
 
 def test_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr("lra_ssm.datamodules.published_images.download", lambda file, _: called.append(file.name))
+    monkeypatch.setattr("lra_ssm.datamodules.images.published.download", lambda file, _: called.append(file.name))
     data = MNIST(root=str(tmp_path))
     with pytest.raises(InputError, match="`lra-ssm prepare mnist --source=original --root="):
         data.prepare_data()
@@ -107,7 +109,7 @@ def test_a_failed_download_leaves_no_folders(tmp_path: Path, monkeypatch: pytest
     def fail(*_: Any) -> None:
         raise InputError("no network")
 
-    monkeypatch.setattr("lra_ssm.datamodules.published_images.download", fail)
+    monkeypatch.setattr("lra_ssm.datamodules.images.published.download", fail)
     for root in (tmp_path / "root", tmp_path):
         with pytest.raises(InputError, match="no network"):
             MNIST(root=str(root)).fetch()

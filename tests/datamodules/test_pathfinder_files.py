@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
-from lra_ssm.datamodules.generators.pathfinder_archive import missing_blocks, write_archive
-from lra_ssm.datamodules.generators.pathfinder_settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.pathfinder import Pathfinder
-from lra_ssm.datamodules.readers.pathfinder import places, read_listing
+from lra_ssm.datamodules.pathfinder.archive import missing_blocks, write_archive
+from lra_ssm.datamodules.pathfinder.module import Pathfinder
+from lra_ssm.datamodules.pathfinder.reader import places, read_listing
+from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
@@ -229,7 +229,7 @@ def test_lra_layouts(tmp_path: Path, place: str) -> None:
 
 def test_missing_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.fetch_lra_release", lambda *a: called.append(a))
+    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.module.fetch_lra_release", lambda *a: called.append(a))
     data = Pathfinder(root=str(tmp_path), source="lra", resolution=128)
     with pytest.raises(InputError, match="`lra-ssm prepare pathfinder --source=lra --resolution=128") as error:
         data.prepare_data()
@@ -293,7 +293,9 @@ def test_no_room(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "root").exists()
     # Begun elsewhere, with nothing or one block of two drawn: the rest is counted.
     data, needed = Pathfinder(root=str(tmp_path), num_images=1500), []
-    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.check_disk_space", lambda _, count, what: needed.append(count))
+    monkeypatch.setattr(
+        "lra_ssm.datamodules.pathfinder.module.check_disk_space", lambda _, count, what: needed.append(count)
+    )
     target = data.archive_folder / "pathfinder32" / HARD / "metadata"
     target.mkdir(parents=True)
     data._check_room(tmp_path)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lra_ssm.datamodules.generators import pathfinder_archive
-from lra_ssm.datamodules.generators.pathfinder import GENERATOR_VERSION, PathfinderBlock, generate_block
-from lra_ssm.datamodules.generators.pathfinder_archive import write_archive
-from lra_ssm.datamodules.generators.pathfinder_drawing import DEGREES, lanczos, paddle_tables
-from lra_ssm.datamodules.generators.pathfinder_settings import (
+from lra_ssm.datamodules.pathfinder import archive
+from lra_ssm.datamodules.pathfinder.archive import write_archive
+from lra_ssm.datamodules.pathfinder.drawing import DEGREES, lanczos, paddle_tables
+from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
+from lra_ssm.datamodules.pathfinder.settings import (
     DIFFICULTIES,
     SETTINGS,
     SIZES,
@@ -202,7 +202,7 @@ def test_single_paddles_fill_the_image_when_asked_for():
 
 
 def small_archive(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 50, **options) -> Path:
-    monkeypatch.setattr(pathfinder_archive, "BLOCK_SIZE", 20)
+    monkeypatch.setattr(archive, "BLOCK_SIZE", 20)
     options = {"workers": 1, "progress": lambda images: None, "difficulty": "curv_baseline", "seed": 7} | options
     return write_archive(folder, settings_for(32, options["difficulty"]), num_images=count, **options)
 
@@ -275,7 +275,7 @@ def test_an_image_is_never_seen_half_written(tmp_path, monkeypatch):
     folder = small_archive(tmp_path, monkeypatch, count=5)
     image = folder / "imgs" / "0" / "sample_0.png"
     with open(image, "rb") as reader:  # what a reader has opened while a worker without parent draws it again
-        pathfinder_archive.write_block(folder, settings_for(32, "curv_baseline"), 7, 0, 5)
+        archive.write_block(folder, settings_for(32, "curv_baseline"), 7, 0, 5)
         assert reader.read() == image.read_bytes()
         assert os.fstat(reader.fileno()).st_ino != image.stat().st_ino
     assert not list(folder.rglob(".unfinished*"))
@@ -340,7 +340,6 @@ def test_settings_are_lras():
 
 def test_generating_needs_no_torch():
     code = (
-        "import sys, lra_ssm.datamodules.generators.pathfinder_archive;"
-        " sys.exit({'torch', 'lightning', 'PIL'} & {*sys.modules})"
+        "import sys, lra_ssm.datamodules.pathfinder.archive; sys.exit({'torch', 'lightning', 'PIL'} & {*sys.modules})"
     )
     assert subprocess.run([sys.executable, "-c", code.replace("sys.exit(", "sys.exit(len(") + ")"]).returncode == 0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.datamodules.builders.listops import build_generated
-from lra_ssm.datamodules.generators.listops_trees import TreeSettings
+from lra_ssm.datamodules.listops.builder import build_generated
+from lra_ssm.datamodules.listops.trees import TreeSettings
 from lra_ssm.datamodules.storage.format import MANIFEST, open_prepared
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import ensure_root, resolve_root
@@ -25,9 +25,9 @@ TREES = TreeSettings(50, 400)
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from lra_ssm.datamodules.builders import listops as listops_build
+from lra_ssm.datamodules.listops import builder as listops_build
 from lra_ssm.datamodules.storage import prepare, writer as storage_writer
-from lra_ssm.datamodules.generators.listops_trees import TreeSettings
+from lra_ssm.datamodules.listops.trees import TreeSettings
 
 left = int(os.environ.get("KILL", -1))
 def step(function):

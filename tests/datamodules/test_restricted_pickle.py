@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules.readers import cifar10 as cifar_files
-from lra_ssm.datamodules.readers.restricted_pickle import load_restricted
+from lra_ssm.datamodules.cifar10 import reader as cifar_files
+from lra_ssm.datamodules.images.restricted_pickle import load_restricted
 from lra_ssm.errors import InputError
 from tests.datamodules.test_cifar import batches
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules.builders.vocabulary import EOS_ID, SPECIALS
-from lra_ssm.datamodules.generators.retrieval_standin import MARKER, write_standin
-from lra_ssm.datamodules.readers.retrieval import FILES, LAYOUTS, PairsFile
-from lra_ssm.datamodules.retrieval import Retrieval
+from lra_ssm.datamodules.retrieval.module import Retrieval
+from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS, PairsFile
+from lra_ssm.datamodules.retrieval.standin import MARKER, write_standin
 from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared, sha256
+from lra_ssm.datamodules.storage.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 
@@ -120,7 +120,7 @@ def test_line_ends_and_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_chunks_and_chosen_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lra_ssm.datamodules.readers.retrieval._CHARACTERS_PER_CHUNK", 50)
+    monkeypatch.setattr("lra_ssm.datamodules.retrieval.reader._CHARACTERS_PER_CHUNK", 50)
     path = tmp_path / "some.tsv"
     path.write_text("".join(f"{i % 2}\ta\tb\tfirst {i}\tsecond {i}\n" for i in range(100)))
     reader = PairsFile(path, 100)
@@ -198,7 +198,7 @@ def test_cut_off_and_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.write_bytes(b"")
     with pytest.raises(InputError, match=r"train\.tsv:1: the file is empty"):
         prepared(tmp_path)
-    monkeypatch.setattr("lra_ssm.datamodules.readers.retrieval._LONGEST_LINE", 30)
+    monkeypatch.setattr("lra_ssm.datamodules.retrieval.reader._LONGEST_LINE", 30)
     path.write_bytes(whole)
     with pytest.raises(InputError, match=r"train\.tsv:1: the line has more than 30 bytes"):
         prepared(tmp_path)

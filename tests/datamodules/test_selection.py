@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lra_ssm.datamodules.builders.selection import choose, random_keys, text_keys
+from lra_ssm.datamodules.storage.selection import choose, random_keys, text_keys
 
 
 def test_choosing_is_balanced_and_nested() -> None:

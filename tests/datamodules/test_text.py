@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.builders.vocabulary import (
+from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
+from lra_ssm.datamodules.retrieval.module import Retrieval
+from lra_ssm.datamodules.storage.format import open_prepared, sha256
+from lra_ssm.datamodules.storage.vocabulary import (
     EOS_ID,
     SPECIALS,
 )
-from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
-from lra_ssm.datamodules.readers import text as text_files
-from lra_ssm.datamodules.readers.text import HUB_FOLDER, HUB_NAME, HUB_REVISION
-from lra_ssm.datamodules.retrieval import Retrieval
-from lra_ssm.datamodules.storage.format import open_prepared, sha256
-from lra_ssm.datamodules.text import Text
+from lra_ssm.datamodules.text import reader as text_files
+from lra_ssm.datamodules.text.module import Text
+from lra_ssm.datamodules.text.reader import HUB_FOLDER, HUB_NAME, HUB_REVISION
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 
@@ -442,7 +442,7 @@ def test_constructor_is_fit_for_the_command_line() -> None:
 
 def test_readers_load_neither_torch_nor_lightning() -> None:
     code = (
-        "import sys, lra_ssm.datamodules.builders.text, lra_ssm.datamodules.builders.retrieval\n"
+        "import sys, lra_ssm.datamodules.text.builder, lra_ssm.datamodules.retrieval.builder\n"
         "import lra_ssm.datamodules.fetch.lra_release\n"
         "assert not {'torch', 'lightning', 'datasets', 'pyarrow'} & set(sys.modules)"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules.builders.vocabulary import (
+from lra_ssm.datamodules.storage.vocabulary import (
     BYTE_VOCABULARY,
     SPECIALS,
     UNK_ID,

@@ -1,1 +1,1 @@
-"""From a prepared folder to the batches of a model: order, padding, resumption, pixel transforms."""
+"""From a prepared folder to the batches of a model: order, padding, resumption."""

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from lra_ssm.datamodules.storage.format import ImageSplit, IntArray, SequenceSplit
+from lra_ssm.datamodules.storage.format import NOT_SCORED, ImageSplit, IntArray, SequenceSplit
+from lra_ssm.errors import InputError
 
 # Makes model inputs (B, L) int64 or (B, L, C) float32 of images (B, height, width, C) uint8. The examples' numbers
 # (B,) and the epoch are there for augmentation: whatever is random must depend on them (and a seed) alone.
@@ -20,11 +21,23 @@ Transform = Callable[[npt.NDArray[np.uint8], IntArray, int], npt.NDArray[np.int6
 
 
 class Batch(NamedTuple):
-    """One batch: tokens are padded with 0 on the right to the longest of the batch."""
+    """One batch of examples with a class each: tokens are padded with 0 on the right to the longest of the batch."""
 
     inputs: torch.Tensor  # (B, L) int64 tokens, (B, 2, L) pairs of sequences, (B, L, C) float32 features
     lengths: torch.Tensor | None  # (B,) int64, (B, 2) for pairs, None where all have the length L
     labels: torch.Tensor  # (B,) int64
+
+
+class TokenBatch(NamedTuple):
+    """One batch of tokens with a target each. Padding, on the right, has token 0 and target NOT_SCORED (−100)."""
+
+    inputs: torch.Tensor  # (B, L) int64 tokens
+    targets: torch.Tensor  # (B, L) int64: what is to be told at each position, NOT_SCORED where nothing is
+    reset: torch.Tensor | None  # (B, L) bool, true where a document starts; None where each row is one
+    lengths: torch.Tensor | None  # (B,) int64, None where all have the length L
+
+
+AnyBatch = Batch | TokenBatch
 
 
 class BatchIndex(NamedTuple):
@@ -34,25 +47,38 @@ class BatchIndex(NamedTuple):
     epoch: int
 
 
-class BatchDataset(Dataset[Batch], ABC):
+class BatchDataset(Dataset[AnyBatch], ABC):
     """A dataset of which torch's DataLoader takes whole batches."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def batch(self, examples: IntArray, epoch: int) -> Batch:
+    def batch(self, examples: IntArray, epoch: int) -> AnyBatch:
         """The batch of these examples (B,), in this order, as it is in an epoch."""
 
-    def __getitem__(self, index: int) -> Batch:
+    @property
+    def lengths(self) -> IntArray | None:
+        """By which batches of examples of similar length are made (len(self),); None where all are equally long."""
+        return None
+
+    def __getitem__(self, index: int) -> AnyBatch:
         return self.batch(np.array([index]), 0)
 
-    def __getitems__(self, index: BatchIndex) -> Batch:
+    def __getitems__(self, index: BatchIndex) -> AnyBatch:
         return self.batch(np.asarray(index.examples), index.epoch)
 
 
+def _padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) -> torch.Tensor:
+    """Rows values[starts[i]:ends[i]] as (B, L) int64, L the longest of them."""
+    rows = np.full((len(starts), int((ends - starts).max())), padding, dtype=np.int64)
+    for row, start, end in zip(rows, starts, ends, strict=True):
+        row[: end - start] = values[start:end]
+    return torch.from_numpy(rows)
+
+
 class SequenceDataset(BatchDataset):
-    """Padded token sequences, or pairs of them.
+    """Padded token sequences with a class, or pairs of them.
 
     Args:
         split: where from.
@@ -64,20 +90,55 @@ class SequenceDataset(BatchDataset):
     def __len__(self) -> int:
         return len(self.split)
 
+    @property
+    def lengths(self) -> IntArray:
+        return self.split.lengths.max(1)
+
     def batch(self, examples: IntArray, epoch: int) -> Batch:
         split, per_example = self.split, self.split.per_example
         chosen = (examples[:, None] * per_example + np.arange(per_example)).ravel()
         offsets = split.offsets
         starts, ends = offsets[chosen], offsets[chosen + 1]
-        lengths = ends - starts
-        inputs = np.zeros((len(chosen), int(lengths.max())), dtype=np.int64)
-        for row, start, end in zip(inputs, starts, ends, strict=True):
-            row[: end - start] = split.tokens[start:end]
-        batch = Batch(torch.from_numpy(inputs), torch.from_numpy(lengths), torch.from_numpy(split.labels[examples]))
-        if per_example == 1:
-            return batch
-        groups = (len(examples), per_example)
-        return Batch(batch.inputs.unflatten(0, groups), torch.from_numpy(lengths.reshape(groups)), batch.labels)
+        inputs, lengths = _padded(split.tokens, starts, ends, 0), torch.from_numpy(ends - starts)
+        if per_example != 1:
+            groups = (len(examples), per_example)
+            inputs, lengths = inputs.unflatten(0, groups), lengths.unflatten(0, groups)
+        return Batch(inputs, lengths, torch.from_numpy(split.labels[examples]))
+
+
+class TokenDataset(BatchDataset):
+    """Padded token sequences with a target at each position: the stored one, or the next token where none is stored.
+
+    Args:
+        split: where from; without labels.
+
+    Raises:
+        InputError: a sequence is too short to have a next token.
+    """
+
+    def __init__(self, split: SequenceSplit) -> None:
+        self.split = split
+        shortest = split.entry["length"]["min"]
+        if not split.has_targets and shortest < 2:
+            raise InputError(f"{split.folder}: its shortest sequence has length {shortest}; a next token needs 2")
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.split.lengths.max(1)
+
+    def batch(self, examples: IntArray, epoch: int) -> TokenBatch:
+        split, offsets = self.split, self.split.offsets
+        starts, ends = offsets[examples], offsets[examples + 1]
+        if split.has_targets:
+            targets = _padded(split.targets, starts, ends, NOT_SCORED)
+        else:
+            targets = _padded(split.tokens, starts + 1, ends, NOT_SCORED)
+            ends = ends - 1
+        inputs = _padded(split.tokens, starts, ends, 0)
+        return TokenBatch(inputs, targets, None, torch.from_numpy(ends - starts))
 
 
 class ImageDataset(BatchDataset):

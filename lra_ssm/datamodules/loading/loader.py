@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from lra_ssm.datamodules.loading.batches import Batch, BatchDataset, BatchIndex
+from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset, BatchIndex
 from lra_ssm.datamodules.storage.format import IntArray
 from lra_ssm.errors import InputError
 
@@ -129,8 +129,8 @@ class _Pass:
             yield BatchIndex(examples, epoch + 1)
 
 
-def _unchanged(batch: Any) -> Batch:
-    return cast(Batch, batch)  # __getitems__ has made a batch of it already
+def _unchanged(batch: Any) -> AnyBatch:
+    return cast(AnyBatch, batch)  # __getitems__ has made a batch of it already
 
 
 class ResumableLoader:
@@ -187,7 +187,7 @@ class ResumableLoader:
         """The number of batches of a pass: an epoch."""
         return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[AnyBatch]:
         # A generator: nothing happens before the first batch is asked for. Lightning creates the iterator of the
         # first epoch (and of the one it resumes in) before its counts are right.
         batches = self.batch_sampler

@@ -1,1 +1,1 @@
-"""What prepared data is on disk: format, writer, the data root, locks, and preparing once. Needs no torch."""
+"""What is prepared, and how it is on disk: choice of examples, vocabulary, format, locks. Needs no torch."""

@@ -1,12 +1,15 @@
 """Prepared data on disk: flat memory-mapped arrays, and a manifest that describes them.
 
     <root>/<dataset>/<name>/manifest.json
-    <root>/<dataset>/<name>/<split>_{tokens,offsets,labels}.bin      sequences
+    <root>/<dataset>/<name>/<split>_{tokens,offsets}.bin             sequences, and of these either
+    <root>/<dataset>/<name>/<split>_labels.bin                         one class for each example,
+    <root>/<dataset>/<name>/<split>_targets.bin                        one target for each token, or neither
     <root>/<dataset>/<name>/<split>_{images,labels}.bin              images
 
 Example i of a split of sequences is tokens[offsets[i]:offsets[i + 1]], its class labels[i]; where an example is a pair,
-its documents are sequences 2i and 2i + 1. Arrays are little-endian without a header: tokens uint8 or uint16 by the size
-of the vocabulary, images uint8 (height, width, channels), offsets and labels int64. Needs no torch.
+its documents are sequences 2i and 2i + 1. targets[j] belongs to tokens[j]: a class, or NOT_SCORED. Arrays are
+little-endian without a header: tokens uint8, uint16 or uint32 by the size of the vocabulary, images uint8 (height,
+width, channels), offsets and labels int64, targets int32. Needs no torch.
 """
 
 import hashlib
@@ -20,8 +23,11 @@ import numpy.typing as npt
 
 from lra_ssm.errors import InputError
 
-FORMAT = 1
+# 1: every example has a class, and the vocabulary is listed and has at most 2^16 tokens. 2: whatever 1 cannot say; all
+# other data is still written as 1, byte for byte as before.
+FORMATS = (1, 2)
 MANIFEST = "manifest.json"
+NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy passes over it by default
 IntArray = npt.NDArray[np.integer[Any]]
 
 
@@ -47,8 +53,13 @@ class Split:
         return self._mapped[key]
 
     @property
+    def has_labels(self) -> bool:
+        """Whether every example has a class."""
+        return "labels" in self.entry["arrays"]
+
+    @property
     def labels(self) -> IntArray:
-        """Classes (len(self),), int64, read-only."""
+        """Classes (len(self),), int64, read-only; where has_labels."""
         return self._array("labels")
 
     def __len__(self) -> int:
@@ -63,8 +74,21 @@ class SequenceSplit(Split):
 
     @property
     def tokens(self) -> IntArray:
-        """All tokens (offsets[-1],), uint8 or uint16, read-only."""
+        """All tokens (offsets[-1],), uint8, uint16 or uint32, read-only."""
         return self._array("tokens")
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether every token has a target."""
+        return "targets" in self.entry["arrays"]
+
+    @property
+    def targets(self) -> IntArray:
+        """Targets of all tokens (offsets[-1],), int32, NOT_SCORED where there is none; read-only; where has_targets."""
+        targets = self._array("targets")
+        if len(targets) != self.entry["arrays"]["tokens"]["count"]:
+            raise _damaged(self.folder / self.entry["arrays"]["targets"]["file"], "its targets do not fit the tokens")
+        return targets
 
     @property
     def offsets(self) -> IntArray:
@@ -107,18 +131,36 @@ class PreparedDataset:
             return ImageSplit(self.folder, entry)
         return SequenceSplit(self.folder, entry, self.manifest.get("per_example", 1))
 
+    @property
+    def vocab_size(self) -> int | None:
+        """How many tokens the vocabulary has; None for images."""
+        return vocab_size(self.manifest)
+
     def summary(self) -> str:
         """One line on what it holds."""
         splits = self.manifest["splits"]
         counts = ", ".join(f"{entry['examples']:,} {name}" for name, entry in splits.items())
         first = next(iter(splits.values()))
-        majority = max(first["class_counts"]) / first["examples"]
         length = first["length"]
         return (
             f"{self.manifest['dataset']} ({self.manifest['source']['kind']}): {counts}; lengths {length['min']} to"
-            f" {length['max']}, mean {length['mean']:.0f}; {self.manifest['num_classes']} classes, most frequent"
-            f" {majority:.1%}"
+            f" {length['max']}, mean {length['mean']:.0f}; {self._answers(first)}"
         )
+
+    def _answers(self, entry: dict[str, Any]) -> str:
+        """What a model is asked for in a split, in a few words."""
+        if "class_counts" in entry:
+            majority = max(entry["class_counts"]) / entry["examples"]
+            return f"{self.manifest['num_classes']} classes, most frequent {majority:.1%}"
+        if "scored" in entry:
+            return f"{self.manifest['num_classes']} classes at {entry['scored']:,} scored positions"
+        return f"{self.vocab_size:,} tokens, no labels"
+
+
+def vocab_size(manifest: dict[str, Any]) -> int | None:
+    """How many tokens the vocabulary of a manifest has, which lists them or says their number; None for images."""
+    vocabulary, size = manifest.get("vocabulary"), manifest.get("vocab_size")
+    return len(vocabulary) if vocabulary is not None else size
 
 
 def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:
@@ -136,8 +178,9 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:
         raise InputError(f"{folder}: is not prepared; call prepare_data (or `lra-ssm prepare`) first")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise _damaged(path, f"format {manifest['format']} is not {FORMAT}, the one this version reads")
+        if manifest["format"] not in FORMATS:
+            known = " or ".join(map(str, FORMATS))
+            raise _damaged(path, f"format {manifest['format']} is not {known}, which this version reads")
         entries = [entry for split in manifest["splits"].values() for entry in split["arrays"].values()]
         for entry in entries:
             array, expected = folder / entry["file"], entry["count"] * np.dtype(entry["dtype"]).itemsize
@@ -147,6 +190,12 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:
                 raise _damaged(array, f"has {array.stat().st_size} bytes instead of {expected}")
             if verify and sha256(array) != entry["sha256"]:
                 raise _damaged(array, "does not have its recorded sha256")
+        size = vocab_size(manifest) or 0
+        for split in manifest["splits"].values():
+            tokens = split["arrays"].get("tokens")
+            # Before there were tokens of 32 bits, such a vocabulary was written into 16: others came back.
+            if tokens is not None and size > 1 << 8 * np.dtype(tokens["dtype"]).itemsize:
+                raise _damaged(folder / tokens["file"], f"has too few bits for a vocabulary of {size} tokens")
     except FileNotFoundError as error:
         raise _damaged(path, "is missing") from error
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.format import FORMAT, MANIFEST, IntArray
+from lra_ssm.datamodules.storage.format import MANIFEST, NOT_SCORED, IntArray
 from lra_ssm.errors import InputError
 
 
@@ -45,27 +45,43 @@ class _ArrayFile:
 
 
 class SplitWriter:
-    """Writes one split: what sequences and images have in common, the labels."""
+    """Writes one split: what sequences and images have in common, the labels. (num_classes None: it has none.)"""
 
-    def __init__(self, folder: Path, name: str, num_classes: int) -> None:
+    def __init__(self, folder: Path, name: str, num_classes: int | None) -> None:
         self.name, self.num_examples = name, 0
         self._folder = folder
         self._arrays: dict[str, _ArrayFile] = {}
-        self._labels = self._array("labels", "<i8")
-        self._class_counts = np.zeros(num_classes, dtype=np.int64)
+        self._labels = None if num_classes is None else self._array("labels", "<i8")
+        self._class_counts = np.zeros(num_classes or 0, dtype=np.int64)
         self._shortest, self._longest, self._sum_of_lengths, self._num_lengths = np.iinfo(np.int64).max, 0, 0, 0
 
     def _array(self, key: str, dtype: str, item: tuple[int, ...] = ()) -> _ArrayFile:
         self._arrays[key] = _ArrayFile(self._folder / f"{self.name}_{key}.bin", dtype, item)
         return self._arrays[key]
 
-    def _extend(self, lengths: IntArray, labels: IntArray) -> None:
-        self._labels.append(labels)
-        self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
+    def _check_labels(self, labels: IntArray) -> None:
+        """Raises InputError unless all are classes."""
+        wrong = _first_outside(labels, len(self._class_counts))
+        if wrong is not None:
+            raise self._refused(wrong, f"label {labels[wrong]}", "class", len(self._class_counts))
+
+    def _refused(self, example: int, value: str, what: str, size: int) -> InputError:
+        """The error for a value of the example of this number, from 0 among those that are being appended."""
+        return InputError(
+            f"{self._folder.parent.name}: split {self.name}, example {self.num_examples + example}: {value} is no"
+            f" {what}: there are {size}, 0 to {size - 1}"
+        )
+
+    def _extend(self, lengths: IntArray, labels: IntArray | None, count: int) -> None:
+        """Appends what `count` examples have in common; all of it has been checked."""
+        if self._labels is not None:
+            assert labels is not None
+            self._labels.append(labels)
+            self._class_counts += np.bincount(labels, minlength=len(self._class_counts))
         self._shortest, self._longest = min(self._shortest, lengths.min()), max(self._longest, lengths.max())
         self._sum_of_lengths += int(lengths.sum())
         self._num_lengths += len(lengths)
-        self.num_examples += len(labels)
+        self.num_examples += count
 
     def close(self) -> dict[str, Any]:
         """Finishes the files; returns the split's entry for the manifest."""
@@ -73,7 +89,7 @@ class SplitWriter:
             raise InputError(f"{self._folder.parent.name}: split {self.name} has no examples")
         return {
             "examples": self.num_examples,
-            "class_counts": self._class_counts.tolist(),
+            **self._answers(),
             "length": {
                 "min": int(self._shortest),
                 "mean": round(self._sum_of_lengths / self._num_lengths, 2),
@@ -82,28 +98,89 @@ class SplitWriter:
             "arrays": {key: array.close() for key, array in self._arrays.items()},
         }
 
+    def _answers(self) -> dict[str, Any]:
+        """What the manifest says of labels."""
+        return {} if self._labels is None else {"class_counts": self._class_counts.tolist()}
+
 
 class SequenceSplitWriter(SplitWriter):
     """Writes sequences; get it from `DatasetWriter.split`."""
 
-    def __init__(self, folder: Path, name: str, num_classes: int, vocabulary_size: int, per_example: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        num_classes: int | None,
+        num_target_classes: int | None,
+        vocab_size: int,
+        per_example: int,
+    ) -> None:
         super().__init__(folder, name, num_classes)
-        self._per_example = per_example
-        self._tokens = self._array("tokens", "uint8" if vocabulary_size <= 1 << 8 else "uint16")
+        self._vocab_size, self._per_example, self._num_target_classes = vocab_size, per_example, num_target_classes
+        self._tokens = self._array("tokens", token_dtype(vocab_size))
         self._offsets = self._array("offsets", "<i8")
         self._offsets.append([0])
+        self._targets = None if num_target_classes is None else self._array("targets", "<i4")
+        self._scored = 0
 
-    def extend(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike, labels: npt.ArrayLike) -> None:
-        """Appends n examples: their tokens one after another (sum of lengths,), lengths (n · sequences per example,),
-        labels (n,)."""
-        lengths, labels = np.asarray(lengths, dtype=np.int64), np.asarray(labels, dtype=np.int64)
-        assert len(lengths) == len(labels) * self._per_example
+    def extend(
+        self,
+        tokens: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        labels: npt.ArrayLike | None = None,
+        targets: npt.ArrayLike | None = None,
+    ) -> None:
+        """Appends n examples, or none of them if one is refused.
+
+        Args:
+            tokens: one sequence after another (sum of lengths,).
+            lengths: (n · sequences per example,).
+            labels: (n,); where the dataset has labels.
+            targets: one for each token (sum of lengths,), NOT_SCORED where there is none; where the dataset has them.
+
+        Raises:
+            InputError: a token is not in the vocabulary, or a label or target is no class; names the example.
+        """
+        lengths = np.asarray(lengths, dtype=np.int64)
+        assert (labels is None, targets is None) == (self._labels is None, self._targets is None)
+        count = len(lengths) // self._per_example
+        assert len(lengths) == count * self._per_example
         if not lengths.size:
             return
-        self._offsets.append(self._sum_of_lengths + np.cumsum(lengths))
+        tokens = np.asarray(tokens)
+        assert tokens.shape == (lengths.sum(),) and (tokens.dtype.kind in "iu" or not tokens.size)
+        ends = np.cumsum(lengths)
+        wrong = _first_outside(tokens, self._vocab_size)
+        if wrong is not None:
+            raise self._refused(self._example(ends, wrong), f"token {tokens[wrong]}", "token", self._vocab_size)
+        if labels is not None:
+            labels = np.asarray(labels, dtype=np.int64)
+            assert labels.shape == (count,)
+            self._check_labels(labels)
+        if targets is not None:
+            targets = np.asarray(targets, dtype=np.int64)
+            assert targets.shape == tokens.shape and self._targets is not None
+            self._extend_targets(targets, ends)
+        self._offsets.append(self._sum_of_lengths + ends)
         self._tokens.append(tokens)
-        self._extend(lengths, labels)
-        assert self._tokens.count == self._sum_of_lengths
+        self._extend(lengths, labels, count)
+
+    def _extend_targets(self, targets: IntArray, ends: IntArray) -> None:
+        assert self._targets is not None and self._num_target_classes is not None
+        scored = targets != NOT_SCORED
+        wrong = _first_outside(np.where(scored, targets, 0), self._num_target_classes)
+        if wrong is not None:
+            what = f"class (nor {NOT_SCORED}, not scored)"
+            raise self._refused(self._example(ends, wrong), f"target {targets[wrong]}", what, self._num_target_classes)
+        self._targets.append(targets)
+        self._scored += int(scored.sum())
+
+    def _example(self, ends: IntArray, position: int) -> int:
+        """Which of the examples that are being appended has the token at a position."""
+        return int(np.searchsorted(ends, position, side="right")) // self._per_example
+
+    def _answers(self) -> dict[str, Any]:
+        return super()._answers() | ({} if self._targets is None else {"scored": self._scored})
 
 
 class ImageSplitWriter(SplitWriter):
@@ -120,8 +197,22 @@ class ImageSplitWriter(SplitWriter):
         assert images.dtype == np.uint8 and images.shape == (len(labels), *self._shape)
         if not labels.size:
             return
+        self._check_labels(labels)
         self._images.append(images)
-        self._extend(np.full(len(labels), prod(self._shape[:2])), labels)
+        self._extend(np.full(len(labels), prod(self._shape[:2])), labels, len(labels))
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The smallest dtype that holds every token of a vocabulary."""
+    assert vocab_size <= 1 << 32
+    return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def _first_outside(values: IntArray, size: int) -> int | None:
+    """Where the first value is that is not one of 0 … size − 1."""
+    if not values.size or (int(values.min()) >= 0 and int(values.max()) < size):
+        return None
+    return int(np.flatnonzero((values < 0) | (values >= size))[0])
 
 
 class DatasetWriter:
@@ -130,10 +221,12 @@ class DatasetWriter:
     Args:
         folder: where to.
         dataset: its name.
-        num_classes: labels are 0 … num_classes − 1.
-        vocabulary: tokens in the order of their ids; None for images.
+        num_classes: labels are 0 … num_classes − 1; None for sequences without any, whose next token is to be told.
+        vocabulary: tokens in the order of their ids; None for images, or where vocab_size is given.
+        vocab_size: how many tokens there are, where a list of them would be long and the tokenizer travels elsewhere.
         max_length: no sequence is longer (tokens, specials included); None for images.
         per_example: sequences that make up an example: 2 for pairs of documents.
+        targets: not examples are of a class but positions: each token has a target, a class or NOT_SCORED.
     """
 
     def __init__(
@@ -141,28 +234,45 @@ class DatasetWriter:
         folder: Path,
         *,
         dataset: str,
-        num_classes: int,
+        num_classes: int | None = None,
         vocabulary: Sequence[str] | None = None,
+        vocab_size: int | None = None,
         max_length: int | None = None,
         per_example: int = 1,
+        targets: bool = False,
     ) -> None:
-        self._folder, self._num_classes, self._per_example = folder, num_classes, per_example
-        self._vocabulary = None if vocabulary is None else list(vocabulary)
-        self._head: dict[str, Any] = {"format": FORMAT, "dataset": dataset, "num_classes": num_classes}
-        if self._vocabulary is not None:
-            self._head |= {"per_example": per_example, "max_length": max_length, "vocabulary": self._vocabulary}
+        assert vocabulary is None or vocab_size is None
+        assert num_classes is not None or not targets
+        has_labels = num_classes is not None and not targets
+        assert has_labels or per_example == 1
+        self._folder, self._num_classes, self._targets, self._per_example = folder, num_classes, targets, per_example
+        self._vocab_size = vocab_size if vocabulary is None else len(vocabulary)
+        as_before = has_labels and vocab_size is None and (self._vocab_size or 0) <= 1 << 16
+        self._head: dict[str, Any] = {"format": 1 if as_before else 2, "dataset": dataset}
+        if num_classes is not None:
+            self._head["num_classes"] = num_classes
+        if self._vocab_size is not None:
+            tokens = {"vocab_size": vocab_size} if vocabulary is None else {"vocabulary": list(vocabulary)}
+            self._head |= {"per_example": per_example, "max_length": max_length, **tokens}
         self._splits: list[SplitWriter] = []
 
     def split(self, name: str) -> SequenceSplitWriter:
         """Begins a split of sequences."""
-        assert self._vocabulary is not None
-        arguments = self._num_classes, len(self._vocabulary), self._per_example
-        writer = SequenceSplitWriter(self._folder, name, *arguments)
+        assert self._vocab_size is not None
+        writer = SequenceSplitWriter(
+            self._folder,
+            name,
+            None if self._targets else self._num_classes,
+            self._num_classes if self._targets else None,
+            self._vocab_size,
+            self._per_example,
+        )
         self._splits.append(writer)
         return writer
 
     def images(self, name: str, shape: tuple[int, int, int]) -> ImageSplitWriter:
         """Begins a split of images of a shape (height, width, channels)."""
+        assert self._num_classes is not None and self._vocab_size is None
         writer = ImageSplitWriter(self._folder, name, self._num_classes, shape)
         self._splits.append(writer)
         return writer

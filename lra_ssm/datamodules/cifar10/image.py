@@ -1,0 +1,74 @@
+"""LRA Image as a LightningDataModule: CIFAR-10 in gray as sequences of 1024 pixels, ten classes.
+
+Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (2009); Tay et al., "Long Range Arena"
+(2021); splits and normalization of the public S4 code (state-spaces/s4).
+"""
+
+from typing import Any, Literal
+
+from lra_ssm.datamodules.cifar10.module import Cifar10
+from lra_ssm.datamodules.images.transforms import IMAGE_MEAN, IMAGE_STD, CropFlip, PixelSequence
+
+
+class Image(Cifar10):
+    """LRA Image. Batches are `batches.Batch` without lengths: 45,000 train, 5,000 val, 10,000 test images.
+
+    Inputs are (B, 1024, 1) float32, normalized with mean 122.6 / 255 and std 61 / 255 (`d_input` 1), or for inputs
+    "lra" (B, 1024) int64 tokens (`vocab_size` 256). Validation images are a random tenth of the training images.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: "original" for the published files below the root (cifar-10-python.tar.gz, cifar-10-batches-py, or the
+            binary version; `lra-ssm prepare image` downloads them); "huggingface" for uoft-cs/cifar10, which the same
+            command saves below the root; or an archive or folder: these, `{train,test}/<class>/NAME.{png,jpg}`,
+            Kaggle's `train/ID.png` with trainLabels.csv, or a saved Hugging Face dataset. Where JPEG files are read,
+            the manifest says lossy. Training images alone, as Kaggle's, are good for trying out: a random sixth of them
+            becomes the test set, and the manifest says published_test false.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        inputs: "s4": as in the public S4 code; "lra": as in LRA's own, integers 0 to 255 of TensorFlow's gray. Results
+            of the two do not belong into one table.
+        augment: "crop_flip": random crops out of a black border of 4 pixels, and mirroring, in training alone. They
+            depend on the seed of shuffling, the epoch and the image's number.
+        split_seed: of the choice of validation images; 42 is the public S4 code's.
+        shuffle_seed: of the order of training examples, and of augmentation; None for the run's seed (PL_GLOBAL_SEED,
+            which seed_everything sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    command = "image"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        source: str = "original",
+        batch_size: int = 50,
+        eval_batch_size: int | None = None,
+        inputs: Literal["s4", "lra"] = "s4",
+        augment: Literal["none", "crop_flip"] = "none",
+        split_seed: int = 42,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        limit: int | None = None,
+    ) -> None:
+        loading = (batch_size, eval_batch_size, split_seed, shuffle_seed, num_workers, pin_memory, limit)
+        super().__init__(root, source, *loading, augment)
+        self.inputs = inputs
+        self.require(inputs in ("s4", "lra"), "inputs", "must be s4 or lra")
+        self.stored = "gray" if inputs == "s4" else "gray-lra"
+        self.d_input = 1 if inputs == "s4" else None
+        self.vocab_size = 256 if inputs == "lra" else None
+
+    def record_stored(self) -> dict[str, Any]:
+        return super().record_stored() | ({"vocab_size": 256} if self.inputs == "lra" else {})
+
+    def transform(self, augment: CropFlip | None) -> PixelSequence:
+        if self.inputs == "lra":
+            return PixelSequence(None, None, augment=augment)
+        return PixelSequence(IMAGE_MEAN, IMAGE_STD, augment=augment)

@@ -1,0 +1,35 @@
+"""What LRA Image and sCIFAR share: both are CIFAR-10, whose prepared folders are `<root>/cifar10/…`."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.cifar10 import reader as cifar_files
+from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.published import PublishedImages
+from lra_ssm.datamodules.images.transforms import lra_luma, luma
+
+# What is stored: colors, gray as PIL makes it, gray as TensorFlow makes it.
+Stored = Literal["rgb", "gray", "gray-lra"]
+
+
+class Cifar10(PublishedImages):
+    """CIFAR-10's files and splits; `Image` and `SCIFAR` say what becomes of the pixels."""
+
+    dataset = "cifar10"
+    files = cifar_files
+    downloads = (cifar_files.ARCHIVE,)
+    class_names = cifar_files.CLASS_NAMES
+    image_size = cifar_files.SIZE
+    stored: Stored
+
+    def record_stored(self) -> dict[str, Any]:
+        return {"pixels": self.stored}
+
+    def convert(self, images: Pixels) -> Pixels:
+        if self.stored == "rgb":
+            return images
+        return luma(images) if self.stored == "gray" else lra_luma(images)
+
+    def _holds(self, folder: Path) -> bool:
+        # All of them: what a broken unpacking left must not hide that the archive is still to be downloaded.
+        return any(all((folder / f"{name}{end}").is_file() for name in cifar_files.BATCH_MD5) for end in ("", ".bin"))

@@ -1,0 +1,1 @@
+"""ListOps: nested operators on digits, generated or from the Long Range Arena's files."""

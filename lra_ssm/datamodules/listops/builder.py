@@ -1,0 +1,116 @@
+"""Builds prepared ListOps folders, generated or from files. Needs neither torch nor lightning."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.listops.generator import generate
+from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
+from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, Block, TreeSettings
+from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
+
+log = logging.getLogger(__name__)
+
+DATASET = "listops"
+NUM_CLASSES = 10
+# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+GENERATOR_VERSION = 1
+READER_VERSION = 1
+
+
+def generator_record(trees: TreeSettings, seed: int, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Everything that decides what is generated."""
+    return {
+        "version": GENERATOR_VERSION,
+        "seed": seed,
+        **trees._asdict(),
+        **{f"num_{split}": count for split, count in counts.items()},
+    }
+
+
+def build_generated(
+    folder: Path, trees: TreeSettings, seed: int, counts: Mapping[str, int], *, workers: int | None = None
+) -> None:
+    """Generates distinct expressions into an empty folder: the first to the first split, and so on.
+
+    Args:
+        folder: where to.
+        trees: what to draw from.
+        seed: of the generator.
+        counts: examples by split, in order.
+        workers: processes; None for one per core. Does not change the result.
+
+    Raises:
+        InputError: the settings cannot be met, or the disk has no room.
+    """
+    total = sum(counts.values())
+    # Of a byte per token; lengths lie all over their bounds. Offset and label take 8 bytes each.
+    check_disk_space(folder, total * (sum(trees[:2]) // 2 + 16), "generating ListOps")
+    writer = _writer(folder, trees.max_length)
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"generating {total:,} ListOps expressions", total=total)
+        blocks = generate(trees, seed, total, workers=workers)
+        rest = Block([], b"")
+        for name, count in counts.items():
+            split = writer.split(name)
+            while split.num_examples < count:
+                block = rest if rest.labels else next(blocks)
+                room = count - split.num_examples
+                _extend(split, Block(block.expressions[:room], block.labels[:room]))
+                rest = Block(block.expressions[room:], block.labels[room:])
+                progress.advance(task, min(room, len(block.labels)))
+    writer.finish({"kind": "generated", **generator_record(trees, seed, counts)})
+
+
+def build_from_files(
+    folder: Path, files: Mapping[str, Path], kind: str, max_length: int, limit: int | None = None
+) -> None:
+    """Reads files in LRA's layout into an empty folder.
+
+    Args:
+        folder: where to.
+        files: by split.
+        kind: what the manifest calls the source.
+        max_length: longest permitted sequence, `<eos>` included.
+        limit: only the first so many expressions of each file; None for all.
+
+    Raises:
+        InputError: a file is not as published, which names file and line; or the disk has no room.
+    """
+    sizes = sum(path.stat().st_size for path in files.values())
+    # A token takes one byte here, and there two at least, mostly six.
+    needed = sizes // 2 if limit is None else min(sizes // 2, len(files) * limit * (max_length + 16))
+    check_disk_space(folder, needed, "preparing ListOps")
+    writer = _writer(folder, max_length)
+    readers = {split: ListOpsFile(path, max_length, limit) for split, path in files.items()}
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("reading ListOps files", total=sizes)
+        for name, reader in readers.items():
+            split = writer.split(name)
+            for chunk in reader.chunks(lambda size: progress.advance(task, size)):
+                split.extend(chunk.tokens, chunk.lengths, chunk.labels)
+    counts = {name: reader.record["examples"] for name, reader in readers.items()}
+    if limit is None and counts != PUBLISHED_COUNTS:
+        log.warning("ListOps files hold %s examples; the published ones hold %s", counts, PUBLISHED_COUNTS)
+    records = {name: reader.record for name, reader in readers.items()}
+    archive = read_note(files["train"].parent)  # if we have unpacked them
+    source = {"kind": kind, "limit": limit, "published_counts": counts == PUBLISHED_COUNTS, "files": records}
+    writer.finish(source | ({"archive": archive} if archive else {}))
+
+
+def _writer(folder: Path, max_length: int) -> DatasetWriter:
+    return DatasetWriter(folder, dataset=DATASET, vocabulary=VOCABULARY, num_classes=NUM_CLASSES, max_length=max_length)
+
+
+def _extend(split: SequenceSplitWriter, block: Block) -> None:
+    eos = bytes([EOS_ID])
+    tokens = np.frombuffer(b"".join(expression + eos for expression in block.expressions), dtype=np.uint8)
+    lengths = [len(expression) + 1 for expression in block.expressions]
+    split.extend(tokens, lengths, np.frombuffer(block.labels, dtype=np.uint8))

@@ -1,0 +1,120 @@
+"""Generates ListOps data with LRA's distribution, reproducibly on any number of workers.
+
+LRA's own generator has no seed and takes its splits from the iteration order of a set. Here expressions come in
+numbered blocks, each a pure function of (seed, number); blocks are consumed in order and duplicates of anything
+before are dropped, so that the result does not depend on who computed which block.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from hashlib import blake2b
+from typing import BinaryIO, cast
+
+from lra_ssm.datamodules.listops import trees
+from lra_ssm.datamodules.listops.trees import (
+    ATTEMPTS_PER_BLOCK,
+    Block,
+    TreeSettings,
+    read_block,
+    sample_block,
+)
+from lra_ssm.datamodules.storage.workers import available_cores
+from lra_ssm.errors import InputError
+
+# The consuming process keeps up with about this many; more would wait for it.
+MAX_WORKERS = 16
+# Yield is judged over this many blocks (50,000 attempts), and generation is given up when at that rate the rest would
+# need more than MAX_FURTHER_WINDOWS times as long: hours for LRA's bounds, whose own yield is 1 kept in 3 attempts.
+WINDOW_BLOCKS = 100
+MAX_FURTHER_WINDOWS = 1000
+
+
+def check_settings(settings: TreeSettings) -> None:
+    """Raises InputError where no expression can satisfy the settings."""
+    low, high, depth, args = settings
+    if low < 1 or high - low < 2:
+        raise InputError(
+            f"ListOps length_bounds ({low}, {high}): lengths lie strictly between them, so the lower one must be at"
+            " least 1 and the upper one at least 2 more (LRA: 500, 2000)"
+        )
+    if not 2 <= depth <= 100:
+        raise InputError(f"ListOps max_depth {depth}: must lie between 2 and 100 (LRA: 10)")
+    if args < 2:
+        raise InputError(f"ListOps max_args {args}: an operator takes at least 2 arguments (LRA: 10)")
+
+
+def generate(settings: TreeSettings, seed: int, count: int, *, workers: int | None = None) -> Iterator[Block]:
+    """Yields `count` distinct expressions in all, in blocks, in an order that depends on (settings, seed) alone.
+
+    Args:
+        settings: what to draw from.
+        seed: any integer.
+        count: how many expressions; a larger count begins with those of a smaller one.
+        workers: number of processes, 1 for none but this one; None for one per core.
+
+    Raises:
+        InputError: impossible settings, or ones under which too few (new) expressions turn up.
+    """
+    check_settings(settings)
+    seen: set[bytes] = set()
+    found_before_window = 0
+    with closing(_blocks(settings, seed, workers or min(available_cores(), MAX_WORKERS))) as blocks:
+        for number, block in enumerate(blocks, start=1):
+            expressions, labels = [], bytearray()
+            for expression, label in zip(block.expressions, block.labels, strict=True):
+                key = blake2b(expression, digest_size=16).digest()
+                if key not in seen and len(seen) < count:
+                    seen.add(key)
+                    expressions.append(expression)
+                    labels.append(label)
+            if expressions:
+                yield Block(expressions, bytes(labels))
+            if len(seen) == count:
+                return
+            if number % WINDOW_BLOCKS == 0:
+                found = len(seen) - found_before_window
+                if found * MAX_FURTHER_WINDOWS < count - len(seen):
+                    raise InputError(
+                        f"ListOps length_bounds ({settings.min_length}, {settings.max_length}), max_depth"
+                        f" {settings.max_depth}, max_args {settings.max_args}: {count} different expressions are asked"
+                        f" for, but only {len(seen)} turned up in {number * ATTEMPTS_PER_BLOCK} attempts; widen the"
+                        " bounds or ask for fewer"
+                    )
+                found_before_window = len(seen)
+
+
+def _blocks(settings: TreeSettings, seed: int, workers: int) -> Generator[Block, None, None]:
+    """Blocks 0, 1, 2, … without end."""
+    number = 0
+    if workers <= 1 or not sys.executable:
+        while True:
+            yield sample_block(settings, seed, number)
+            number += 1
+    # Plain child processes instead of multiprocessing: fork would copy torch's threads and the preparation lock (a
+    # child that outlives a killed parent would hold it for ever), spawn would run the user's script a second time.
+    # A child of ours knows nothing but its pipe, and ends when nobody reads from it.
+    command = [sys.executable, "-I", trees.__file__]
+    processes = []
+    try:
+        for first in range(workers):
+            arguments = json.dumps([settings, seed, first, workers])
+            processes.append(
+                subprocess.Popen(
+                    [*command, arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20
+                )
+            )
+        while True:
+            process = processes[number % workers]
+            try:
+                yield read_block(cast(BinaryIO, process.stdout))
+            except EOFError:
+                raise RuntimeError(f"a ListOps generator process ended with exit code {process.wait()}") from None
+            number += 1
+    finally:
+        for process in processes:
+            process.kill()
+            cast(BinaryIO, process.stdout).close()
+            process.wait()

@@ -1,0 +1,136 @@
+"""ListOps as a LightningDataModule: nested operators on digits, the value (0 to 9) is the class.
+
+Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.sources import named_source, split_files
+from lra_ssm.datamodules.listops.builder import (
+    DATASET,
+    NUM_CLASSES,
+    READER_VERSION,
+    build_from_files,
+    build_generated,
+    generator_record,
+)
+from lra_ssm.datamodules.listops.generator import check_settings
+from lra_ssm.datamodules.listops.reader import FILES, LAYOUTS
+from lra_ssm.datamodules.listops.trees import VOCABULARY, TreeSettings
+from lra_ssm.errors import InputError
+
+
+class ListOps(PreparedDataModule):
+    """ListOps, generated or from LRA's files. Batches are `batches.Batch`; every sequence ends with `<eos>`.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: "generated"; "lra" for LRA's files below the root (layouts: data/README.md), which
+            `lra-ssm prepare` can download; or a folder with them.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        max_length: longest permitted sequence, `<eos>` included. Nothing is cut: a longer one is an error.
+        length_bounds: generated expressions are strictly longer than the first and shorter than the second
+            (tokens without parentheses and `<eos>`). Like the following six for source "generated" alone.
+        max_depth: deepest level of a generated tree; its root is level 1.
+        max_args: most arguments of a generated operator; at least 2 are drawn.
+        num_train: generated training examples.
+        num_val: generated validation examples.
+        num_test: generated test examples. No expression occurs twice, within a split or across.
+        generator_seed: of the generated data.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        bucket_batches: batches of expressions of similar length, by sorting within pools of this many; 1 does not.
+        limit: at most this many examples in each split, for trying out: the first ones of each file, in its order, or
+            only so many generated (which are others than the first ones of a larger split: val follows train). Classes
+            are as they come, not balanced. None for all.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset = DATASET
+    sources = ("generated", "lra")
+    vocabulary: tuple[str, ...] = VOCABULARY
+    vocab_size: int = len(VOCABULARY)
+    num_classes: int = NUM_CLASSES
+
+    def __init__(
+        self,
+        root: str | None = None,
+        source: str = "generated",
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        max_length: int = 2048,
+        length_bounds: tuple[int, int] = (500, 2000),
+        max_depth: int = 10,
+        max_args: int = 10,
+        num_train: int = 96_000,
+        num_val: int = 2_000,
+        num_test: int = 2_000,
+        generator_seed: int = 0,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        bucket_batches: int = 1,
+        limit: int | None = None,
+    ) -> None:
+        loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
+        super().__init__(root, source, *loading)
+        self.max_length, self.limit = max_length, limit
+        self.trees = TreeSettings(*length_bounds, max_depth, max_args)
+        counts = {"train": num_train, "val": num_val, "test": num_test}
+        self.counts = {split: count if limit is None else min(count, limit) for split, count in counts.items()}
+        self.generator_seed = generator_seed
+        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        if source == "generated":
+            self._check()
+
+    def _check(self) -> None:
+        check_settings(self.trees)
+        for split, count in self.counts.items():
+            if count < 1:
+                raise InputError(f"ListOps num_{split} {count}: must be at least 1")
+        if self.trees.max_length > self.max_length:
+            raise InputError(
+                f"ListOps length_bounds {self.trees[:2]}: the longest expression and its <eos> have"
+                f" {self.trees.max_length} tokens, more than max_length {self.max_length}; nothing is cut silently"
+            )
+
+    def record(self) -> dict[str, Any]:
+        if self.source == "generated":
+            return generator_record(self.trees, self.generator_seed, self.counts)
+        files = {"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {}
+        return {"version": READER_VERSION, "max_length": self.max_length, "limit": self.limit, **files}
+
+    def build(self, folder: Path) -> None:
+        if self.source == "generated":
+            build_generated(folder, self.trees, self.generator_seed, self.counts)
+        else:
+            build_from_files(folder, self._files(), self.kind(), self.max_length, self.limit)
+
+    def fetch(self) -> None:
+        """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed.
+
+        Raises:
+            InputError: it cannot be downloaded or unpacked.
+        """
+        if self.source == "lra" and split_files(self.root, LAYOUTS, FILES, "ListOps") is None:
+            fetch_lra_release(self.root, "listops-1000")
+
+    def _files(self) -> dict[str, Path]:
+        lra = self.source == "lra"
+        folder = self.root if lra else named_source("ListOps", self.source, "generated, lra", folder=True)
+        files = split_files(folder, LAYOUTS, FILES, "ListOps")
+        if files is None:
+            raise InputError(
+                f"{folder}: no ListOps files ({', '.join(FILES.values())}) here or in"
+                f" {', '.join(layout for layout in LAYOUTS if layout)} below it; put LRA's there, download them with"
+                " `lra-ssm prepare listops --source=lra`, or use source: generated"
+            )
+        return files

@@ -1,0 +1,148 @@
+"""Reads ListOps in the layout that the Long Range Arena published it in.
+
+Three files basic_{train,val,test}.tsv, a header `Source\\tTarget`, then one expression and its value per line:
+`( ( ( [MAX 2 ) 9 ) ] )\\t9`. The parentheses only repeat the structure that `[OP … ]` already shows; as in the public
+code they are dropped, and `X`, its spelling of `]`, is accepted.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.listops.trees import CLOSE_ID, EOS_ID, FIRST_DIGIT_ID, FIRST_OPERATOR_ID, VOCABULARY
+from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.errors import InputError
+
+FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
+PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
+HEADER = b"Source\tTarget"
+# As the archive unpacks, as it should have unpacked, as users move it, as the S4 code asks for it, and the folder.
+LAYOUTS = ("lra_release/lra_release/listops-1000", "lra_release/listops-1000", "listops-1000", "listops", "")
+
+_IDS = {token.encode(): index for index, token in enumerate(VOCABULARY) if index >= FIRST_DIGIT_ID} | {b"X": CLOSE_ID}
+_LABELS = {str(digit).encode(): digit for digit in range(10)}
+_LINES_PER_CHUNK = 1000
+
+
+@dataclass
+class Chunk:
+    """Consecutive sequences of a file, `<eos>` included: tokens one after another, lengths (n,), labels (n,)."""
+
+    tokens: IntArray
+    lengths: list[int]
+    labels: list[int]
+
+
+@dataclass
+class ListOpsFile:
+    """One file. `chunks` reads it once; `record` then describes what was read.
+
+    Args:
+        path: the file.
+        max_length: longest permitted sequence, `<eos>` included. Nothing is ever cut.
+        limit: only so many expressions, and the digest of what was read then; None for all.
+    """
+
+    path: Path
+    max_length: int
+    limit: int | None = None
+    record: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def chunks(self, advance: Callable[[int], object] = lambda size: None) -> Iterator[Chunk]:
+        """Yields the file's sequences in order.
+
+        Args:
+            advance: told the number of bytes read since the last time (for a progress bar).
+
+        Raises:
+            InputError: `FILE:LINE: what is wrong`, at the first line that is not as published.
+        """
+        digest, examples, number = hashlib.sha256(), 0, 1
+        sequences: list[list[int]] = []
+        labels: list[int] = []
+        pending = 0
+        with opened(self.path) as file:
+            header = file.readline()
+            digest.update(header)
+            if header.rstrip(b"\r\n") != HEADER:
+                raise self._wrong(number, f"the header is {_quote(header)} instead of 'Source\\tTarget'")
+            for line in islice(file, self.limit):
+                number += 1
+                digest.update(line)
+                pending += len(line)
+                sequence, label = self._parse(line, number)
+                sequences.append(sequence)
+                labels.append(label)
+                if len(labels) == _LINES_PER_CHUNK:
+                    yield _chunk(sequences, labels)
+                    advance(pending)
+                    examples, pending, sequences, labels = examples + len(labels), 0, [], []
+        if sequences:
+            yield _chunk(sequences, labels)
+            advance(pending)
+            examples += len(labels)
+        if not examples:
+            raise self._wrong(number, "the file ends after its header; it holds no expression")
+        self.record = {
+            "file": str(self.path),
+            "bytes": self.path.stat().st_size,
+            "examples": examples,
+            "sha256": digest.hexdigest(),
+            # No digests are published for these files, so there is nothing to compare with.
+            "digest": "unknown",
+        }
+
+    def _parse(self, line: bytes, number: int) -> tuple[list[int], int]:
+        source, tab, target = line.rstrip(b"\r\n").partition(b"\t")
+        if not tab:
+            raise self._wrong(number, f"no tab and label after the expression (truncated?): …{_quote(line[-40:])}")
+        label = _LABELS.get(target)
+        if label is None:
+            raise self._wrong(number, f"the label is {_quote(target)} instead of one digit 0-9")
+        tokens = source.replace(b"(", b" ").replace(b")", b" ").split()
+        try:
+            sequence = [_IDS[token] for token in tokens]
+        except KeyError as error:
+            known = " ".join(VOCABULARY[FIRST_DIGIT_ID:])
+            raise self._wrong(number, f"token {_quote(error.args[0])} is none of {known} ( )") from None
+        if len(sequence) > self.max_length - 1:
+            raise self._wrong(
+                number,
+                f"the expression has {len(sequence)} tokens, more than max_length - 1 = {self.max_length - 1} (one is"
+                " for <eos>); nothing is cut silently, so raise max_length",
+            )
+        self._check_brackets(sequence, number)
+        sequence.append(EOS_ID)
+        return sequence, label
+
+    def _check_brackets(self, sequence: list[int], number: int) -> None:
+        ids = np.array(sequence, dtype=np.uint8)
+        closing = ids == CLOSE_ID
+        depth = np.cumsum((ids >= FIRST_OPERATOR_ID).astype(np.int32) - 2 * closing)
+        # An operator counts +1 and, being no larger than CLOSE_ID, a closing bracket +1 - 2. The expression is whole
+        # where the depth comes back to 0 at its last token and not before.
+        if not len(ids) or depth[-1] != 0 or (depth[:-1] <= 0).any():
+            opened, closed = int((ids >= FIRST_OPERATOR_ID).sum() - closing.sum()), int(closing.sum())
+            raise self._wrong(
+                number, f"brackets do not match ({opened} operators, {closed} closing; truncated expression?)"
+            )
+
+    def _wrong(self, number: int, what: str) -> InputError:
+        return InputError(f"{self.path}:{number}: {what}")
+
+
+def _chunk(sequences: list[list[int]], labels: list[int]) -> Chunk:
+    flat = bytearray()
+    for sequence in sequences:
+        flat += bytes(sequence)
+    return Chunk(np.frombuffer(bytes(flat), dtype=np.uint8), [len(sequence) for sequence in sequences], labels)
+
+
+def _quote(data: bytes) -> str:
+    return repr(data[:60].decode("utf-8", errors="replace").rstrip("\r\n"))

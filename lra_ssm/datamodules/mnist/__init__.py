@@ -1,0 +1,1 @@
+"""MNIST as sequences of pixels, permuted or not."""

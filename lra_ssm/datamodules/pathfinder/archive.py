@@ -1,0 +1,283 @@
+"""Writes generated Pathfinder images in the layout of LRA's archive, on several cores, resumably.
+
+    <folder>/pathfinder<size>/<difficulty>/imgs/<block>/sample_<i>.png    8-bit grey
+    <folder>/pathfinder<size>/<difficulty>/metadata/<block>.npy           plain text in spite of its name, as published
+    <folder>/pathfinder<size>/<difficulty>/generator.json                 what it was generated with
+
+A line of metadata per image, columns separated by blanks: folder, file, number in the block, label, continuity, contour
+length, distractor length, paddle length, paddle thickness, margin, number of paddle contrasts.
+
+A block counts from the moment its metadata is there, which is written last and at once, so that a run that is killed
+goes on where it was. Needs numpy, and rich for the progress bar; neither torch nor an image library.
+"""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lra_ssm.datamodules.pathfinder.drawing import Bytes
+from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
+from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
+from lra_ssm.datamodules.storage.disk import sync_filesystem
+from lra_ssm.datamodules.storage.workers import available_cores
+from lra_ssm.errors import InputError
+
+BLOCK_SIZE = 1000
+RECORD = "generator.json"
+UNFINISHED = ".unfinished-"
+
+
+def generator_record(settings: PathfinderSettings, seed: int, num_images: int) -> dict[str, Any]:
+    """Everything that decides what is generated, as it comes back from JSON."""
+    values = {
+        "version": GENERATOR_VERSION,
+        "seed": seed,
+        "num_images": num_images,
+        "block_size": BLOCK_SIZE,
+        **settings._asdict(),
+    }
+    return json.loads(json.dumps(values))
+
+
+def write_archive(
+    folder: Path,
+    settings: PathfinderSettings,
+    seed: int,
+    num_images: int,
+    *,
+    workers: int | None = None,
+    difficulty: str = HARD,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Generates images into a folder; blocks that are there already are kept.
+
+    Args:
+        folder: of the archive; created where missing.
+        settings: what to draw from.
+        seed: any integer.
+        num_images: how many; another number makes another last block, so it cannot be changed later.
+        workers: processes, 1 for none but this one; None for one per core. Does not change the result.
+        difficulty: the folder's name, a key of DIFFICULTIES.
+        progress: called with the number of images that have come to be there; None for a bar on standard error.
+
+    Returns:
+        The folder with `imgs` and `metadata`.
+
+    Raises:
+        InputError: impossible settings, or the folder was made with others or by another generator.
+        OSError: the folder cannot be written.
+    """
+    check_settings(settings)
+    if num_images < 1:
+        raise InputError(f"Pathfinder num_images {num_images}: must be at least 1")
+    if difficulty not in DIFFICULTIES or DIFFICULTIES[difficulty] != settings.contour_length:
+        raise InputError(
+            f"Pathfinder difficulty {difficulty!r} with contour_length {settings.contour_length}: must be one of"
+            f" {', '.join(f'{name} ({length})' for name, length in DIFFICULTIES.items())}"
+        )
+    target = folder / f"pathfinder{settings.image_size}" / difficulty
+    _claim(target, generator_record(settings, seed, num_images))
+    (target / "metadata").mkdir(exist_ok=True)
+    (target / "imgs").mkdir(exist_ok=True)
+    missing = missing_blocks(folder, settings.image_size, difficulty, num_images)
+    for written in (target / "metadata", *(_images(target, block) for block in missing)):
+        for leftover in written.glob(f"{UNFINISHED}*"):
+            leftover.unlink(missing_ok=True)
+    count = min(workers or available_cores(), len(missing))
+    with closing(_written(target, settings, seed, missing, count)) as blocks:
+        if progress is not None:
+            progress(num_images - sum(missing.values()))
+            for block in blocks:
+                progress(missing[block])
+            return target
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task(f"drawing {num_images:,} Pathfinder images", total=num_images)
+            bar.advance(task, num_images - sum(missing.values()))
+            for block in blocks:
+                bar.advance(task, missing[block])
+    return target
+
+
+def missing_blocks(folder: Path, image_size: int, difficulty: str, num_images: int) -> dict[int, int]:
+    """Sizes of the blocks, by number, that are still to be drawn; all of them if there is no such folder."""
+    target = folder / f"pathfinder{image_size}" / difficulty
+    sizes = {block: min(BLOCK_SIZE, num_images - block * BLOCK_SIZE) for block in range(-(-num_images // BLOCK_SIZE))}
+    return {
+        block: size
+        for block, size in sizes.items()
+        if not (_metadata(target, block).is_file() and _images(target, block).is_dir())
+    }
+
+
+def write_block(target: Path, settings: PathfinderSettings, seed: int, block: int, size: int) -> None:
+    """Generates one block into the folder of a difficulty: its images, then its metadata."""
+    drawn = generate_block(settings, seed, block, size)
+    folder = _images(target, block)
+    _metadata(target, block).unlink(missing_ok=True)  # of images that somebody deleted: it says that all are there
+    folder.mkdir(exist_ok=True)
+    # Renamed into its place, for this may be a process whose parent was killed, and another one may already read here.
+    temporary = folder / f"{UNFINISHED}{os.getpid()}"
+    try:
+        for number, image in enumerate(drawn.images):
+            temporary.write_bytes(encode_png(image))
+            os.replace(temporary, folder / f"sample_{number}.png")
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    # One flush for a thousand files. Without it a crash of the machine could leave metadata and empty images.
+    sync_filesystem(folder)
+    _write_atomically(_metadata(target, block), _metadata_text(settings, drawn, block))
+
+
+def encode_png(image: Bytes) -> bytes:
+    """An (h, w) uint8 image as an 8-bit greyscale PNG. Rows are unfiltered: most of a row is black."""
+    height, width = image.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in image)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows, 6)) + chunk(b"IEND", b"")
+
+
+def _metadata(target: Path, block: int) -> Path:
+    return target / "metadata" / f"{block}.npy"
+
+
+def _images(target: Path, block: int) -> Path:
+    return target / "imgs" / str(block)
+
+
+def _metadata_text(settings: PathfinderSettings, block: PathfinderBlock, number: int) -> str:
+    tail = len(settings.paddle_contrasts)
+    middle = (
+        settings.continuity,
+        settings.contour_length,
+        settings.distractor_length,
+        settings.paddle_length,
+        settings.paddle_thickness,
+    )
+    lines = []
+    for image, (label, margin) in enumerate(zip(block.labels, block.record.margins, strict=True)):
+        columns = (f"imgs/{number}", f"sample_{image}.png", image, label, *middle, margin, tail)
+        lines.append(" ".join(map(str, columns)) + "\n")
+    return "".join(lines)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _claim(target: Path, record: dict[str, Any]) -> None:
+    """Writes the record into a new folder, or compares it with the one that is there."""
+    path = target / RECORD
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        found = list(target.iterdir()) if target.is_dir() else []
+        if any(not entry.name.startswith(UNFINISHED) for entry in found):
+            raise InputError(
+                f"{target}: holds files but no {RECORD}, so they are not this generator's; name another folder"
+            ) from None
+        for leftover in found:  # of a process that was killed right here
+            leftover.unlink(missing_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        _write_atomically(path, json.dumps(record, indent=1) + "\n")
+        return
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: not a generator's record; name another folder, or remove this one")
+    other = [key for key in record | found if record.get(key) != found.get(key)]
+    if other:
+        said = ", ".join(f"{key} {found.get(key)} (now {record.get(key)})" for key in other)
+        raise InputError(f"{target}: generated with {said}; name another folder, or remove this one")
+
+
+def _written(
+    target: Path, settings: PathfinderSettings, seed: int, sizes: dict[int, int], workers: int
+) -> Generator[int, None, None]:
+    """Writes blocks, given by number and size, and yields their numbers as they are done."""
+    if workers <= 1 or not sys.executable:
+        for block, size in sizes.items():
+            write_block(target, settings, seed, block, size)
+            yield block
+        return
+    # Plain child processes instead of multiprocessing, for the reasons given in listops/generator.py. Each has every
+    # n-th block and says on one common pipe when one is done; when nobody reads the pipe any more, it ends.
+    start = (
+        "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from lra_ssm.datamodules.pathfinder import archive"
+    )
+    reading, writing = os.pipe()
+    processes = []
+    try:
+        try:
+            for first in range(workers):
+                blocks = list(sizes.items())[first::workers]
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", f"{start}; archive._worker(sys.argv[2])"]
+                        + [json.dumps([entry or os.getcwd() for entry in sys.path])]
+                        + [json.dumps([str(target), settings, seed, blocks])],
+                        stdin=subprocess.DEVNULL,
+                        stdout=writing,
+                    )
+                )
+        finally:
+            os.close(writing)
+        with os.fdopen(reading) as lines:
+            for line in lines:
+                done = json.loads(line)
+                if isinstance(done, list):
+                    raise OSError(*done)
+                yield done
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise RuntimeError(f"Pathfinder generator processes ended with exit codes {codes}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _worker(arguments: str) -> None:
+    """Writes the given blocks; a line on standard output for each: its number, or [errno, reason, file]."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent is the one to act on it
+    target, values, seed, blocks = json.loads(arguments)
+    settings = PathfinderSettings._make(tuple(value) if isinstance(value, list) else value for value in values)
+    try:
+        for block, size in blocks:
+            try:
+                write_block(Path(target), settings, seed, block, size)
+            except OSError as error:
+                _say([error.errno, error.strerror, error.filename2 or error.filename])
+                return
+            _say(block)
+    except BrokenPipeError:
+        sys.exit(0)  # the parent was killed
+
+
+def _say(value: Any) -> None:
+    """One write, so that lines of several workers do not mix: `print` makes two where PYTHONUNBUFFERED is set."""
+    os.write(1, json.dumps(value).encode() + b"\n")

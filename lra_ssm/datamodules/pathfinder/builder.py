@@ -1,0 +1,90 @@
+"""Builds prepared folders of Pathfinder from a folder in the layout of LRA's archive. Needs no lightning, and torch for
+the random split alone.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.images.splits import (
+    indices_sha256,
+    limited,
+    ordered_split,
+    random_split,
+    require_every_class,
+)
+from lra_ssm.datamodules.pathfinder.reader import generator_of, read_images, read_listing
+from lra_ssm.datamodules.storage.bars import image_bar
+from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.writer import DatasetWriter
+
+log = logging.getLogger(__name__)
+
+DATASET = "pathfinder"
+CLASS_NAMES = ("different contours", "same contour")
+PUBLISHED_COUNT = 200_000
+FRACTIONS = (0.8, 0.1, 0.1)
+# Raise when the same files and settings would give other prepared data than before.
+READER_VERSION = 1
+
+
+def build_from_folder(
+    folder: Path,
+    images: Path,
+    *,
+    resolution: int,
+    split: Literal["s4", "lra"],
+    split_seed: int,
+    limit: int | None,
+    source: dict[str, Any],
+    generated: bool = False,
+) -> None:
+    """Decodes the images of a folder, once, into an empty prepared folder.
+
+    Args:
+        folder: where to.
+        images: the folder with `metadata` and `imgs`.
+        resolution: side of the images.
+        split: "s4": a random split of all images; "lra": consecutive parts.
+        split_seed: of the random one.
+        limit: at most so many images in a split, classes as balanced as they can be; None for all.
+        source: goes into the manifest before what is recorded here.
+        generated: as for `read_listing`.
+
+    Raises:
+        InputError: metadata or an image is missing, damaged or of another size, one of the classes has no image for
+            training, or the disk has no room.
+    """
+    listing = read_listing(images, generated=generated)
+    num, listed = len(listing.labels), listing.record["listed_images"]
+    if listed != PUBLISHED_COUNT and generator_of(images) is None:
+        log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
+    parts = random_split(num, FRACTIONS, split_seed) if split == "s4" else ordered_split(num, FRACTIONS)
+    indices = dict(zip(("train", "val", "test"), parts, strict=True))
+    require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
+    chosen = {name: part[limited(listing.labels[part], limit)] for name, part in indices.items()}
+    total = sum(len(part) for part in chosen.values())
+    check_disk_space(folder, total * (resolution**2 + 8), f"preparing {total:,} images of {images}")
+    writer = DatasetWriter(folder, dataset=DATASET, num_classes=len(CLASS_NAMES))
+    with image_bar(f"reading {total:,} Pathfinder images", total) as advance:
+        for name, part in chosen.items():
+            to = writer.images(name, (resolution, resolution, 1))
+            position = 0
+            for pixels in read_images(images, (listing.paths[index] for index in part), resolution):
+                to.extend(pixels, listing.labels[part[position : position + len(pixels)]])
+                position += len(pixels)
+                advance(len(pixels))
+    writer.finish(
+        source
+        | {
+            "class_names": list(CLASS_NAMES),
+            "limit": limit,
+            "published_counts": listed == PUBLISHED_COUNT,
+            "split": {
+                "kind": split,
+                "seed": split_seed if split == "s4" else None,
+                "sha256": {name: indices_sha256(part) for name, part in indices.items()},
+            },
+            "files": listing.record,
+        }
+    )

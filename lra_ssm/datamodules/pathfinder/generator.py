@@ -1,0 +1,207 @@
+"""Draws Pathfinder images in numbered blocks, each a pure function of (settings, seed, number).
+
+    block = generate_block(SETTINGS[128], seed=0, block=0, size=100)
+    block.images, block.labels, block.record
+
+`archive.write_archive` writes many blocks in the layout of LRA's archive.
+
+Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018), with
+the algorithm of its public generator; Tay et al., "Long Range Arena" (2021).
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.pathfinder.drawing import (
+    DEGREES,
+    FULL,
+    Bytes,
+    Floats,
+    Ints,
+    PaddleTables,
+    marker_stamp,
+    paddle_tables,
+)
+from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings, check_settings, num_single_paddles
+from lra_ssm.datamodules.pathfinder.snakes import Canvas, Paddles, below, grow_contours, grow_distractors
+from lra_ssm.errors import InputError
+
+Shorts = npt.NDArray[np.uint16]
+
+# Raise when the same settings and seed would give other images than before.
+GENERATOR_VERSION = 1
+# Images drawn at the same time, for the cache's sake.
+CHUNK = 64
+
+
+class Record(NamedTuple):
+    """What was drawn, by image. Points are (y, x) in pixels, the middle of the first pixel being (0, 0).
+
+    A paddle is two points, the end nearer to its snake's start first; NaN where a distractor found no room.
+    """
+
+    margins: Ints  # (n,)
+    contours: Floats  # (n, 2, C, 2, 2): snake, paddle, end, coordinate
+    distractors: Floats  # (n, D, d, 2, 2)
+    singles: Floats  # (n, S, 1, 2, 2), S = 0 unless settings.use_single_paddles
+    markers: Ints  # (n, 2, 2): the disc at a contour's start, the disc at a contour's end
+    marked: Ints  # (n, 2): on which contour each disc is; the same where the label is 1
+
+
+class PathfinderBlock(NamedTuple):
+    """Images (n, size, size) uint8, labels (n,) uint8 (1: both discs are on the same contour), and the record."""
+
+    images: Bytes
+    labels: Bytes
+    record: Record
+
+
+def block_generator(seed: int, block: int) -> np.random.RandomState:
+    """A stream of its own for every block. numpy promises that RandomState's streams never change (NEP 19)."""
+    digest = hashlib.sha256(f"pathfinder/{seed}/{block}".encode()).digest()
+    return np.random.RandomState(np.frombuffer(digest, dtype="<u4").astype(np.uint32))
+
+
+def generate_block(settings: PathfinderSettings, seed: int, block: int, size: int) -> PathfinderBlock:
+    """Draws one block.
+
+    Labels are exactly balanced: half of them 1, and of an odd number one more in odd blocks. A label decides
+    where the second disc is and nothing else.
+
+    Args:
+        settings: what to draw from.
+        seed: any integer.
+        block: the block's number, from 0.
+        size: images in it; another size gives other images.
+
+    Raises:
+        InputError: settings that make no sense or leave no room.
+    """
+    check_settings(settings)
+    if size < 1 or block < 0:
+        raise InputError(f"Pathfinder block {block} of {size} images: needs a number from 0 and at least 1 image")
+    rng = block_generator(seed, block)
+    labels = _shuffled((np.arange(size) + block) % 2, rng)
+    margins = np.array(settings.paddle_margins)[below(rng, len(settings.paddle_margins), size)]
+    # Drawn last on an image, but here, so that a label has its share of every margin whatever the contours took.
+    origins = below(rng, 2, size)
+    marked = np.stack([origins, np.where(labels == 1, origins, 1 - origins)], axis=1)
+    most_singles = max(num_single_paddles(settings, margin) for margin in settings.paddle_margins)
+    record = Record(
+        margins=margins,
+        contours=np.full((size, 2, settings.contour_length, 2, 2), np.nan),
+        distractors=np.full((size, settings.num_distractor_snakes, settings.distractor_length, 2, 2), np.nan),
+        singles=np.full((size, most_singles, 1, 2, 2), np.nan),
+        markers=np.zeros((size, 2, 2), dtype=np.int64),
+        marked=marked,
+    )
+    images = np.empty((size, settings.image_size, settings.image_size), dtype=np.uint8)
+    for margin in sorted(set(settings.paddle_margins)):
+        numbers = np.flatnonzero(margins == margin)
+        if not len(numbers):
+            continue
+        tables = paddle_tables(settings, margin)
+        contours = grow_contours(tables, settings, len(numbers), rng)
+        for first in range(0, len(numbers), CHUNK):
+            chunk = numbers[first : first + CHUNK]
+            part = Paddles(*(array[first : first + CHUNK] for array in contours))
+            images[chunk] = _finish(settings, tables, part, chunk, record, rng)
+    return PathfinderBlock(images, labels.astype(np.uint8), record)
+
+
+def _finish(
+    settings: PathfinderSettings,
+    tables: PaddleTables,
+    contours: Paddles,
+    numbers: Ints,
+    record: Record,
+    rng: np.random.RandomState,
+) -> Bytes:
+    """Adds distractors and discs to contours (m, 2, C), fills in the record's rows `numbers`, and draws."""
+    count = len(numbers)
+    lanes = np.arange(count)
+    canvas = Canvas(tables, count)
+    for snake in range(2):
+        for paddle in range(settings.contour_length):
+            canvas.add(lanes, contours.starts[:, snake, paddle], contours.stamps[:, snake, paddle])
+    distractors = grow_distractors(
+        canvas,
+        settings,
+        settings.num_distractor_snakes,
+        settings.distractor_length,
+        settings.max_distractor_contour_retrial,
+        rng,
+    )
+    num_singles = num_single_paddles(settings, tables.margin)
+    singles = grow_distractors(canvas, settings, num_singles, 1, settings.max_paddle_retrial, rng)
+    marked = record.marked[numbers]
+    # A contour's first stamp starts at its start, its last one at its end.
+    discs = np.stack(
+        [contours.starts[lanes, marked[:, 0], 0], contours.starts[lanes, marked[:, 1], -1]],
+        axis=1,
+    )
+    record.contours[numbers] = _points(tables, contours)
+    record.distractors[numbers] = _points(tables, distractors)
+    record.singles[numbers, :num_singles] = _points(tables, singles)
+    record.markers[numbers] = _pixels(tables, discs)
+
+    # In hundredths of 1/255: contrasts are given to two digits.
+    area = tables.side**2
+    sheet = np.zeros(count * area, dtype=np.uint16)
+    strength = _contour_contrasts(settings, count, rng)
+    drawn = [(contours, strength)]
+    for others in (distractors, singles):
+        drawn.append((others, _pick(settings.snake_contrasts, others.starts.shape, rng)))
+    for paddles, contrasts in drawn:
+        flat = Paddles(*(array.reshape(count, -1) for array in paddles))
+        for column, percent in enumerate(contrasts.reshape(count, -1).T):
+            there = np.flatnonzero(flat.starts[:, column] >= 0)
+            stamps = flat.stamps[there, column]
+            pixels = (there * area + flat.starts[there, column])[:, None] + tables.line.offsets[stamps]
+            values = tables.line.values[stamps] * percent[there, None]
+            sheet[pixels] = np.maximum(sheet[pixels], values)
+    disc = marker_stamp(settings, tables.side)
+    for place in discs.T:
+        pixels = (lanes * area + place)[:, None] + disc.offsets
+        sheet[pixels] = np.maximum(sheet[pixels], disc.values.astype(np.uint16) * 100)
+
+    reach, side = tables.reach, tables.side
+    framed = sheet.reshape(count, side, side)[:, reach : side - reach, reach : side - reach]
+    # The brightest pixel of every image becomes 255; contrasts above 1 would otherwise be cut off.
+    scale = np.float32(FULL) / framed.max(axis=(1, 2), keepdims=True).astype(np.float32)
+    return (framed * scale + np.float32(0.5)).astype(np.uint8)
+
+
+def _shuffled(values: Ints, rng: np.random.RandomState) -> Ints:
+    # Not RandomState.permutation: here too, random_sample is all that is used.
+    return values[np.argsort(rng.random_sample(len(values)), kind="stable")]
+
+
+def _pick(contrasts: tuple[float, ...], shape: tuple[int, ...], rng: np.random.RandomState) -> Shorts:
+    percent = np.array([round(100 * contrast) for contrast in contrasts], dtype=np.uint16)
+    return percent[below(rng, len(percent), shape)]
+
+
+def _contour_contrasts(settings: PathfinderSettings, count: int, rng: np.random.RandomState) -> Shorts:
+    """(count, 2, C): a snake's contrast times its paddles'; paddles of the two contours share theirs, as published."""
+    snakes = _pick(settings.snake_contrasts, (count, 2, 1), rng).astype(np.uint32)
+    paddles = _pick(settings.paddle_contrasts, (count, 1, settings.contour_length), rng)
+    return ((snakes * paddles + 50) // 100).astype(np.uint16)
+
+
+def _pixels(tables: PaddleTables, numbers: Ints) -> Ints:
+    """Pixels of a framed image as y, x of the image: (…) to (…, 2)."""
+    return np.stack([numbers // tables.side, numbers % tables.side], axis=-1) - tables.reach
+
+
+def _points(tables: PaddleTables, paddles: Paddles) -> Floats:
+    """Both ends of paddles (…) as (…, 2, 2), the end where the snake came from first; NaN where there is none."""
+    starts = _pixels(tables, paddles.starts).astype(np.float64)
+    others = starts + tables.ends[paddles.stamps]
+    first = (paddles.stamps < DEGREES)[..., None]
+    points = np.stack([np.where(first, starts, others), np.where(first, others, starts)], axis=-2)
+    points[paddles.starts < 0] = np.nan
+    return points

@@ -1,0 +1,194 @@
+"""Pathfinder and Path-X as a LightningDataModule: are two discs the ends of one dashed contour?
+
+Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018); Tay et
+al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.images.transforms import PixelSequence
+from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
+from lra_ssm.datamodules.pathfinder.archive import generator_record, missing_blocks, write_archive
+from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
+from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, stand_ins
+from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
+from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
+from lra_ssm.errors import InputError
+
+
+class Pathfinder(PreparedDataModule):
+    """Pathfinder; Path-X is resolution 128. Batches are `batches.Batch` without lengths, L = resolution² pixels.
+
+    Inputs are (B, L, 1) float32 (`d_input` 1), or for inputs "lra" (B, L) int64 tokens (`vocab_size` 256). Of 200,000
+    images 160,000 are for training, 20,000 for validation, 20,000 for test; all have two classes.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: "generated"; "lra" for LRA's images below the root (layouts: data/README.md); or a folder with
+            `metadata` and `imgs`, or with `pathfinder<resolution>/<difficulty>/` above them.
+        resolution: side of the images in pixels.
+        difficulty: curv_baseline is LRA's easy one, curv_contour_length_9 intermediate, curv_contour_length_14 hard,
+            which is what LRA reports.
+        num_images: how many are generated, over all splits; for source "generated" alone. They are written in the
+            layout of LRA's archive below `<root>/pathfinder/`, going on where a killed process was, and may be deleted
+            once they are prepared.
+        generator_seed: of the generated images.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        inputs: "s4": pixels in [0, 1], as in the public S4 code's experiments; "s5": in [−1, 1], as in S5's; "lra":
+            integers 0 to 255, as in LRA's own.
+        split: "s4": 80, 10 and 10 % at random over the whole set, as in the public S4 code; "lra": in the files' order.
+        split_seed: of the random split; 42 is the public S4 code's.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset = DATASET
+    sources = ("generated", "lra")
+    num_classes: int = len(CLASS_NAMES)
+    class_names: tuple[str, ...] = CLASS_NAMES
+
+    def __init__(
+        self,
+        root: str | None = None,
+        source: str = "generated",
+        resolution: Literal[32, 64, 128, 256] = 32,
+        difficulty: Literal[
+            "curv_baseline", "curv_contour_length_9", "curv_contour_length_14"
+        ] = "curv_contour_length_14",
+        num_images: int = 200_000,
+        generator_seed: int = 0,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        inputs: Literal["s4", "s5", "lra"] = "s4",
+        split: Literal["s4", "lra"] = "s4",
+        split_seed: int = 42,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
+        self.resolution, self.difficulty = resolution, difficulty
+        self.generator_seed = generator_seed
+        # A limited dataset is generated no larger than it has to be: four fifths of the images are for training.
+        self.num_images = num_images if limit is None else min(num_images, max(10, -(-limit * 5 // 4)))
+        self.inputs, self.split, self.split_seed, self.limit = inputs, split, split_seed, limit
+        self.require(resolution in SIZES, "resolution", f"must be one of {', '.join(map(str, SIZES))}")
+        self.require(difficulty in DIFFICULTIES, "difficulty", f"must be one of {', '.join(DIFFICULTIES)}")
+        self.require(inputs in ("s4", "s5", "lra"), "inputs", "must be s4, s5 or lra")
+        self.require(split in ("s4", "lra"), "split", "must be s4 or lra")
+        self.require(num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
+        self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
+        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        self.image_size = (resolution, resolution)
+        self.d_input = None if inputs == "lra" else 1
+        self.vocab_size = 256 if inputs == "lra" else None
+
+    def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
+        assert isinstance(split, ImageSplit)
+        transforms = {"s4": PixelSequence(), "s5": PixelSequence((0.5,), (0.5,)), "lra": PixelSequence(None, None)}
+        return ImageDataset(split, transforms[self.inputs])
+
+    def record(self) -> dict[str, Any]:
+        split = {"split": self.split} | ({"split_seed": self.split_seed} if self.split == "s4" else {})
+        common = {"reader": READER_VERSION, "resolution": self.resolution, **split, "limit": self.limit}
+        if self.source == "generated":
+            return common | {"generator": self._generator()}
+        files = {"files": file_stats(stand_ins(self._folder()))} if self.kind() == "files" else {}
+        return common | {"difficulty": self.difficulty, **files}
+
+    def build(self, folder: Path) -> None:
+        source: dict[str, Any] = {
+            "kind": self.kind(),
+            "resolution": self.resolution,
+            "difficulty": self.difficulty,
+        }
+        if self.source == "generated":
+            self._check_room(folder)
+            images = write_archive(
+                self.archive_folder,
+                settings_for(self.resolution, self.difficulty),
+                self.generator_seed,
+                self.num_images,
+                difficulty=self.difficulty,
+            )
+            source |= {"seed": self.generator_seed, "generator": self._generator()}
+        else:
+            images = self._folder()
+            archive, generator = read_note(images), generator_of(images)
+            source |= ({"archive": archive} if archive else {}) | ({"generator": generator} if generator else {})
+        build_from_folder(
+            folder,
+            images,
+            resolution=self.resolution,
+            split=self.split,
+            split_seed=self.split_seed,
+            limit=self.limit,
+            source=source,
+            generated=self.source == "generated",
+        )
+
+    def fetch(self) -> None:
+        """Downloads LRA's release and unpacks this resolution's images below the root, for source "lra"."""
+        if self.source == "lra" and self._find() is None:
+            fetch_lra_release(self.root, f"pathfinder{self.resolution}/{self.difficulty}")
+
+    @property
+    def archive_folder(self) -> Path:
+        """Where generated images are written, in the layout of LRA's archive."""
+        digest = hashlib.sha256(json.dumps(self._generator(), sort_keys=True).encode()).hexdigest()
+        return self.root / DATASET / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
+
+    def _check_room(self, folder: Path) -> None:
+        """Both for the images, which take a block of the disk each at least, and for what is prepared of them."""
+        area, num = self.resolution**2, self.num_images
+        missing = sum(missing_blocks(self.archive_folder, self.resolution, self.difficulty, num).values())
+        pictures = missing * max(4096, area // 5)
+        prepared = num if self.limit is None else min(num, 3 * self.limit)
+        check_disk_space(folder, pictures + prepared * (area + 8), f"generating {num:,} Pathfinder images")
+
+    def _generator(self) -> dict[str, Any]:
+        return generator_record(settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images)
+
+    def _find(self) -> Path | None:
+        if self.source == "lra":
+            return find_lra(self.root, self.resolution, self.difficulty)
+        path = named_source(type(self).__name__, self.source, "generated, lra", folder=True)
+        try:
+            return find_folder(path, self.resolution, self.difficulty)
+        except OSError as error:  # a folder that may not be looked into
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+    def _places(self) -> tuple[str, ...]:
+        return places(self.resolution, self.difficulty)
+
+    def _folder(self) -> Path:
+        folder = self._find()
+        if folder is not None:
+            return folder
+        if self.source == "lra":
+            raise InputError(
+                f"{self.root}: holds none of LRA's images in {', '.join(self._places())};"
+                f" `lra-ssm prepare pathfinder --source=lra --resolution={self.resolution}"
+                f" --difficulty={self.difficulty} --root={self.root}` downloads LRA's"
+                " release, and source generated needs none"
+            )
+        raise InputError(
+            f"{self.source}: holds no Pathfinder images; expected the folders metadata and imgs in it, or in"
+            f" pathfinder{self.resolution}/{self.difficulty} below it"
+        )

@@ -1,0 +1,274 @@
+"""Reads Pathfinder in the layout of LRA's archive, which is the public generator's too.
+
+    <folder>/metadata/<number>.npy               columns: folder, file, number, label, …
+    <folder>/imgs/<number>/sample_<number>.png   8-bit gray, square
+
+In LRA's archive the metadata files are plain text, one image a line, in spite of their name; the public generator
+writes real .npy files. The images' order is that of the metadata files' numbers and their lines. Needs neither torch
+nor lightning.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.images.decoding import decode_image
+from lra_ssm.datamodules.images.restricted_pickle import load_restricted
+from lra_ssm.datamodules.pathfinder.archive import RECORD
+from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES
+from lra_ssm.errors import InputError
+
+CHUNK = 250  # images read by one thread at a time
+READERS = 8
+MISSING = -1  # size of a file that is not there
+NPY = b"\x93NUMPY"
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Listing(NamedTuple):
+    """The images of a folder in order, the empty ones left out.
+
+    `record` is for the manifest: how many metadata files of which formats, their sha256, and the empty images.
+    """
+
+    paths: list[str]
+    labels: npt.NDArray[np.int64]
+    record: dict[str, Any]
+
+
+def places(resolution: int, difficulty: str) -> tuple[str, ...]:
+    """Where below a data root LRA's images are, by the habits of LRA's archive, S5 and the public S4 code."""
+    task = f"pathfinder{resolution}/{difficulty}"
+    return tuple(above + task for above in ("lra_release/lra_release/", "lra_release/", "pathfinder/", ""))
+
+
+def find_folder(path: Path, resolution: int, difficulty: str) -> Path | None:
+    """The folder with `metadata` and `imgs`: the path itself or below it; None if there is none.
+
+    Raises:
+        InputError: the path itself has them, and is named after another difficulty.
+    """
+    if has_images(path) and path.name in DIFFICULTIES and path.name != difficulty:
+        raise InputError(f"{path}: is named after another difficulty than {difficulty}; give difficulty {path.name}")
+    candidates = (path / place for place in ("", difficulty, *places(resolution, difficulty)))
+    return next((folder for folder in candidates if has_images(folder)), None)
+
+
+def find_lra(root: Path, resolution: int, difficulty: str) -> Path | None:
+    """LRA's images in one of `places` below a data root; images that our generator wrote there are not LRA's."""
+    candidates = (root / place for place in places(resolution, difficulty))
+    return next((path for path in candidates if has_images(path) and generator_of(path) is None), None)
+
+
+def generator_of(folder: Path) -> dict[str, Any] | None:
+    """What our generator recorded of the images that it wrote into a folder; None if somebody else did.
+
+    Raises:
+        InputError: the record is damaged.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: is no record of a generator ({error})") from error
+    return dict(record)
+
+
+def has_images(folder: Path) -> bool:
+    """Whether a folder has `metadata` and `imgs`."""
+    return (folder / "metadata").is_dir() and (folder / "imgs").is_dir()
+
+
+def stand_ins(folder: Path) -> list[Path]:
+    """Files and folders whose sizes and times tell whether the content may have changed: not each of 200,000 images."""
+    return [*metadata_files(folder), *sorted(entry for entry in (folder / "imgs").iterdir() if entry.is_dir())]
+
+
+def metadata_files(folder: Path) -> list[Path]:
+    """Sorted by number.
+
+    Raises:
+        InputError: there are none, or one has no number.
+    """
+    files = [path for path in (folder / "metadata").glob("*.npy") if not path.name.startswith(".")]
+    for path in files:
+        if not path.stem.isdecimal():
+            raise InputError(f"{path}: is no Pathfinder metadata file; they are named 0.npy, 1.npy, …")
+    if not files:
+        raise InputError(f"{folder / 'metadata'}: holds no Pathfinder metadata (0.npy, 1.npy, …)")
+    return sorted(files, key=lambda path: int(path.stem))
+
+
+def read_listing(folder: Path, *, generated: bool = False) -> Listing:
+    """Reads all metadata, and finds out which images are empty.
+
+    Args:
+        folder: with `metadata` and `imgs`.
+        generated: whether they are our own: LRA's archive is known to hold empty images, the generator writes none.
+
+    Raises:
+        InputError: metadata is not as published, an image is missing, or a generated one is empty; names it.
+    """
+    paths: list[str] = []
+    labels: list[int] = []
+    formats: set[str] = set()
+    digest = hashlib.sha256()
+    files = metadata_files(folder)
+    for file in files:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+        digest.update(data)
+        formats.add("npy" if data.startswith(NPY) else "text")
+        for number, row in enumerate(_npy_rows(data, file) if data.startswith(NPY) else _text_rows(data, file), 1):
+            path, label = _entry(row, f"{file} line {number}")
+            paths.append(path)
+            labels.append(label)
+    if len(set(paths)) != len(paths):
+        raise InputError(f"{folder / 'metadata'}: lists an image twice")
+    if not paths:
+        raise InputError(f"{folder / 'metadata'}: lists no images")
+    sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
+    kept = np.flatnonzero(sizes)
+    empty = [path for path, size in zip(paths, sizes, strict=True) if not size]
+    missing = next((path for path, size in zip(paths, sizes, strict=True) if size == MISSING), None)
+    lost = missing or (empty[0] if generated and empty else None)
+    if lost is not None:
+        what = "is listed in the metadata but missing" if missing else "is an empty file"
+        block = folder / "metadata" / f"{PurePosixPath(lost).parent.name}.npy"
+        remedy = f"; delete {block} and its images are drawn again" if generated else ""
+        raise InputError(f"{folder / lost}: {what}{remedy}")
+    # Nobody has published digests of these files; the generated ones are told by the generator's record.
+    known = {} if generated else {"folder": str(folder), "digest": "unknown"}
+    record = {
+        "metadata_files": len(files),
+        "metadata_format": "+".join(sorted(formats)),
+        "metadata_sha256": digest.hexdigest(),
+        "listed_images": len(paths),
+        "empty_images": empty,
+        **known,
+    }
+    return Listing([paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], record)
+
+
+def read_images(folder: Path, paths: Iterable[str], resolution: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Decodes images of `folder` in the order of `paths`: arrays (n, resolution, resolution, 1), few images at a time.
+
+    Raises:
+        InputError: an image cannot be read, is damaged or of another size.
+    """
+    for contents in _concurrently(lambda some: _read(folder, some), _chunks([*paths], CHUNK)):
+        yield np.stack([decode_image(data, "L", (resolution, resolution), path).pixels for path, data in contents])
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------------
+
+
+def _text_rows(data: bytes, file: Path) -> Iterator[list[str]]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: is neither text nor a .npy file") from error
+    return (line.split() for line in text.splitlines())
+
+
+def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
+    """Rows of an array (n, columns) of strings, or of objects: a pickle, of which only plain values are accepted."""
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, _, dtype = (
+            np.lib.format.read_array_header_1_0(stream)
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0(stream)
+        )
+        if dtype.hasobject:
+            array = load_restricted(stream, file)
+        else:
+            stream.seek(0)
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{file}: is a damaged .npy file ({type(error).__name__})") from error
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.ndim != 2 or array.dtype.kind not in "USO":
+        raise InputError(f"{file}: is not an array (images, columns) of strings")
+    return ([_string(value) for value in row] for row in array.tolist())
+
+
+def _string(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _entry(row: list[str], where: str) -> tuple[str, int]:
+    """Path of the image below the folder, and label."""
+    if len(row) < 4 or row[3] not in ("0", "1", "0.0", "1.0"):
+        raise InputError(f"{where}: {' '.join(row)[:100]!r} is not folder, file, number, label (0 or 1)")
+    path = PurePosixPath(row[0], row[1])
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(f"{where}: {str(path)!r} is not a path below the folder")
+    return str(path), int(row[3][0])
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def _sizes(folder: Path, paths: list[str]) -> npt.NDArray[np.int64]:
+    sizes = np.empty(len(paths), dtype=np.int64)
+    for number, path in enumerate(paths):
+        try:
+            sizes[number] = os.stat(folder / path).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            sizes[number] = MISSING
+        except OSError as error:
+            raise InputError(f"{folder / path}: cannot be read ({error.strerror})") from error
+    return sizes
+
+
+def _read(folder: Path, paths: list[str]) -> list[tuple[str, bytes]]:
+    """Names and contents of files."""
+    contents = []
+    for path in (os.path.join(folder, path) for path in paths):
+        try:
+            with open(path, "rb", buffering=0) as file:
+                contents.append((path, file.read()))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return contents
+
+
+def _chunks(values: list[T], size: int) -> Iterator[list[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _concurrently(function: Callable[[T], R], inputs: Iterable[T]) -> Iterator[R]:
+    """Results in order, few at a time in memory. Threads that wait for the disk: network disks answer late.
+
+    Decoding stays outside: PIL keeps Python's lock while it decodes small images, so threads would only wait for it.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        running: deque[Future[R]] = deque()
+        try:
+            for value in inputs:
+                running.append(pool.submit(function, value))
+                if len(running) > READERS:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()

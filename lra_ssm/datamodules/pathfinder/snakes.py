@@ -1,0 +1,289 @@
+"""Grows Pathfinder's snakes, many images in lockstep: n images of one margin are a few thousand numpy calls.
+
+Every choice is made with whole numbers and `RandomState.random_sample`, whose stream numpy promises not to change, so
+that the same generator gives the same snakes on every machine.
+
+Shape legend: n images; m of them at work ("lanes"); C paddles of a contour; D distractors of d paddles; T the side of a
+framed image (see drawing.py); P pixels of a stamp; K pixels of a circle.
+
+Source: Linsley et al. (2018) and the algorithm of its public generator (drewlinsley/pathfinder, snakes2.py). Three
+things are stricter here, so that no two paddles of an image ever overlap by the rule: a contour also keeps off the
+other one's newest paddle, the second seed keeps off the first and the padding, and distractors keep off the last paddle
+of both contours. There they went unseen, and where contours cross, the label is a guess.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.pathfinder.drawing import DEGREES, FULL, WEIGHT_ONE, Ints, PaddleTables
+from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings
+from lra_ssm.errors import InputError
+
+Flags = npt.NDArray[np.bool_]
+
+# A circle whose weights sum to less (1e-4 of one free pixel straight ahead) is a dead end.
+LEAST_WEIGHT = 1e-4 * FULL * WEIGHT_ONE
+# A pixel is free for a new snake where no more than 0.3 of it is taken.
+FREE = 76
+# Contours that grow at the same time: enough to hide numpy's cost per call, few enough for the cache.
+LANES = 256
+# Contours are given up when this many attempts in a row, over all lanes, end in a dead end.
+MAX_FAILURES = 200_000
+
+
+class Paddles(NamedTuple):
+    """Paddles as stamps: where each starts, as a pixel of the framed image, and which it is; -1: not drawn."""
+
+    starts: Ints
+    stamps: Ints
+
+
+class Canvas:
+    """The masks of m images, flat (m T T): how much of each pixel is covered by a paddle and its margin, 0 to FULL."""
+
+    def __init__(self, tables: PaddleTables, count: int) -> None:
+        self.tables = tables
+        self.area = tables.side**2
+        self.mask = np.tile(tables.frame, count)
+
+    def bases(self, lanes: Ints) -> Ints:
+        """Numbers of the lanes' first pixels."""
+        return lanes * self.area
+
+    def clear(self, lanes: Ints) -> None:
+        self.mask.reshape(-1, self.area)[lanes] = self.tables.frame
+
+    def add(self, lanes: Ints, starts: Ints, stamps: Ints) -> None:
+        """Adds one paddle to each lane; lanes must differ."""
+        stamp = self.tables.mask
+        pixels = ((self.bases(lanes) + starts)[:, None] + stamp.offsets[stamps]).ravel()
+        self.mask[pixels] = np.maximum(self.mask[pixels], stamp.values[stamps].ravel())
+
+    def fits(self, lanes: Ints, starts: Ints, stamps: Ints) -> Flags:
+        """Whether a paddle overlaps with nothing in its lane's mask."""
+        core = self.tables.core
+        taken = self.mask[(self.bases(lanes) + starts)[:, None] + core.offsets[stamps]]
+        return (taken <= core.values[stamps]).all(axis=1)
+
+
+def below(rng: np.random.RandomState, bounds: int | Ints, shape: int | tuple[int, ...]) -> Ints:
+    """Whole numbers from 0 to bounds - 1, uniform up to 2**-53."""
+    return np.floor(rng.random_sample(shape) * bounds).astype(np.int64)
+
+
+def extend(
+    canvas: Canvas, lanes: Ints, pivots: Ints, stamps: Ints, retrials: int, rng: np.random.RandomState
+) -> tuple[Ints, Ints, Ints]:
+    """Adds, in thought, a paddle to a snake in each lane.
+
+    Args:
+        canvas: everything but the snakes' own last paddles.
+        lanes, pivots, stamps: (m,) the snakes' last pivots and paddles.
+        retrials: how often an overlapping paddle is drawn again.
+        rng: where to draw from.
+
+    Returns:
+        (m,) each: the new pivots, and the new paddles' starts and stamps, both -1 where there is none that fits.
+    """
+    tables = canvas.tables
+    pivots = pivots + tables.steps[stamps]
+    # The margin around the end must be free too: the circle's pixels are weighted by the most taken pixel around each.
+    around = canvas.mask[(canvas.bases(lanes) + pivots)[:, None, None] + tables.around[stamps]]
+    # Copied (D, m, F), because numpy is four times as fast over the first axis as over the middle one.
+    around = np.ascontiguousarray(around.transpose(1, 0, 2))
+    sums = np.cumsum(tables.weights[stamps] * (FULL - around.max(axis=0)), axis=1, dtype=np.int32)
+    totals = sums[:, -1]
+    starts, chosen = np.full((2, len(lanes)), -1)
+    pending = np.flatnonzero(totals >= LEAST_WEIGHT)
+    for _ in range(retrials + 1):
+        if not len(pending):
+            break
+        threshold = rng.random_sample(len(pending)) * totals[pending]
+        pixel = tables.ahead[stamps[pending], (sums[pending] <= threshold[:, None]).sum(axis=1)]
+        ends = pivots[pending] + tables.circle[pixel]
+        fits = canvas.fits(lanes[pending], ends, DEGREES + pixel)
+        found = pending[fits]
+        starts[found], chosen[found] = ends[fits], DEGREES + pixel[fits]
+        pending = pending[~fits]
+    return pivots, starts, chosen
+
+
+class _FirstSeeds:
+    """Where the first contour may start, for each of the 360 directions: as far inside as two seed distances."""
+
+    def __init__(self, tables: PaddleTables, settings: PathfinderSettings) -> None:
+        # Offsets as y, x; the pixels from which all of a footprint lies in a square are a rectangle.
+        offsets = tables.footprint.offsets[:DEGREES] + tables.reach * (tables.side + 1)
+        parts = np.stack([offsets // tables.side, offsets % tables.side]) - tables.reach
+        inset = 2 * settings.seed_distance
+        self.low = inset - parts.min(axis=2) + tables.reach
+        self.size = settings.image_size - 2 * inset - (parts.max(axis=2) - parts.min(axis=2))
+        self.side = tables.side
+        self.degrees = np.flatnonzero((self.size > 0).all(axis=0))
+        if not len(self.degrees):
+            raise InputError(
+                f"Pathfinder image_size {settings.image_size}: no paddle of length {settings.paddle_length} and margin"
+                f" {tables.margin} fits two seed distances ({settings.seed_distance}) away from its edges"
+            )
+
+    def draw(self, count: int, rng: np.random.RandomState) -> tuple[Ints, Ints]:
+        """Starts and stamps (count,). A direction without room would be drawn again; it is left out instead."""
+        degrees = self.degrees[below(rng, len(self.degrees), count)]
+        y, x = self.low[:, degrees] + below(rng, self.size[:, degrees], (2, count))
+        return y * self.side + x, degrees
+
+
+def grow_contours(
+    tables: PaddleTables, settings: PathfinderSettings, count: int, rng: np.random.RandomState
+) -> Paddles:
+    """Grows two contours in each of `count` images.
+
+    Both grow by a paddle in turn; where one finds no room, both are thrown away. Attempts run in lanes, and the first
+    `count` that succeed are kept. As every success takes equally many steps, that keeps no kind more often than others.
+
+    Returns:
+        Paddles (count, 2, C).
+
+    Raises:
+        InputError: there is no room for such contours.
+    """
+    length, retrials = settings.contour_length, settings.max_paddle_retrial
+    seeds = _FirstSeeds(tables, settings)
+    ring = [(round(settings.seed_distance * np.sin(a)), round(settings.seed_distance * np.cos(a)))
+            for a in np.radians(np.arange(DEGREES))]  # fmt: skip
+    second = np.array([dy * tables.side + dx for dy, dx in ring])
+    lanes = np.arange(LANES)
+    # What snake s must keep off: the other one, and itself but for its last paddle.
+    views = Canvas(tables, len(lanes)), Canvas(tables, len(lanes))
+    kept: list[tuple[Ints, Ints]] = []
+    starts, stamps = np.zeros((2, len(lanes), 2, length), dtype=np.int64)
+    pivots = np.zeros((len(lanes), 2), dtype=np.int64)
+    grown = np.zeros(len(lanes), dtype=np.int64)  # paddles in each of a lane's contours; 0: to be started
+    done = failures = 0
+    while done < count:
+        empty = np.flatnonzero(grown == 0)
+        if len(empty):
+            first, stamp = seeds.draw(len(empty), rng)
+            starts[empty, 0, 0], stamps[empty, 0, 0] = first, stamp
+            starts[empty, 1, 0] = first + second[below(rng, DEGREES, len(empty))]
+            stamps[empty, 1, 0] = below(rng, DEGREES, len(empty))
+            for view in views:
+                view.clear(empty)
+            views[1].add(empty, starts[empty, 0, 0], stamps[empty, 0, 0])
+            fits = views[1].fits(empty, starts[empty, 1, 0], stamps[empty, 1, 0])
+            views[0].add(empty, starts[empty, 1, 0], stamps[empty, 1, 0])
+            pivots[empty] = starts[empty, :, 0] + tables.first_pivots[stamps[empty, :, 0]]
+            grown[empty[fits]] = 1
+        alive = np.flatnonzero(grown > 0)
+        for snake, view in enumerate(views):
+            last = starts[alive, snake, grown[alive] - 1], stamps[alive, snake, grown[alive] - 1]
+            new_pivots, ends, chosen = extend(view, alive, pivots[alive, snake], last[1], retrials, rng)
+            found = ends >= 0
+            grown[alive[~found]] = 0
+            alive = alive[found]
+            pivots[alive, snake] = new_pivots[found]
+            starts[alive, snake, grown[alive]], stamps[alive, snake, grown[alive]] = ends[found], chosen[found]
+            view.add(alive, last[0][found], last[1][found])
+            views[1 - snake].add(alive, ends[found], chosen[found])
+        grown[alive] += 1
+        finished = alive[grown[alive] == length][: count - done]
+        if len(finished):
+            kept.append((starts[finished], stamps[finished]))
+        grown[finished] = 0
+        done += len(finished)
+        failures = 0 if len(finished) else failures + int((grown == 0).sum())
+        if failures > MAX_FAILURES:
+            raise InputError(
+                f"Pathfinder image_size {settings.image_size}: {failures} attempts at two contours of {length} paddles"
+                " found no room; make them shorter or the image larger"
+            )
+    return Paddles(np.concatenate([k[0] for k in kept]), np.concatenate([k[1] for k in kept]))
+
+
+def grow_distractors(
+    canvas: Canvas, settings: PathfinderSettings, count: int, length: int, retrials: int, rng: np.random.RandomState
+) -> Paddles:
+    """Adds snakes of `length` paddles, one after the other, to every image of a canvas; where there is no room, none.
+
+    Args:
+        canvas: of m images; the new snakes are added to it.
+        settings: of the images.
+        count, length: how many snakes, of how many paddles.
+        retrials: how often a snake is started again.
+        rng: where to draw from.
+
+    Returns:
+        Paddles (m, count, length), -1 where a snake was left out.
+    """
+    tables, area = canvas.tables, canvas.area
+    total = len(canvas.mask) // area
+    out = Paddles(*np.full((2, total, count, length), -1))
+    masks = canvas.mask.reshape(total, area)
+    for number in range(count):
+        lanes = np.arange(total)
+        for _ in range(retrials + 1):
+            before = masks[lanes]
+            starts, stamps = np.full((2, len(lanes), length), -1)
+            starts[:, 0], stamps[:, 0] = _seeds(canvas, settings, lanes, rng)
+            alive = np.flatnonzero(starts[:, 0] >= 0)
+            pivots = starts[:, 0] + tables.first_pivots[stamps[:, 0]]
+            for paddle in range(1, length):
+                last = starts[alive, paddle - 1], stamps[alive, paddle - 1]
+                pivots[alive], starts[alive, paddle], stamps[alive, paddle] = extend(
+                    canvas, lanes[alive], pivots[alive], last[1], settings.max_paddle_retrial, rng
+                )
+                found = starts[alive, paddle] >= 0
+                alive = alive[found]
+                canvas.add(lanes[alive], last[0][found], last[1][found])
+            canvas.add(lanes[alive], starts[alive, -1], stamps[alive, -1])
+            out.starts[lanes[alive], number], out.stamps[lanes[alive], number] = starts[alive], stamps[alive]
+            failed = np.ones(len(lanes), dtype=bool)
+            failed[alive] = False
+            masks[lanes[failed]] = before[failed]
+            lanes = lanes[failed]
+            if not len(lanes):
+                break
+    return out
+
+
+def _seeds(canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.random.RandomState) -> tuple[Ints, Ints]:
+    """A first paddle for each lane: a direction, then one of the pixels from which it touches nothing.
+
+    Pixels are tried at random and the first that will do is taken, which is as likely to be any of them; lanes in
+    which none of a few did are searched through.
+
+    Returns:
+        Starts and stamps (m,); starts are -1 where there is no such pixel.
+    """
+    tables, size = canvas.tables, settings.image_size
+    footprint = tables.footprint.offsets
+    stamps = below(rng, DEGREES, len(lanes))
+    tries = max(512 // footprint.shape[1], 4)
+    pixels = below(rng, size, (2, len(lanes), tries)) + tables.reach
+    pixels = pixels[0] * tables.side + pixels[1]
+    touched = (canvas.bases(lanes)[:, None] + pixels)[:, :, None] + footprint[stamps][:, None]
+    free = (canvas.mask[touched] <= FREE).all(axis=2)
+    starts = np.where(free.any(axis=1), pixels[np.arange(len(lanes)), free.argmax(axis=1)], -1)
+    missing = np.flatnonzero(starts < 0)
+    chances = rng.random_sample(len(missing))
+    for lane, chance in zip(missing, chances, strict=True):
+        everywhere = _free_starts(canvas, int(lanes[lane]), int(stamps[lane]), size)
+        if len(everywhere):
+            starts[lane] = everywhere[int(chance * len(everywhere))]
+    return starts, stamps
+
+
+def _free_starts(canvas: Canvas, lane: int, stamp: int, size: int) -> Ints:
+    """All pixels of an image from which a stamp's footprint is free."""
+    tables = canvas.tables
+    taken = canvas.mask[lane * canvas.area : (lane + 1) * canvas.area] > FREE
+    first = tables.reach * (tables.side + 1)
+    span = (size - 1) * (tables.side + 1) + 1  # from the image's first pixel to its last, with the frame between rows
+    blocked = np.zeros(span, dtype=bool)
+    for offset in set(tables.footprint.offsets[stamp].tolist()):
+        blocked |= taken[first + offset : first + offset + span]
+    found = np.flatnonzero(~blocked) + first
+    column = found % tables.side - tables.reach
+    return found[(column >= 0) & (column < size)]

@@ -1,1 +1,0 @@
-"""Published files, and users' own, read and checked; one file per dataset. Needs no torch."""

@@ -1,0 +1,165 @@
+"""Builds prepared folders of AAN pairs, from files or made up. Needs neither torch nor lightning."""
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import Progress
+
+from lra_ssm.datamodules.retrieval.reader import PUBLISHED_COUNTS, PairsFile
+from lra_ssm.datamodules.retrieval.standin import STANDIN_VERSION, write_standin
+from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, random_keys
+from lra_ssm.datamodules.storage.vocabulary import (
+    ByteEncoder,
+    CharacterCounts,
+    CharacterEncoder,
+    Encoder,
+    seen_characters,
+)
+from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
+
+DATASET = "retrieval"
+NUM_CLASSES = 2
+# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+READER_VERSION = 1
+
+
+class RetrievalSettings(NamedTuple):
+    """What decides the prepared data besides the pairs; meanings as for `Retrieval`."""
+
+    inputs: str
+    max_length: int
+    min_freq: int
+    limit: int | None
+
+    @property
+    def reads(self) -> int:
+        """Characters of a document beyond which none is looked at."""
+        return seen_characters(self.max_length) if self.inputs == "s4" else self.max_length
+
+    def record(self) -> dict[str, Any]:
+        """The settings that matter: min_freq for characters alone."""
+        record: dict[str, Any] = {"inputs": self.inputs, "max_length": self.max_length}
+        if self.inputs == "s4":
+            record["min_freq"] = self.min_freq
+        return record | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
+
+
+class StandinSettings(NamedTuple):
+    """What a stand-in is made of; meanings as for `standin.write_standin`."""
+
+    num_train: int
+    num_eval: int
+    num_test: int
+    seed: int
+    median_length: int
+
+    def record(self) -> dict[str, Any]:
+        return {"standin_version": STANDIN_VERSION, **self._asdict()}
+
+
+def build_standin(folder: Path, standin: StandinSettings, settings: RetrievalSettings) -> None:
+    """Makes pairs up, and encodes them into an empty folder.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+    # Twice: as files, and as what is prepared of them. Documents are 1.3 times as long as the median on average.
+    characters = int(2 * 1.3 * standin.median_length) * (standin.num_train + standin.num_eval + standin.num_test)
+    check_disk_space(folder, 2 * characters, "making up pairs of documents")
+    made_up = folder / "tsv_data"
+    counts = (standin.num_train, standin.num_eval, standin.num_test)
+    files = write_standin(made_up, *counts, seed=standin.seed, median_length=standin.median_length)
+    build(folder, files, settings, {"kind": "standin", **standin.record()})
+    shutil.rmtree(made_up)
+
+
+def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, source: Mapping[str, Any]) -> None:
+    """Encodes files in LRA's layout into an empty folder, with a chunk of them in memory at a time.
+
+    The vocabulary is made of all training pairs, whatever `limit`.
+
+    Args:
+        folder: where to.
+        files: by split.
+        settings: how.
+        source: what the manifest says besides the settings and files; kind is "lra", "files" or "standin".
+
+    Raises:
+        InputError: a file is not as published, which names file and line; the training pairs are all of one class; or
+            the disk has no room.
+    """
+    readers = {split: PairsFile(path, settings.reads) for split, path in files.items()}
+    limited = settings.limit is not None
+    first_pass = [name for name in readers if limited or (name == "train" and settings.inputs == "s4")]
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    _check_room(folder, sizes, settings)
+    total = sum(sizes.values()) + sum(sizes[name] for name in first_pass)
+    chosen: dict[str, npt.NDArray[np.int64] | None] = dict.fromkeys(readers)
+    counts = CharacterCounts()
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("reading AAN pairs", total=total)
+
+        def advance(size: int) -> None:
+            progress.advance(task, size)
+
+        for name in first_pass:
+            labels = []
+            for chunk in readers[name].chunks(advance):
+                labels += chunk.labels
+                if name == "train" and settings.inputs == "s4":
+                    counts.add(chunk.texts)
+            _check_classes(readers[name], name)
+            if settings.limit is not None:
+                chosen[name] = choose(np.array(labels), settings.limit, random_keys(len(labels), LIMIT_SEED))
+        encoder = _encoder(settings, counts)
+        writer = DatasetWriter(
+            folder,
+            dataset=DATASET,
+            vocabulary=encoder.vocabulary,
+            num_classes=NUM_CLASSES,
+            max_length=settings.max_length,
+            per_example=2,
+        )
+        for name, reader in readers.items():
+            split = writer.split(name)
+            for chunk in reader.chunks(advance, chosen[name]):
+                split.extend(*encoder.encode(chunk.texts), chunk.labels)
+            _check_classes(reader, name)
+    pairs = {name: reader.record["pairs"] for name, reader in readers.items()}
+    published = pairs == PUBLISHED_COUNTS
+    if not published and source["kind"] != "standin":
+        log.warning("AAN files hold %s pairs; the published ones hold %s", pairs, PUBLISHED_COUNTS)
+    records = {name: reader.record for name, reader in readers.items()}
+    if "standin_version" in source:  # the files will be gone
+        records = {name: record | {"file": files[name].name} for name, record in records.items()}
+    writer.finish({**source, **settings.record(), "published_counts": published, "files": records})
+
+
+def _check_classes(reader: PairsFile, split: str) -> None:
+    counts = reader.record["class_counts"]
+    if split == "train" and not all(counts):
+        raise InputError(f"{reader.path}: all {sum(counts):,} training pairs have label {int(counts[1] > 0)}")
+
+
+def _check_room(folder: Path, sizes: Mapping[str, int], settings: RetrievalSettings) -> None:
+    """A token takes a byte, or two beside a large vocabulary; long documents are cut: the files' sizes lie between."""
+    needed = sum(sizes.values())
+    if settings.limit is not None:
+        needed = min(needed, len(sizes) * settings.limit * 2 * settings.max_length)
+    check_disk_space(folder, needed, "preparing Retrieval")
+
+
+def _encoder(settings: RetrievalSettings, counts: CharacterCounts) -> Encoder:
+    if settings.inputs == "lra":
+        return ByteEncoder(settings.max_length)
+    return CharacterEncoder(counts.frequent(settings.min_freq), settings.max_length)

@@ -1,0 +1,143 @@
+"""LRA's Retrieval as a LightningDataModule: pairs of papers character by character; class 1 if linked
+by a citation.
+
+Sources: Radev et al., "The ACL Anthology Network corpus" (2013); Tay et al., "Long Range Arena" (2021); the default
+inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.sources import named_source, split_files
+from lra_ssm.datamodules.retrieval.builder import (
+    DATASET,
+    NUM_CLASSES,
+    READER_VERSION,
+    RetrievalSettings,
+    StandinSettings,
+    build,
+    build_standin,
+)
+from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS
+from lra_ssm.datamodules.retrieval.standin import is_standin
+from lra_ssm.datamodules.storage.vocabulary import INPUTS
+from lra_ssm.errors import InputError
+
+
+class Retrieval(PreparedDataModule):
+    """AAN pairs. Batches are `batches.Batch`: inputs (B, 2, L) int64, lengths (B, 2) int64, labels (B,) int64.
+
+    Pairs keep the order of their files; one line warns of files that begin with a long run of one class. A fit never
+    downloads: `lra-ssm prepare retrieval` does. Made-up pairs (source "standin") it makes itself.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: "lra" for LRA's files below the root (layouts: data/README.md); a folder with them; or "standin" for
+            made-up documents in LRA's layout, which a small model can learn: no result on them is one on AAN.
+        batch_size: pairs per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        inputs: "s4" for characters and `<eos>` as in the S4 code; "lra" for the bytes of the original LRA code. The
+            two are different tasks: never put their numbers in one table.
+        max_length: a longer document is cut to it, `<eos>` included. 4000 in both codes.
+        min_freq: characters that occur less often in the training documents, each cut to max_length − 1, are `<unk>`
+            (inputs "s4").
+        shuffle_seed: of the order of training pairs; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
+            sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        bucket_batches: batches of pairs of similar length (the longer document's), by sorting within pools of this
+            many; 1 does not.
+        limit: at most this many pairs in each split, for trying out: a random choice, always the same, with as many of
+            each class. None for all. The files are read whole all the same.
+        standin_counts: made-up training, validation and test pairs. Like the following two for source "standin" alone.
+        standin_seed: of the made-up pairs.
+        standin_length: median length of the made-up documents in characters; the longest have five times as many.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset = DATASET
+    sources = ("lra", "standin")
+    per_example = 2
+    num_classes: int = NUM_CLASSES
+
+    def __init__(
+        self,
+        root: str | None = None,
+        source: str = "lra",
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        inputs: Literal["s4", "lra"] = "s4",
+        max_length: int = 4000,
+        min_freq: int = 1,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        bucket_batches: int = 1,
+        limit: int | None = None,
+        standin_counts: tuple[int, int, int] = (4000, 500, 500),
+        standin_seed: int = 0,
+        standin_length: int = 2000,
+    ) -> None:
+        loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
+        super().__init__(root, source, *loading)
+        self.inputs, self.max_length, self.min_freq, self.limit = inputs, max_length, min_freq, limit
+        self.standin_counts, self.standin_seed, self.standin_length = standin_counts, standin_seed, standin_length
+        self.require(inputs in INPUTS, "inputs", "must be s4 or lra")
+        self.require(max_length >= 2, "max_length", "must be at least 2")
+        self.require(min_freq >= 1, "min_freq", "must be at least 1")
+        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        enough = min(standin_counts) >= 1 and standin_counts[0] >= 2
+        self.require(enough, "standin_counts", "must be at least 1 each, and 2 (one of each class) for training")
+        self.require(0 <= standin_seed < 1 << 32, "standin_seed", "must be from 0 to 2^32 - 1")
+        self.require(standin_length >= 10, "standin_length", "must be at least 10")
+
+    @property
+    def settings(self) -> RetrievalSettings:
+        """What decides the prepared data besides the pairs."""
+        return RetrievalSettings(self.inputs, self.max_length, self.min_freq, self.limit)
+
+    @property
+    def standin(self) -> StandinSettings:
+        """What made-up pairs are made of."""
+        return StandinSettings(*self.standin_counts, self.standin_seed, self.standin_length)
+
+    def record(self) -> dict[str, Any]:
+        record = {"version": READER_VERSION, **self.settings.record()}
+        if self.source == "standin":
+            return record | self.standin.record()
+        return record | ({"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {})
+
+    def build(self, folder: Path) -> None:
+        if self.source == "standin":
+            build_standin(folder, self.standin, self.settings)
+        else:
+            files = self._files()
+            kind = "standin" if is_standin(files["train"].parent) else self.kind()  # wherever made-up pairs are
+            archive = read_note(files["train"].parent)
+            build(folder, files, self.settings, {"kind": kind} | ({"archive": archive} if archive else {}))
+
+    def fetch(self) -> None:
+        """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.
+
+        Raises:
+            InputError: it cannot be downloaded or unpacked.
+        """
+        if self.source == "lra" and split_files(self.root, LAYOUTS, FILES, "Retrieval") is None:
+            fetch_lra_release(self.root, "tsv_data", max_files=100)
+
+    def _files(self) -> dict[str, Path]:
+        lra = self.source == "lra"
+        folder = self.root if lra else named_source("Retrieval", self.source, "lra, standin", folder=True)
+        files = split_files(folder, LAYOUTS, FILES, "Retrieval")
+        if files is None:
+            places = (
+                f"{', '.join(FILES.values())} here or in {', '.join(layout for layout in LAYOUTS if layout)} below it"
+            )
+            command = f"lra-ssm prepare retrieval --root={self.root}"
+            raise InputError(f"{folder}: no AAN files ({places}); `{command}` downloads LRA's (more than 7 GB)")
+        return files

@@ -1,0 +1,130 @@
+"""Texts as tokens, many at a time: the characters of the S4 code, or the bytes of the original LRA code.
+
+"s4" (state-spaces/s4, src/dataloaders/lra.py at e757cef): a text is cut to max_length − 1 characters, `<eos>` follows.
+Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that the cut training texts hold at least min_freq times,
+the most frequent first and equally frequent ones by code point: the order of torchtext's build_vocab_from_iterator
+(torchtext.vocab.vocab_factory).
+
+"lra" (google-research/long-range-arena at cd31e5c, {text_classification,matching}/input_pipeline.py): the UTF-8 bytes
+of a text, cut to max_length of them, without an end token, by TFDS' ByteTextEncoder (tensorflow_datasets/core/
+deprecated/text/text_encoder.py): id = byte + 1, 0 pads, 257 ids. All read in the sources, nothing from memory. One
+departure: a text without bytes is one `<pad>` here, for a sequence must not be empty (there it is nothing but padding).
+
+Needs numpy alone.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.errors import InputError
+
+Inputs = Literal["s4", "lra"]
+INPUTS: tuple[Inputs, ...] = ("s4", "lra")
+SPECIALS = ("<pad>", "<unk>", "<eos>")
+PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
+BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
+
+_CODE_POINTS = 0x110000  # Unicode has no more
+_MOST_TOKENS = 1 << 16  # `Encoded` has ids of 16 bits
+
+
+class Encoded(NamedTuple):
+    """Sequences one after another: tokens (sum of lengths,) uint16, lengths (n,) int64."""
+
+    tokens: npt.NDArray[np.uint16]
+    lengths: npt.NDArray[np.int64]
+
+
+class Encoder(Protocol):
+    """Makes tokens of texts."""
+
+    vocabulary: tuple[str, ...]  # tokens in the order of their ids
+    reads: int  # characters of a text beyond which it looks at none
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The sequences of texts (n), none of them empty or longer than the encoder's max_length."""
+        ...
+
+
+class CharacterCounts:
+    """How often each character occurs in the texts added so far."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(_CODE_POINTS, dtype=np.int64)
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Counts the characters of texts, which the caller has cut."""
+        self.counts += np.bincount(_code_points(texts), minlength=_CODE_POINTS)
+
+    def frequent(self, min_freq: int) -> tuple[str, ...]:
+        """The characters that occur at least so often: by falling frequency, then by code point."""
+        codes = np.flatnonzero(self.counts >= max(min_freq, 1))
+        order = np.argsort(-self.counts[codes], kind="stable")
+        return tuple(chr(code) for code in codes[order])
+
+
+class CharacterEncoder:
+    """Characters as the S4 code has them; others than the given ones are `<unk>`.
+
+    Args:
+        characters: in the order of their ids, which follow those of SPECIALS.
+        max_length: of a sequence, `<eos>` included.
+
+    Raises:
+        InputError: there are more characters than tokens can be stored.
+    """
+
+    def __init__(self, characters: Sequence[str], max_length: int) -> None:
+        self.vocabulary = (*SPECIALS, *characters)
+        self.reads = max_length - 1
+        if len(self.vocabulary) > _MOST_TOKENS:
+            raise InputError(f"the texts hold {len(characters):,} distinct characters; raise min_freq to keep fewer")
+        self._ids = np.full(_CODE_POINTS, UNK_ID, dtype=np.uint16)
+        self._ids[[ord(character) for character in characters]] = np.arange(len(SPECIALS), len(self.vocabulary))
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """As the protocol says: `<eos>` alone for an empty text."""
+        cut = [text[: self.reads] for text in texts]
+        lengths = np.fromiter(map(len, cut), np.int64, len(cut)) + 1
+        tokens = np.empty(int(lengths.sum()), dtype=np.uint16)
+        is_eos = np.zeros(len(tokens), dtype=bool)
+        is_eos[np.cumsum(lengths) - 1] = True
+        tokens[is_eos] = EOS_ID
+        tokens[~is_eos] = self._ids[_code_points(cut)]
+        return Encoded(tokens, lengths)
+
+
+class ByteEncoder:
+    """UTF-8 bytes as the original LRA code has them.
+
+    Args:
+        max_length: of a sequence, in bytes; may cut a character of several bytes in two, as there.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        self.vocabulary = BYTE_VOCABULARY
+        self.reads = self._max_length = max_length
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """As the protocol says: one `<pad>` for an empty text."""
+        cut = [text[: self.reads].encode()[: self._max_length] for text in texts]
+        lengths = np.fromiter(map(len, cut), np.int64, len(cut))
+        tokens = np.frombuffer(b"".join(cut), dtype=np.uint8).astype(np.uint16) + 1
+        if not lengths.all():
+            empty = lengths == 0
+            tokens = np.insert(tokens, (np.cumsum(lengths) - lengths)[empty], PAD_ID)
+            lengths = lengths + empty
+        return Encoded(tokens.astype(np.uint16, copy=False), lengths)
+
+
+def seen_characters(max_length: int) -> int:
+    """Of how many characters of each training text the vocabulary of "s4" is made: as many as a sequence can hold."""
+    return max_length - 1
+
+
+def _code_points(texts: Sequence[str]) -> IntArray:
+    return np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4")

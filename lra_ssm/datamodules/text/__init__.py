@@ -1,0 +1,1 @@
+"""Text: IMDb's reviews, character by character."""

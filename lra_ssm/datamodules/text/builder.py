@@ -1,0 +1,163 @@
+"""Builds prepared folders of IMDb reviews. Needs neither torch nor lightning."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.storage.bars import with_bar
+from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, text_keys, texts_digest
+from lra_ssm.datamodules.storage.vocabulary import (
+    ByteEncoder,
+    CharacterCounts,
+    CharacterEncoder,
+    Encoder,
+    seen_characters,
+)
+from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.datamodules.text.reader import Reviews
+from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
+
+DATASET = "text"
+NUM_CLASSES = 2
+PUBLISHED_COUNTS = {"train": 25_000, "test": 25_000}
+# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+READER_VERSION = 2
+
+ORDER_SEED = 42  # of the order that every split is written in
+
+_TEXTS_PER_CHUNK = 1000
+
+
+class TextSettings(NamedTuple):
+    """What decides the prepared data besides the reviews; meanings as for `Text`."""
+
+    inputs: str
+    max_length: int
+    min_freq: int
+    validation: str
+    val_fraction: float
+    split_seed: int
+    limit: int | None
+
+    def record(self) -> dict[str, Any]:
+        """The settings that matter: min_freq for characters alone, fraction and seed for held_out alone."""
+        record: dict[str, Any] = {"inputs": self.inputs, "max_length": self.max_length, "validation": self.validation}
+        if self.inputs == "s4":
+            record["min_freq"] = self.min_freq
+        if self.validation == "held_out":
+            record |= {"val_fraction": self.val_fraction, "split_seed": self.split_seed}
+        return record | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
+
+
+def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, source: Mapping[str, Any]) -> None:
+    """Encodes reviews and writes them into an empty folder, as splits train, val and test, each in a random order.
+
+    The order is decided by texts and labels alone, wherever they come from: by class, as the sources have them, a few
+    batches (limit_val_batches, overfit_batches, fast_dev_run) would hold one class only.
+
+    The vocabulary is made of all training reviews, those held out and those beyond `limit` included, so that it is the
+    same with every validation, seed and limit.
+
+    Args:
+        folder: where to.
+        reviews: by split, train and test.
+        settings: how.
+        source: what the manifest says besides the settings: kind, and where the reviews came from.
+
+    Raises:
+        InputError: too few reviews to hold some out, or the disk has no room.
+    """
+    train, test = (_mixed(reviews[name]) for name in ("train", "test"))
+    counts = {name: len(split.texts) for name, split in reviews.items()}
+    if counts != PUBLISHED_COUNTS:
+        log.warning("IMDb: %s labelled reviews; the published ones are %s", counts, PUBLISHED_COUNTS)
+    encoder = make_encoder(settings, train.texts)
+    held_out = np.empty(0, dtype=np.int64)
+    split_record: dict[str, Any] = {}
+    if settings.validation == "held_out":
+        held_out = hold_out(train, settings.val_fraction, settings.split_seed)
+        val = _take(train, held_out)
+        split_record = {"held_out_sha256": texts_digest(val.texts, val.labels)}
+    else:
+        val = test
+    kept = _take(train, np.setdiff1d(np.arange(len(train.texts)), held_out))
+    if len(set(kept.labels)) < NUM_CLASSES:
+        raise InputError(
+            f"Text val_fraction {settings.val_fraction}: leaves no training review of one class of {len(train.texts)}"
+        )
+    splits = {"train": kept, "val": val, "test": test}
+    if settings.limit is not None:
+        splits = {name: _limited(split, settings.limit) for name, split in splits.items()}
+    _check_room(folder, encoder, splits.values())
+    writer = DatasetWriter(
+        folder,
+        dataset=DATASET,
+        vocabulary=encoder.vocabulary,
+        num_classes=NUM_CLASSES,
+        max_length=settings.max_length,
+    )
+    for name, split in splits.items():
+        target = writer.split(name)
+        starts = range(0, len(split.texts), _TEXTS_PER_CHUNK)
+        for start in with_bar(starts, f"encoding {name}", len(starts)):
+            end = start + _TEXTS_PER_CHUNK
+            target.extend(*encoder.encode(split.texts[start:end]), split.labels[start:end])
+    digests = {name: texts_digest(split.texts, split.labels) for name, split in reviews.items()}
+    writer.finish(
+        {
+            **source,
+            **settings.record(),
+            **split_record,
+            "order_seed": ORDER_SEED,
+            "counts": counts,
+            "published_counts": counts == PUBLISHED_COUNTS,
+            "content_sha256": digests,
+        }
+    )
+
+
+def make_encoder(settings: TextSettings, texts: list[str]) -> Encoder:
+    """The encoder of the settings' inputs; characters are counted in the training texts, cut as they are encoded."""
+    if settings.inputs == "lra":
+        return ByteEncoder(settings.max_length)
+    counts, seen = CharacterCounts(), seen_characters(settings.max_length)
+    for start in range(0, len(texts), _TEXTS_PER_CHUNK):
+        counts.add([text[:seen] for text in texts[start : start + _TEXTS_PER_CHUNK]])
+    return CharacterEncoder(counts.frequent(settings.min_freq), settings.max_length)
+
+
+def hold_out(train: Reviews, fraction: float, seed: int) -> npt.NDArray[np.int64]:
+    """The numbers of the reviews that are held out, rising: as many of each class, as texts and seed decide.
+
+    Where the reviews come from, and in what order, makes no difference; copies of a review are on one side together
+    (but for those at the border between the two).
+    """
+    return choose(np.array(train.labels), max(round(len(train.texts) * fraction), 1), text_keys(train.texts, seed))
+
+
+def _mixed(reviews: Reviews) -> Reviews:
+    """By random keys; labels decide between copies of a text, so that the reviews' own order makes no difference."""
+    return _take(reviews, np.lexsort((np.array(reviews.labels), text_keys(reviews.texts, ORDER_SEED))))
+
+
+def _limited(split: Reviews, limit: int) -> Reviews:
+    return _take(split, choose(np.array(split.labels), limit, text_keys(split.texts, LIMIT_SEED)))
+
+
+def _check_room(folder: Path, encoder: Encoder, splits: Iterable[Reviews]) -> None:
+    """Of the bytes of "lra" at least: a character has several of them where it is not ASCII."""
+    bytes_per_token = 1 if len(encoder.vocabulary) <= 1 << 8 else 2
+    texts = [text for split in splits for text in split.texts]
+    tokens = sum(min(len(text), encoder.reads) for text in texts)
+    check_disk_space(folder, bytes_per_token * tokens + 16 * len(texts), "preparing Text")
+
+
+def _take(reviews: Reviews, numbers: npt.NDArray[np.int64]) -> Reviews:
+    return Reviews([reviews.texts[i] for i in numbers], [reviews.labels[i] for i in numbers])

@@ -1,0 +1,145 @@
+"""LRA's Text as a LightningDataModule: IMDb reviews character by character, the class is negative (0) or positive (1).
+
+Sources: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011); Tay et al., "Long Range Arena" (2021); the
+default inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.storage.vocabulary import INPUTS
+from lra_ssm.datamodules.text.builder import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
+from lra_ssm.datamodules.text.reader import (
+    HUB_NAME,
+    HUB_REVISION,
+    PLACES,
+    Found,
+    describe,
+    fetch_huggingface,
+    fetch_original,
+    find_at,
+    find_huggingface,
+    find_original,
+    read,
+    stamped_files,
+)
+from lra_ssm.errors import InputError
+
+
+class Text(PreparedDataModule):
+    """IMDb reviews. Batches are `batches.Batch` with inputs (B, L) int64, lengths (B,) int64 and labels (B,) int64.
+
+    A fit never downloads: `lra-ssm prepare text` does. Every split is stored in a random order that the texts alone
+    decide, so that its first batches hold both classes. Of reviews in a folder the times of change of the four folders
+    stand for the content: who edits a review in place deletes the prepared folder.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: "original" for Stanford's archive aclImdb*.tar.gz or folder aclImdb below the root (there, or in imdb,
+            text or text/download); "huggingface" for the Hub's stanfordnlp/imdb at a pinned revision; or a path to
+            such an archive or folder, or to a folder that Hugging Face's `datasets` wrote (save_to_disk, or parquet).
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        inputs: "s4" for characters and `<eos>` as in the S4 code; "lra" for the bytes of the original LRA code. The
+            two are different tasks: never put their numbers in one table. Both have the same splits.
+        max_length: a longer review is cut to it, `<eos>` included. 4096 is the S4 code's; the base configuration of
+            the original LRA code has 1000.
+        min_freq: characters that occur less often in the training reviews are `<unk>` (inputs "s4"; 15 as in the S4
+            code). Counted in all training reviews, held out or not, each cut to max_length − 1: 131 characters and 3
+            special tokens with the defaults, 134. (How the S4 code came to its 135 is not known: these and a `<bos>`
+            would be 135, and so would the 133 characters of whole reviews with 2 special tokens.)
+        validation: "held_out" for a part of the training reviews, which are then not trained on; "test" for the test
+            reviews, as both public codes have it: what is selected by it is selected on the test set.
+        val_fraction: of the training reviews, held out: 2,500 of 25,000, half of each class.
+        split_seed: decides with the reviews' texts, and nothing else, which ones are held out.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+        bucket_batches: batches of reviews of similar length, by sorting within pools of this many; 1 does not.
+        limit: at most this many examples in each split, for trying out: a random choice, always the same, with as
+            many of each class. None for all.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset = DATASET
+    sources = ("original", "huggingface")
+    num_classes: int = NUM_CLASSES
+
+    def __init__(
+        self,
+        root: str | None = None,
+        source: str = "original",
+        batch_size: int = 16,
+        eval_batch_size: int | None = None,
+        inputs: Literal["s4", "lra"] = "s4",
+        max_length: int = 4096,
+        min_freq: int = 15,
+        validation: Literal["held_out", "test"] = "held_out",
+        val_fraction: float = 0.1,
+        split_seed: int = 42,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        bucket_batches: int = 1,
+        limit: int | None = None,
+    ) -> None:
+        loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
+        super().__init__(root, source, *loading)
+        self.inputs, self.max_length, self.min_freq = inputs, max_length, min_freq
+        self.validation, self.val_fraction, self.split_seed = validation, val_fraction, split_seed
+        self.limit = limit
+        self.require(inputs in INPUTS, "inputs", "must be s4 or lra")
+        self.require(max_length >= 2, "max_length", "must be at least 2")
+        self.require(min_freq >= 1, "min_freq", "must be at least 1")
+        self.require(validation in ("held_out", "test"), "validation", "must be held_out or test")
+        self.require(0 < val_fraction < 1, "val_fraction", "must be between 0 and 1")
+        self.require(0 <= split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
+        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+
+    @property
+    def settings(self) -> TextSettings:
+        """What decides the prepared data besides the reviews."""
+        split = (self.validation, self.val_fraction, self.split_seed)
+        return TextSettings(self.inputs, self.max_length, self.min_freq, *split, self.limit)
+
+    def record(self) -> dict[str, Any]:
+        files = {"files": file_stats(stamped_files(self._found()))} if self.kind() == "files" else {}
+        return {"version": READER_VERSION, **self.settings.record(), **files}
+
+    def build(self, folder: Path) -> None:
+        found = self._found()
+        hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}
+        build(folder, read(found), self.settings, {"kind": self.kind(), **describe(found), **hub})
+
+    def fetch(self) -> None:
+        """Downloads the reviews of source "original" or "huggingface" to text/download below the root, if needed.
+
+        Raises:
+            InputError: they cannot be downloaded.
+        """
+        if self.source == "original" and find_original(self.root) is None:
+            fetch_original(self.root)
+        if self.source == "huggingface" and find_huggingface(self.root) is None:
+            fetch_huggingface(self.root)
+
+    def _found(self) -> Found:
+        if self.source == "original":
+            places = ", ".join(place for place in PLACES if place)
+            missing = f"no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {places} below it"
+            found = find_original(self.root)
+        elif self.source == "huggingface":
+            missing = f"no copy of the Hub's {HUB_NAME} below it"
+            found = find_huggingface(self.root)
+        else:
+            return find_at(named_source("Text", self.source, "original, huggingface"))
+        if found is None:
+            option = "" if self.source == "original" else f" --source={self.source}"
+            raise InputError(
+                f"{self.root}: {missing}; `lra-ssm prepare text --root={self.root}{option}` downloads them"
+            )
+        return found

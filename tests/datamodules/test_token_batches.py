@@ -1,0 +1,220 @@
+"""Data modules without labels and with a target per position: their batches, in any order, resumed anywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.loading.batches import Batch, TokenBatch, TokenDataset
+from lra_ssm.datamodules.loading.loader import ResumableLoader
+from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.errors import InputError
+from tests.runner import succeed
+
+NO = -100
+# Documents of lengths 2 to 6; the first token says which one it is.
+DOCUMENTS = [[100 + i, *range(1, 2 + i % 5)] for i in range(14)]
+
+
+class Documents(PreparedDataModule):
+    """Documents alone: the next token is to be told."""
+
+    dataset = "documents"
+    sources = ("made-up",)
+    vocab_size = 70_000
+    answers: dict[str, Any] = {}
+
+    def __init__(self, root: Path, batch_size: int = 4, num_workers: int = 0, bucket_batches: int = 1) -> None:
+        super().__init__(str(root), "made-up", batch_size, None, 7, num_workers, False, bucket_batches)
+
+    def record(self) -> dict[str, Any]:
+        return {"version": 1}
+
+    def build(self, folder: Path) -> None:
+        writer = DatasetWriter(folder, dataset=self.dataset, vocab_size=self.vocab_size, max_length=6, **self.answers)
+        for name, documents in (("train", DOCUMENTS), ("val", DOCUMENTS[:3]), ("test", DOCUMENTS[3:5])):
+            split = writer.split(name)
+            for document in documents:
+                split.extend(document, [len(document)], targets=self.targets(document))
+        writer.finish({"kind": "made-up"})
+
+    def targets(self, document: list[int]) -> list[int] | None:
+        return None
+
+
+class Marked(Documents):
+    """Documents whose last token is to be classified: is it odd?"""
+
+    dataset = "marked"
+    num_classes = 2
+    answers = {"num_classes": 2, "targets": True}
+
+    def targets(self, document: list[int]) -> list[int]:
+        return [NO] * (len(document) - 1) + [document[-1] % 2]
+
+
+def prepared(data: Documents, stage: str = "fit") -> Documents:
+    data.prepare_data()
+    data.setup(stage)
+    return data
+
+
+def read(loader: ResumableLoader) -> list[TokenBatch]:
+    batches = list(loader)
+    assert all(isinstance(batch, TokenBatch) for batch in batches)
+    return batches
+
+
+def which(batches: list[TokenBatch]) -> list[list[int]]:
+    return [(batch.inputs[:, 0] - 100).tolist() for batch in batches]
+
+
+def test_the_next_token_is_to_be_told(tmp_path: Path) -> None:
+    data = prepared(Documents(tmp_path))
+    assert data.num_classes is None
+    (batch,) = read(data.val_dataloader())
+    assert batch._fields == ("inputs", "targets", "reset", "lengths")
+    assert batch.inputs.tolist() == [[100, 0, 0], [101, 1, 0], [102, 1, 2]]
+    assert batch.targets.tolist() == [[1, NO, NO], [1, 2, NO], [1, 2, 3]]
+    assert batch.lengths.tolist() == [1, 2, 3] and batch.reset is None
+    assert {part.dtype for part in (batch.inputs, batch.targets, batch.lengths)} == {torch.int64}
+
+
+def test_targets_are_aligned_with_the_tokens(tmp_path: Path) -> None:
+    data = prepared(Marked(tmp_path))
+    (batch,) = read(data.val_dataloader())
+    assert batch.inputs.tolist() == [[100, 1, 0, 0], [101, 1, 2, 0], [102, 1, 2, 3]]
+    assert batch.targets.tolist() == [[NO, 1, NO, NO], [NO, NO, 0, NO], [NO, NO, NO, 1]]
+    assert batch.lengths.tolist() == [2, 3, 4] and batch.reset is None and data.num_classes == 2
+
+
+def test_a_split_with_labels_gives_batches_as_before(tmp_path: Path) -> None:
+    class Labelled(Documents):
+        dataset = "labelled"
+        num_classes = 3
+
+        def build(self, folder: Path) -> None:
+            writer = DatasetWriter(folder, dataset="labelled", vocab_size=200, num_classes=3)
+            for name in ("train", "val", "test"):
+                writer.split(name).extend([5, 6, 7], [1, 2], [2, 0])
+            writer.finish({"kind": "made-up"})
+
+    (batch,) = prepared(Labelled(tmp_path)).val_dataloader()
+    assert isinstance(batch, Batch) and batch.inputs.tolist() == [[5, 0], [6, 7]] and batch.labels.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("cls", [Documents, Marked])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_every_document_once_in_an_order_of_the_seed(tmp_path: Path, cls: type[Documents], num_workers: int) -> None:
+    first = read(prepared(cls(tmp_path)).train_dataloader())
+    loader = prepared(cls(tmp_path, num_workers=num_workers)).train_dataloader()
+    again = read(loader)
+    loader.close()
+    assert which(again) == which(first) and sorted(sum(which(first), [])) == list(range(len(DOCUMENTS)))
+    assert all(torch.equal(a.targets, b.targets) for a, b in zip(first, again, strict=True))
+    lengths = [len(DOCUMENTS[i]) - (cls is Documents) for batch in which(first) for i in batch]
+    assert torch.cat([batch.lengths for batch in first]).tolist() == lengths
+
+
+@pytest.mark.parametrize("cls", [Documents, Marked])
+def test_buckets_hold_documents_of_similar_length(tmp_path: Path, cls: type[Documents]) -> None:
+    def padding(data: Documents) -> int:
+        return sum(batch.inputs.numel() - int(batch.lengths.sum()) for batch in read(data.train_dataloader()))
+
+    data = prepared(cls(tmp_path, bucket_batches=100))
+    assert padding(data) < padding(prepared(cls(tmp_path)))
+    assert sorted(sum(which(read(data.train_dataloader())), [])) == list(range(len(DOCUMENTS)))
+    assert which(read(data.val_dataloader())) == [[2, 1, 0]]  # the longest first
+    state = data.train_dataloader().state_dict()
+    assert state["bucket_batches"] == 100 and state["num_examples"] == len(DOCUMENTS)
+    with pytest.raises(InputError, match="cannot resume in the middle of the data: .*bucket_batches 100"):
+        prepared(cls(tmp_path)).train_dataloader().load_state_dict(state)
+
+
+class Model(L.LightningModule):
+    """Keeps what it was trained on, and scores what is scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(128, 10)
+        self.trained: list[list[int]] = []
+
+    def training_step(self, batch: TokenBatch, _: int) -> torch.Tensor:
+        self.trained += which([batch])
+        assert isinstance(batch, TokenBatch) and batch.reset is None
+        return torch.nn.functional.cross_entropy(self.table(batch.inputs).flatten(0, 1), batch.targets.flatten())
+
+    def validation_step(self, batch: TokenBatch, _: int) -> None:
+        assert isinstance(batch, TokenBatch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("cls", [Documents, Marked])
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, cls: type[Documents]) -> None:
+    def fit(steps: int, start: Path | None = None) -> tuple[L.Trainer, Model]:
+        L.seed_everything(0)
+        trainer = L.Trainer(
+            accelerator="cpu", max_steps=steps, max_epochs=-1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        model = Model()
+        trainer.fit(model, datamodule=cls(tmp_path, batch_size=4, bucket_batches=2), ckpt_path=start)
+        return trainer, model
+
+    _, whole = fit(10)
+    trainer, begun = fit(6)  # four batches are an epoch
+    trainer.save_checkpoint(tmp_path / "middle.ckpt")
+    _, resumed = fit(10, tmp_path / "middle.ckpt")
+    assert begun.trained + resumed.trained == whole.trained
+    assert torch.equal(resumed.table.weight, whole.table.weight)
+
+
+def test_a_document_without_a_next_token_is_refused(tmp_path: Path) -> None:
+    class Short(Documents):
+        dataset = "short"
+
+        def build(self, folder: Path) -> None:
+            writer = DatasetWriter(folder, dataset="short", vocab_size=10)
+            for name in ("train", "val", "test"):
+                writer.split(name).extend([1, 2, 3], [2, 1])
+            writer.finish({"kind": "made-up"})
+
+    data = Short(tmp_path)
+    data.prepare_data()
+    with pytest.raises(InputError, match=r"short/made-up-\w+: its shortest sequence has length 1; a next token needs"):
+        data.setup("fit")
+
+
+def test_a_dataset_of_its_own_can_fill_reset(tmp_path: Path) -> None:
+    class Packed(TokenDataset):
+        def batch(self, examples: np.ndarray, epoch: int) -> TokenBatch:
+            batch = super().batch(examples, epoch)
+            return batch._replace(reset=batch.inputs >= 100, lengths=None)
+
+    class PackedDocuments(Documents):
+        def make_dataset(self, split: Any, name: str) -> Packed:
+            return Packed(split)
+
+    (batch,) = read(prepared(PackedDocuments(tmp_path)).val_dataloader())
+    assert batch.reset is not None and batch.reset.tolist() == [[True, False, False]] * 3 and batch.lengths is None
+
+
+def test_the_commands_show_what_has_no_labels(tmp_path: Path) -> None:
+    for cls in (Documents, Marked):
+        data = prepared(cls(tmp_path))
+        assert data.provenance()["examples"] == {"train": 14, "val": 3, "test": 2}
+    assert data.describe().endswith("2 classes at 14 scored positions; inputs as s4")
+    table = succeed(["prepare", "--summary", f"--root={tmp_path}"], tmp_path).out.splitlines()
+    assert [line.split() for line in table[2::3]] == [
+        ["documents", "made-up", "tokens", "train", "14", "70000", "3.9", "6"],
+        ["marked", "made-up", "tokens", "train", "14", "2", "70000", "3.9", "6"],
+    ]
+    out = succeed(["doctor", f"--root={tmp_path}", "--verify"], tmp_path).out
+    assert "documents/made-up-" in out and "all digests of 2 prepared folders are as recorded" in out

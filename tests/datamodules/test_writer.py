@@ -1,0 +1,183 @@
+"""What the writer puts on the disk: vocabularies of every size; labels, targets or none; what it refuses."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lra_ssm.cli.summary import COLUMNS, summary_rows
+from lra_ssm.datamodules.storage.format import NOT_SCORED, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import contents
+
+NO = NOT_SCORED
+
+
+def begin(folder: Path, **settings: Any) -> tuple[DatasetWriter, SequenceSplitWriter]:
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = DatasetWriter(folder, **{"dataset": "made-up", "max_length": 9} | settings)
+    return writer, writer.split("train")
+
+
+def finished(writer: DatasetWriter, folder: Path) -> tuple[PreparedDataset, SequenceSplit]:
+    writer.finish({"kind": "test"})
+    opened = open_prepared(folder, verify=True)
+    split = opened.split("train")
+    assert isinstance(split, SequenceSplit)
+    return opened, split
+
+
+def test_tokens_beyond_16_bits_come_back_as_they_were(tmp_path: Path) -> None:
+    writer, split = begin(tmp_path, num_classes=2, vocabulary=[str(token) for token in range((1 << 16) + 10)])
+    split.extend(np.array([1, 65_541, 65_535]), [3], [1])
+    assert finished(writer, tmp_path)[1].sequence(0).tolist() == [1, 65_541, 65_535]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "uint32")],
+)
+def test_the_smallest_dtype_holds_the_whole_vocabulary(tmp_path: Path, size: int, dtype: str) -> None:
+    writer, split = begin(tmp_path, vocab_size=size)
+    split.extend([0, size - 1], [2])
+    opened, read = finished(writer, tmp_path)
+    assert read.tokens.dtype == dtype and read.tokens.tolist() == [0, size - 1] and opened.vocab_size == size
+
+
+@pytest.mark.parametrize("size", [5, 256, 300, 1 << 16, 70_000])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_a_token_outside_the_vocabulary_is_named_and_nothing_written(tmp_path: Path, size: int, dtype: type) -> None:
+    for wrong in (size, size + 100_000, -1, -100):
+        writer, split = begin(tmp_path, vocab_size=size, num_classes=2)
+        split.extend([0, 1, 2], [1, 2], [0, 1])  # examples 0 and 1
+        with pytest.raises(InputError) as error:
+            split.extend(np.array([1, 0, wrong, wrong], dtype), [1, 3], [0, 1])  # the fourth of them is example 3
+        assert str(error.value).endswith(
+            f"split train, example 3: token {wrong} is no token: there are {size}, 0 to {size - 1}"
+        )
+        split.extend([size - 1], [1], [0])
+        read = finished(writer, tmp_path)[1]
+        assert read.tokens.tolist() == [0, 1, 2, size - 1] and read.labels.tolist() == [0, 1, 0]
+
+
+def test_pairs_are_numbered_by_example(tmp_path: Path) -> None:
+    _, split = begin(tmp_path, vocab_size=4, num_classes=2, per_example=2)
+    with pytest.raises(InputError, match="example 1: token 4 is"):
+        split.extend([0, 1, 2, 4], [1, 1, 1, 1], [0, 1])
+
+
+@pytest.mark.parametrize("label", [-1, 2, 1 << 40])
+def test_a_label_that_is_no_class_is_named(tmp_path: Path, label: int) -> None:
+    writer, split = begin(tmp_path, vocab_size=4, num_classes=2)
+    message = rf"split train, example 1: label {label} is no class: there are 2, 0 to 1$"
+    with pytest.raises(InputError, match=message):
+        split.extend([0, 0], [1, 1], [0, label])
+    (tmp_path / "images").mkdir()
+    images = DatasetWriter(tmp_path / "images", dataset="made-up", num_classes=2).images("train", (1, 1, 1))
+    with pytest.raises(InputError, match=message):
+        images.extend(np.zeros((2, 1, 1, 1), np.uint8), [0, label])
+    assert images.num_examples == split.num_examples == 0
+
+
+@pytest.mark.parametrize("target", [-1, -99, 3, 1 << 32])
+def test_a_target_that_is_no_class_is_named(tmp_path: Path, target: int) -> None:
+    _, split = begin(tmp_path, vocab_size=4, num_classes=3, targets=True)
+    with pytest.raises(InputError, match=rf"example 1: target {target} is no class \(nor -100.*: there are 3, 0 to 2$"):
+        split.extend([0, 0, 0], [1, 2], targets=[NO, 2, target])
+    assert split.num_examples == 0
+
+
+def test_targets_are_parallel_to_the_tokens(tmp_path: Path) -> None:
+    writer, split = begin(tmp_path, vocab_size=4, num_classes=3, targets=True)
+    split.extend([3, 2, 1], [2, 1], targets=[NO, 2, 0])
+    split.extend([0, 1], [2], targets=[NO, 1])
+    opened, read = finished(writer, tmp_path)
+    assert read.targets.tolist() == [NO, 2, 0, NO, 1] and read.targets.dtype == np.dtype("<i4")
+    assert read.has_targets and not read.has_labels
+    entry = opened.manifest["splits"]["train"]
+    assert entry["scored"] == 3 and entry["examples"] == 3 and "class_counts" not in entry
+    assert opened.manifest["num_classes"] == 3 and opened.manifest["format"] == 2
+    assert opened.summary().endswith("lengths 1 to 2, mean 2; 3 classes at 3 scored positions")
+    assert dict(zip(COLUMNS, summary_rows(opened.manifest)[0], strict=True)) == {
+        "dataset": "made-up", "source": "test", "inputs": "tokens", "split": "train", "examples": "3", "classes": "3",
+        "class shares": "", "tokens": "4", "length mean": "1.7", "max": "2",
+    }  # fmt: skip
+    entry["arrays"]["targets"] |= {"count": 4}
+    with pytest.raises(InputError, match=r"train_targets.bin: its targets do not fit the tokens; delete"):
+        _ = opened.split("train").targets
+
+
+def test_a_split_without_labels(tmp_path: Path) -> None:
+    writer, split = begin(tmp_path, vocab_size=50_257)
+    split.extend([50_256, 0, 7], [1, 2])
+    split.extend([], [])
+    opened, read = finished(writer, tmp_path)
+    assert not read.has_labels and not read.has_targets and len(read) == 2 and read.sequence(1).tolist() == [0, 7]
+    assert sorted(contents(tmp_path)) == ["manifest.json", "train_offsets.bin", "train_tokens.bin"]
+    entry = opened.manifest["splits"]["train"]
+    assert "class_counts" not in entry and "num_classes" not in opened.manifest
+    assert opened.manifest["vocab_size"] == 50_257 and "vocabulary" not in opened.manifest
+    assert opened.summary() == "made-up (test): 2 train; lengths 1 to 2, mean 2; 50,257 tokens, no labels"
+    assert summary_rows(opened.manifest)[0][5:8] == ("", "", "50257")
+
+
+def test_what_the_first_format_can_say_is_written_as_before(tmp_path: Path) -> None:
+    writer, split = begin(tmp_path, vocabulary=["a", "b"], num_classes=2)
+    split.extend([1, 0, 1], [1, 2], [1, 0])
+    assert finished(writer, tmp_path)[0].manifest == old_manifest(tmp_path)
+    for number, settings in enumerate(({"vocab_size": 2}, {"vocabulary": ["a"] * 65_537})):
+        writer, split = begin(tmp_path / str(number), num_classes=2, **settings)
+        split.extend([0], [1], [0])
+        assert finished(writer, tmp_path / str(number))[0].manifest["format"] == 2
+
+
+def old_manifest(folder: Path) -> dict[str, Any]:
+    """As the first writer wrote it for the arrays below."""
+    arrays = {"labels": ("<i8", 2), "tokens": ("uint8", 3), "offsets": ("<i8", 3)}
+    return {
+        "format": 1,
+        "dataset": "made-up",
+        "num_classes": 2,
+        "per_example": 1,
+        "max_length": 9,
+        "vocabulary": ["a", "b"],
+        "source": {"kind": "test"},
+        "splits": {
+            "train": {
+                "examples": 2,
+                "class_counts": [1, 1],
+                "length": {"min": 1, "mean": 1.5, "max": 2},
+                "arrays": {
+                    name: {
+                        "file": f"train_{name}.bin",
+                        "dtype": dtype,
+                        "count": count,
+                        "bytes": (folder / f"train_{name}.bin").stat().st_size,
+                        "sha256": hashlib.sha256((folder / f"train_{name}.bin").read_bytes()).hexdigest(),
+                    }
+                    for name, (dtype, count) in arrays.items()
+                },
+            }
+        },
+    }
+
+
+def test_data_prepared_before_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train_tokens.bin").write_bytes(bytes([1, 0, 1]))
+    (tmp_path / "train_offsets.bin").write_bytes(np.array([0, 1, 3], "<i8").tobytes())
+    (tmp_path / "train_labels.bin").write_bytes(np.array([1, 0], "<i8").tobytes())
+    manifest = old_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    opened = open_prepared(tmp_path, verify=True)
+    split = opened.split("train")
+    assert isinstance(split, SequenceSplit) and split.has_labels and not split.has_targets and opened.vocab_size == 2
+    assert split.labels.tolist() == [1, 0] and [split.sequence(i).tolist() for i in range(2)] == [[1], [0, 1]]
+    assert opened.summary() == ("made-up (test): 2 train; lengths 1 to 2, mean 2; 2 classes, most frequent 50.0%")
+    # What wrapped around when it was written is not read as if it were the text.
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"vocabulary": ["a"] * 257}))
+    with pytest.raises(InputError, match=r"train_tokens.bin: has too few bits for a vocabulary of 257 tokens; delete"):
+        open_prepared(tmp_path)
