@@ -89,3 +89,22 @@ def forward(layer, x: Tensor) -> Tensor:
     """The naive output of any of our layers."""
     name = type(layer).__name__
     return s4d(layer, x) if name == "S4D" else selective({"S6": s6, "B2S6": b2s6}[name], layer, x)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def mamba_block(block, x: Tensor) -> Tensor:
+    """Gu & Dao 2023, figure 3: x + out_proj(Γ(silu(conv(u))) · silu(z)), (u, z) = in_proj(rms(x))."""
+    E, _, W = block.conv1d.weight.shape
+    u, z = (rms_norm(x, block.norm.weight) @ block.in_proj.weight.T).split(E, -1)
+    conv = []
+    for t in range(x.shape[1]):
+        y = block.conv1d.bias
+        for j in range(min(W, t + 1)):
+            y = y + block.conv1d.weight[:, 0, W - 1 - j] * u[:, t - j]
+        conv.append(y)
+    v = torch.stack(conv, 1)
+    y = forward(block.layer, v * torch.sigmoid(v)) * z * torch.sigmoid(z)
+    return x + y @ block.out_proj.weight.T

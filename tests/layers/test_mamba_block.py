@@ -1,0 +1,167 @@
+"""Mamba's block around S6, S4D and B2S6: its equations as a loop, states, padding, documents."""
+
+import pytest
+import torch
+
+from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, MambaBlock
+from tests.helpers import Smooth
+from tests.layers import naive
+from tests.layers.test_layers import assert_same, gradients
+
+D = 4
+LAYERS = {
+    "s6": lambda **k: LayerSpec(S6, d_state=3, delta_rank=2, **k),
+    "s4d": lambda **k: LayerSpec(S4D, d_state=4, **k),
+    "b2s6": lambda **k: LayerSpec(B2S6, num_blocks=2, d_state=4, **k),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def build(name, bidirectional=False, **settings):
+    torch.manual_seed(0)
+    # Larger Δ than at initialization, so that states forget within a test's length.
+    layer = LAYERS[name](bidirectional=bidirectional, delta_min=0.05, delta_max=0.5)
+    block = MambaBlock(D, layer, **settings).double()
+    torch.nn.init.normal_(block.norm.weight, 1, 0.1)
+    return block
+
+
+def sequences(B=2, L=7):
+    return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@every_layer
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("L", [1, 2, 63, 257])
+def test_equals_the_equations_with_every_gradient(name, bidirectional, L):
+    block, x = build(name, bidirectional), sequences(L=L).requires_grad_()
+    inputs = dict(block.named_parameters()) | {"x": x}
+    fast, slow = block(x), naive.mamba_block(block, x)
+    assert_same(fast, slow)
+    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
+        assert a.abs().sum() > 0 or L < 3, f"{key} has no gradient"
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@every_layer
+@pytest.mark.parametrize("settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True}])
+def test_steps_equal_the_parallel_form_with_gradients(name, settings):
+    block, x = build(name, **settings), sequences(L=9).requires_grad_()
+    whole, last = block(x, return_last_state=True)
+    assert_same(whole, block(x))
+    state, outputs = block.initial_state(2), []
+    for t in range(9):
+        y, state = block.step(x[:, t], state)
+        outputs.append(y)
+    assert_same(torch.stack(outputs, 1), whole)
+    for ours, theirs in zip(state, last, strict=True):
+        assert_same(ours, theirs)
+    inputs = [x, *block.parameters()]
+    for a, b in zip(gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@every_layer
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
+    block, x = build(name), sequences(L=12)
+    whole = block(x)
+    y, state = block(x[:, :cut], return_last_state=True)
+    assert_same(torch.cat([y, block(x[:, cut:], initial_state=state)], 1), whole)
+    assert_same(block.step(x[:, cut], state)[0], whole[:, cut])
+
+
+@every_layer
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+def test_padding_never_leaks(name, bidirectional):
+    block, x, lengths = build(name, bidirectional), sequences(B=3, L=9), torch.tensor([9, 4, 1])
+    x[1, 4:], x[2, 1:] = 1e3, torch.nan
+    y = block(x, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        assert_same(y[i, :n], block(x[i : i + 1, :n])[0])
+        assert (y[i, n:] == 0).all()
+
+
+@every_layer
+def test_the_last_state_is_the_one_after_the_last_real_position(name):
+    block, x, lengths = build(name), sequences(B=3, L=9), torch.tensor([9, 4, 1])
+    before = tuple(torch.randn_like(part) for part in block.initial_state(3))
+    state = block(x, lengths, initial_state=before, return_last_state=True)[1]
+    for i, n in enumerate(lengths.tolist()):
+        start = tuple(part[i : i + 1] for part in before)
+        own = block(x[i : i + 1, :n], initial_state=start, return_last_state=True)[1]
+        for ours, theirs in zip(state, own, strict=True):
+            assert_same(ours[i : i + 1], theirs)
+
+
+@every_layer
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+def test_a_reset_separates_documents_through_scan_and_convolution(name, bidirectional):
+    block, x = build(name, bidirectional), sequences(B=2, L=10)
+    reset = torch.zeros(2, 10, dtype=torch.bool)
+    reset[0, 4] = reset[1, 0] = reset[1, 7] = reset[1, 8] = True
+    y = block(x, reset=reset)
+    assert_same(y[0], torch.cat([block(x[:1, :4])[0], block(x[:1, 4:])[0]]))
+    parts = [(0, 7), (7, 8), (8, 10)]
+    assert_same(y[1], torch.cat([block(x[1:, a:b])[0] for a, b in parts]))
+    changed = x.clone()
+    changed[0, 3] += 1  # the last token of a document
+    assert torch.equal(block(changed, reset=reset)[0, 4:], y[0, 4:])
+
+
+@every_layer
+def test_the_state_after_a_reset_knows_nothing_of_what_was_before(name):
+    block, x = build(name), sequences(B=1, L=8)
+    reset = torch.zeros(1, 8, dtype=torch.bool)
+    reset[0, 6] = True
+    state = block(x, reset=reset, return_last_state=True)[1]
+    for ours, theirs in zip(state, block(x[:, 6:], return_last_state=True)[1], strict=True):
+        assert_same(ours, theirs)
+
+
+def test_a_bidirectional_layer_refuses_states():
+    block = build("s6", bidirectional=True)
+    for call in (
+        lambda: block(sequences(), return_last_state=True),
+        lambda: block.initial_state(2),
+        lambda: block.step(sequences()[:, 0], (torch.zeros(2, 8, 3), None)),
+    ):
+        with pytest.raises(ValueError, match="S6 is bidirectional"):
+            call()
+
+
+def test_a_layer_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something():
+    block, x = MambaBlock(D, Smooth), sequences().float()
+    assert block(x, torch.tensor([7, 3])).shape == x.shape
+    assert block.layer.mix.in_channels == 2 * D
+    with pytest.raises(ValueError, match="Smooth.forward takes no `reset`: documents cannot be packed with it"):
+        block(x, reset=torch.zeros(2, 7, dtype=torch.bool))
+    with pytest.raises(ValueError, match="Smooth.forward takes no `return_last_state`"):
+        block(x, return_last_state=True)
+    with pytest.raises(ValueError, match="Smooth has no `step`: it cannot run step by step"):
+        block.step(x[:, 0], (torch.zeros(2, 8, 3), None))
+
+
+def test_sizes_and_roles():
+    block = MambaBlock(4, LayerSpec(S6, d_state=3), expand=1.5, d_conv=3, bias=True)
+    assert block.in_proj.weight.shape == (12, 4) and block.conv1d.weight.shape == (6, 1, 3)
+    assert block.layer.A_log.shape == (6, 3) and block.out_proj.weight.shape == (4, 6)
+    assert block.optim_roles() == dict.fromkeys(["in_proj.bias", "conv1d.bias", "out_proj.bias"], "no_decay")
+    assert MambaBlock(4, S6).optim_roles() == {"conv1d.bias": "no_decay"}
+    assert isinstance(MambaBlock(4, S6).final_norm(4), torch.nn.RMSNorm)
+    assert MambaBlock(4, S6, prenorm=False).final_norm(4) is None
+    for settings, message in (
+        ({"expand": 1.3}, "expand 1.3: times d_model 4 it must be a positive whole number"),
+        ({"expand": 0}, "expand 0"),
+        ({"d_conv": 0}, "d_conv is 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MambaBlock(4, S6, **settings)
+
+
+def test_bfloat16_autocast_stays_near_float32():
+    for name in LAYERS:
+        block, x = build(name).float(), sequences(L=32).float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = block(x)
+        assert (low.float() - block(x)).norm() < 0.05 * block(x).norm()

@@ -1,0 +1,94 @@
+"""The backbone: a vector per position with any block, steps, documents; what a part lacks is named."""
+
+import pytest
+import torch
+from torch import nn
+
+from lra_ssm.layers import B2S6, S4D, S6, BlockSpec, LayerSpec, MambaBlock, RMSNorm, S4Block
+from lra_ssm.models import Backbone
+from tests.helpers import Smooth
+
+BLOCKS = {
+    "s4-pre": BlockSpec(S4Block, norm="layer", prenorm=True),
+    "s4-post": BlockSpec(S4Block, norm="rms"),
+    "mamba": BlockSpec(MambaBlock, expand=1.5),
+}
+LAYERS = {"s4d": LayerSpec(S4D, d_state=4), "s6": LayerSpec(S6, d_state=3), "b2s6": LayerSpec(B2S6, num_blocks=2)}
+every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+
+
+def build(layer, block, **settings):
+    torch.manual_seed(0)
+    return Backbone(layer, **{"vocab_size": 9, "d_model": 4, "n_layers": 2, "block": block, **settings}).double()
+
+
+def ids(B=2, L=8):
+    return torch.randint(0, 9, (B, L), generator=torch.Generator().manual_seed(1))
+
+
+@every_block
+@every_layer
+def test_steps_and_prefixes_equal_the_whole(layer, block):
+    model, tokens = build(layer, block), ids()
+    whole = model(tokens)
+    assert whole.shape == (2, 8, 4)
+    y, state = model(tokens[:, :3], return_last_state=True)
+    rest = model(tokens[:, 3:], initial_state=state)
+    torch.testing.assert_close(torch.cat([y, rest], 1), whole)
+    state = model.initial_state(2)
+    for t in range(8):
+        y, state = model.step(tokens[:, t], state)
+        torch.testing.assert_close(y, whole[:, t])
+
+
+@every_block
+@every_layer
+def test_documents_and_padding_are_isolated(layer, block):
+    model, tokens = build(layer, block), ids()
+    reset = torch.zeros(2, 8, dtype=torch.bool)
+    reset[:, 5] = True
+    y = model(tokens, reset=reset)
+    torch.testing.assert_close(y, torch.cat([model(tokens[:, :5]), model(tokens[:, 5:])], 1))
+    y = model(tokens, torch.tensor([8, 3]))
+    torch.testing.assert_close(y[1:, :3], model(tokens[1:, :3]))
+    assert (y[1, 3:] == 0).all()
+
+
+def test_the_block_says_what_the_stack_ends_with():
+    assert isinstance(build(S4D, BLOCKS["s4-pre"]).norm, nn.LayerNorm)
+    assert isinstance(build(S4D, BLOCKS["mamba"]).norm, RMSNorm)
+    assert build(S4D, BLOCKS["s4-post"]).norm is None
+
+
+class OwnBlock(nn.Module):
+    """All that a user's block needs."""
+
+    def __init__(self, d_model: int, layer, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.scale = layer(d_model), scale
+
+    def forward(self, x, lengths=None):
+        return x + self.scale * self.layer(x, lengths)
+
+
+def test_a_block_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something():
+    model, tokens = build(Smooth, BlockSpec(OwnBlock, scale=0.5)), ids()
+    y = model(tokens, torch.tensor([8, 3]))
+    assert y.shape == (2, 8, 4) and model.blocks[1].scale == 0.5 and model.norm is None
+    y.sum().backward()
+    with pytest.raises(ValueError, match="OwnBlock.forward takes no `reset`"):
+        model(tokens, reset=torch.zeros(2, 8, dtype=torch.bool))
+    with pytest.raises(ValueError, match="OwnBlock.forward takes no `return_last_state`"):
+        model(tokens, return_last_state=True)
+    with pytest.raises(ValueError, match="OwnBlock has no `initial_state`"):
+        model.initial_state(2)
+
+
+def test_features_step_too():
+    model = build(S4D, BLOCKS["mamba"], vocab_size=None, d_input=3)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    whole, state = model(x), model.initial_state(2)
+    for t in range(5):
+        y, state = model.step(x[:, t], state)
+        torch.testing.assert_close(y, whole[:, t])

@@ -1,0 +1,143 @@
+"""A run without the commands: a notebook's own Trainer, in three lines."""
+
+import csv
+import json
+import os
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+
+from lra_ssm.datamodules import ListOps
+from lra_ssm.errors import InputError
+from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
+from lra_ssm.models import Classifier
+from lra_ssm.runs import CheckpointSettings, Run
+from lra_ssm.tasks import Classification, OptimizerSettings
+
+QUIET = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """A working folder and a seed of its own; tests before have left theirs in the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
+def parts(root, lr=0.01, vocab_size=18, seed=1):
+    seed_everything(seed, verbose=False)
+    network = NetworkSpec(
+        Classifier, layer=LayerSpec(B2S6, num_blocks=2, d_state=4), num_classes=10, vocab_size=vocab_size, d_model=8,
+        n_layers=1, block=BlockSpec(S4Block, dropout=0.2),
+    )  # fmt: skip
+    task = Classification(network, OptimizerSettings(lr=lr, warmup_steps=2))
+    data = ListOps(
+        root=str(root), batch_size=8, length_bounds=(3, 20), max_depth=3, num_train=44, num_val=20, num_test=20
+    )
+    return task, data
+
+
+class Stop(Callback):
+    def __init__(self, at=None):
+        self.at = at
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.at:
+            raise RuntimeError("stopped here")
+
+
+def fit(root, stop=None, fresh=False, checkpoints=CheckpointSettings(every_n_steps=2), **settings):  # noqa: B008
+    task, data = parts(root, **settings)
+    arguments = {**QUIET, "max_epochs": 2, "callbacks": [Stop(stop)]}
+    run = Run.of(task, data, trainer=arguments, experiment="mine", checkpoints=checkpoints, fresh=fresh)
+    trainer = Trainer(**run.trainer_arguments())
+    return run, run.fit(trainer, task, data)
+
+
+def weights(run):
+    return torch.load(run.last, weights_only=True)["state_dict"]
+
+
+def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, capsys):
+    run, metrics = fit(tmp_path / "data")
+    assert run.path.parent == tmp_path.joinpath("runs/mine").relative_to(tmp_path)
+    assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {
+        "config.yaml", "run.json", "metrics.csv", "checkpoints",
+    }  # fmt: skip
+    record = json.loads((run.path / "run.json").read_text())
+    assert record["status"] == "finished" and record["metrics"] == metrics
+    assert 0 <= metrics["best val/accuracy"] <= 1 and record["data"]["dataset"] == "listops"
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert config["model"]["init_args"]["network"]["init_args"]["d_model"] == 8 and config["seed_everything"] == 1
+    with open(run.path / "metrics.csv", newline="") as file:
+        assert max(int(row["step"]) for row in csv.DictReader(file)) == 11
+    out = capsys.readouterr().out
+    assert "recurrent, delta" in out and f"finished: {run.path}" in out
+    before = run.last.stat().st_mtime_ns
+    again, repeated = fit(tmp_path / "data")
+    assert again.path == run.path and repeated == metrics and run.last.stat().st_mtime_ns == before
+    assert "is finished" in capsys.readouterr().out
+    other, _ = fit(tmp_path / "data", fresh=True)
+    assert other.path.name == f"{run.path.name}-2"
+    assert "LRA_SSM_RUN_PATH" not in os.environ
+
+
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
+    whole, expected = fit(tmp_path / "data", fresh=True)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        fit(tmp_path / "data", stop=7)
+    record = json.loads(next(tmp_path.glob("runs/mine/*[!2]/run.json")).read_text())
+    assert record["status"] == "interrupted"
+    resumed, metrics = fit(tmp_path / "data")
+    assert resumed.path != whole.path
+    ours, theirs = weights(resumed), weights(whole)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    timed = "train/samples_per_s"
+    assert {**metrics, timed: 0} == {**expected, timed: 0}
+
+
+def test_what_decides_the_result_decides_the_run(tmp_path):
+    def of(trainer=None, settings=None, **changed):
+        task, data = parts(tmp_path, **changed)
+        return Run.of(task, data, trainer={**QUIET, "max_epochs": 2, **(trainer or {})}, settings=settings).path.name
+
+    same = of()
+    assert of({"enable_progress_bar": True, "logger": False}) == same
+    others = [of(seed=2), of(lr=0.02), of({"max_epochs": 3}), of({"callbacks": [Stop(3)]}), of(settings={"a": 1})]
+    assert len({same, *others}) == 6
+    assert of({"callbacks": [Stop(3)]}) == others[3]  # a callback is told by its class, not by where it lies in memory
+    elsewhere, data = parts(tmp_path)
+    data.root = tmp_path / "elsewhere"
+    assert Run.of(elsewhere, data, trainer={**QUIET, "max_epochs": 2}).path.name == same
+
+
+def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match="model.network.vocab_size is 17, but ListOps has 18"):
+        fit(tmp_path / "data", vocab_size=17)
+    assert not (tmp_path / "runs").exists()
+    os.environ.pop("PL_GLOBAL_SEED")
+    with pytest.raises(InputError, match="call lightning.seed_everything"):
+        Run.of(LightningModule(), LightningDataModule(), trainer={})
+    with pytest.raises(InputError, match="checkpoint.every_n_steps is 0"):
+        CheckpointSettings(every_n_steps=0)
+
+
+def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(tmp_path):
+    run, _ = fit(tmp_path / "data")
+    first, second = Run(run.path), Run(run.path)
+    first.lock()
+    with pytest.raises(InputError, match=f"in use by process {os.getpid()} on "):
+        second.lock()
+    first.fail("no disk")
+    second.fail("not mine to say")
+    first.close()
+    record = json.loads((run.path / "run.json").read_text())
+    assert record["status"] == "failed" and record["reason"] == "no disk"
