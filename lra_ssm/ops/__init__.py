@@ -15,10 +15,12 @@ from lra_ssm.ops.initialization import (
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
+    linear_scan_reference,
     s4d_kernel_reference,
     selective_scan_reference,
 )
 from lra_ssm.ops.s4d_kernel import s4d_kernel
+from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "euler",
     "initialize_A",
     "inverse_softplus",
+    "linear_scan",
+    "linear_scan_reference",
     "log_uniform_delta",
     "prefer_backend",
     "s4d_inv",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lra_ssm.ops.discretization import bilinear
+from lra_ssm.ops.linear_inputs import check_linear_inputs
 from lra_ssm.ops.s4d_kernel import check_kernel_inputs
 from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
 
@@ -94,6 +95,28 @@ def selective_scan_reference(
     )
     y, last_state = run_reference(inputs)
     return (y, last_state) if return_last_state else y
+
+
+def linear_scan_reference(
+    a: Tensor,
+    b: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`linear_scan` as a loop over time under plain autograd; see there."""
+    inputs = check_linear_inputs(a, b, initial_state, reset)
+    a, b = inputs.a, inputs.b
+    x = torch.zeros_like(b[..., 0]) if inputs.initial is None else inputs.initial
+    states = []
+    for t in range(b.shape[-1]):
+        if reset is not None:
+            x = torch.where(reset[:, t, None], torch.zeros_like(x), x)
+        x = (a if a.dim() == 1 else a[..., t]) * x + b[..., t]
+        states.append(x)
+    y = torch.stack(states, dim=-1).to(inputs.dtype)
+    return (y, x) if return_last_state else y
 
 
 def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
