@@ -2,6 +2,7 @@
 
 from lra_ssm.ops.backends import prefer_backend, scan_backends
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
+from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
 from lra_ssm.ops.discretization import bilinear, euler, zoh
 from lra_ssm.ops.initialization import (
     initialize_A,
@@ -15,6 +16,7 @@ from lra_ssm.ops.initialization import (
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
+    causal_depthwise_convolution_reference,
     linear_scan_reference,
     s4d_kernel_reference,
     selective_scan_reference,
@@ -29,9 +31,12 @@ __all__ = [
     "bilinear",
     "causal_convolution",
     "causal_convolution_reference",
+    "causal_depthwise_convolution",
+    "causal_depthwise_convolution_reference",
     "euler",
     "initialize_A",
     "inverse_softplus",
+    "last_taps",
     "linear_scan",
     "linear_scan_reference",
     "log_uniform_delta",
