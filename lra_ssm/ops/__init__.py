@@ -17,10 +17,13 @@ from lra_ssm.ops.parameterization import as_complex, eigenvalues, inverse_eigenv
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
+    causal_depthwise_convolution_reference,
+    linear_scan_reference,
     s4d_kernel_reference,
     selective_scan_reference,
 )
 from lra_ssm.ops.s4d_kernel import s4d_kernel
+from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
 
 __all__ = [
@@ -30,11 +33,16 @@ __all__ = [
     "bilinear",
     "causal_convolution",
     "causal_convolution_reference",
+    "causal_depthwise_convolution",
+    "causal_depthwise_convolution_reference",
     "eigenvalues",
     "euler",
     "initialize_A",
     "inverse_eigenvalues",
     "inverse_softplus",
+    "last_taps",
+    "linear_scan",
+    "linear_scan_reference",
     "log_uniform_delta",
     "prefer_backend",
     "s4d_inv",

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lra_ssm.ops.depthwise_convolution import check_depthwise_inputs
 from lra_ssm.ops.discretization import bilinear
+from lra_ssm.ops.linear_inputs import check_linear_inputs
 from lra_ssm.ops.s4d_kernel import check_kernel_inputs
 from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
 
@@ -96,6 +98,28 @@ def selective_scan_reference(
     return (y, last_state) if return_last_state else y
 
 
+def linear_scan_reference(
+    a: Tensor,
+    b: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`linear_scan` as a loop over time under plain autograd; see there."""
+    inputs = check_linear_inputs(a, b, initial_state, reset)
+    a, b = inputs.a, inputs.b
+    x = torch.zeros_like(b[..., 0]) if inputs.initial is None else inputs.initial
+    states = []
+    for t in range(b.shape[-1]):
+        if reset is not None:
+            x = torch.where(reset[:, t, None], torch.zeros_like(x), x)
+        x = (a if a.dim() == 1 else a[..., t]) * x + b[..., t]
+        states.append(x)
+    y = torch.stack(states, dim=-1).to(inputs.dtype)
+    return (y, x) if return_last_state else y
+
+
 def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
     """`s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
     check_kernel_inputs(delta, A, B, C, L, discretization)
@@ -122,3 +146,29 @@ def bidirectional_convolution_reference(u: Tensor, k_forward: Tensor, k_backward
     L = u.shape[-1]
     future = [(k_backward[:, : L - 1 - t] * u[..., t + 1 :]).sum(-1) for t in range(L)]
     return causal_convolution_reference(u, k_forward) + torch.stack(future, dim=-1)
+
+
+def causal_depthwise_convolution_reference(
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    initial: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> Tensor:
+    """`causal_depthwise_convolution` as the definition, one position and one tap after the other; see there."""
+    dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
+    (batch, D, L), W = u.shape, weight.shape[1]
+    before = u.new_zeros(batch, D, W - 1) if initial is None else initial
+    inputs = torch.cat([before.to(dtype), u.to(dtype)], dim=-1)  # the input at t is inputs[..., W - 1 + t]
+    outputs = []
+    for t in range(L):
+        y = torch.zeros_like(inputs[..., 0]) if bias is None else bias.to(dtype).expand(batch, D)
+        for j in range(W):
+            tap = inputs[..., W - 1 + t - j]
+            if reset is not None:
+                crosses = reset[:, max(t - j + 1, 0) : t + 1].any(1, keepdim=True)
+                tap = torch.where(crosses, torch.zeros_like(tap), tap)
+            y = y + weight[:, W - 1 - j].to(dtype) * tap
+        outputs.append(y)
+    return torch.stack(outputs, dim=-1).to(u.dtype)

@@ -44,7 +44,9 @@ def test_equals_the_equations_with_every_gradient(name, bidirectional, L):
 
 
 @every_layer
-@pytest.mark.parametrize("settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True}]
+)
 def test_steps_equal_the_parallel_form_with_gradients(name, settings):
     block, x = build(name, **settings), sequences(L=9).requires_grad_()
     whole, last = block(x, return_last_state=True)

@@ -13,6 +13,7 @@ import torch
 
 from lra_ssm.ops import selective_scan
 from lra_ssm.ops.backends import triton_call, triton_scan
+from tests.ops import test_scan
 from tests.ops.scan_cases import assert_close, leaves, make_inputs, random_reset, run, weighted_sum
 from tests.ops.test_selective_scan import CASES
 
@@ -329,3 +330,12 @@ def test_refusals(monkeypatch):
     assert "meta" in triton_scan.refusal(torch.device("meta"), None)
     monkeypatch.setattr(triton_scan, "_installed", lambda: False)
     assert triton_scan.refusal(torch.device("cuda"), None) == "triton is not installed"
+
+
+@pytest.mark.parametrize("complex_", [0, 1])
+def test_the_linear_recurrence_with_a_constant_factor(complex_, cut):
+    cut()
+    inputs, reset = test_scan.make((complex_,) * 3 + (True,), D=3, L=19), random_reset(2, 19)
+    actual = test_scan.run({name: x.to(DEVICE) for name, x in inputs.items()}, "triton", reset=reset.to(DEVICE))
+    expected = test_scan.run(inputs, "reference", reset=reset)
+    assert_close({name: x.cpu() for name, x in actual.items()}, expected)

@@ -1,0 +1,237 @@
+"""The plain linear recurrence x_t = a_t x_{t-1} + b_t, real or complex, with a constant or varying in time.
+
+Shapes: b, x (B, D, L); a (D,) or (B, D, L); states (B, D); reset (B, L).  (B batch, D channels, L length.)
+
+Both forms have the same gradients.  With g_t the whole gradient of x_t (through x_{t+1} as well),
+
+    g_t = grad x_t + conj(a_{t+1}) g_{t+1},   grad b_t = g_t,   grad a_t = conj(x_{t-1}) g_t,
+
+a recurrence of the same kind that runs from the end: nothing is divided by a, which may be zero.  The code has
+conj(g) throughout, whose recurrence has a itself for its factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lra_ssm.ops.linear_inputs import check_linear_inputs
+from lra_ssm.ops.reference import linear_scan_reference
+from lra_ssm.ops.selective_scan import selective_scan
+
+
+def _carry_(target: Tensor, factor: Tensor, source: Tensor, dropped: Tensor | None) -> None:
+    """target += factor source, except where dropped (B, or B and time): there even inf and nan add nothing."""
+    if dropped is None:
+        target.addcmul_(factor, source)
+    else:
+        target.add_((factor * source).masked_fill_(dropped.unsqueeze(1), 0))
+
+
+def _scan_(x: Tensor, links: Tensor, dropped: Tensor | None, backwards: bool) -> None:
+    """In place: x_{k+1} += links_k x_k in the order of time, or x_k += links_k x_{k+1} from the end.
+
+    x (B, D, n); links (B, D, n-1), not changed; dropped (B, n-1), the links across which nothing passes.
+
+    Every second step takes in its neighbour, so that steps two apart are linked by products of two links; these, half
+    as many, are scanned in the same way; the others then take in theirs.  2 log2(n) rounds that touch 3n numbers in
+    all, where doubling the reach of every step in each round would touch n log2(n) in each direction.
+    """
+    n = x.shape[-1]
+    if n < 2:
+        return
+
+    def carry(first: int) -> None:
+        earlier, later = x[..., first : n - 1 : 2], x[..., first + 1 :: 2]
+        target, source = (earlier, later) if backwards else (later, earlier)
+        _carry_(target, links[..., first::2], source, None if dropped is None else dropped[:, first::2])
+
+    carry(0)
+    start = 0 if backwards else 1
+    kept = x[..., start::2]
+    stop = start + 2 * (kept.shape[-1] - 1)
+    first, second = slice(start, stop, 2), slice(start + 1, stop, 2)
+    either = None if dropped is None else dropped[:, first] | dropped[:, second]
+    _scan_(kept, links[..., first] * links[..., second], either, backwards)
+    carry(1)
+
+
+def _whole_gradient(grad_x: Tensor | None, grad_last: Tensor | None, x: Tensor) -> Tensor:
+    """conj of x's gradient in new memory, that of the last state added."""
+    g = torch.zeros_like(x) if grad_x is None else torch.empty_like(x).copy_(grad_x.conj())
+    if grad_last is not None:
+        g[..., -1] += grad_last.conj()
+    return g
+
+
+def _first(reset: Tensor | None) -> Tensor | None:
+    return None if reset is None else reset[:, 0]
+
+
+def _grad_initial(a: Tensor, g: Tensor, reset: Tensor | None) -> Tensor:
+    """a_0 g_0 where not dropped; a (D,) or (B, D), g conjugated (B, D, L)."""
+    grad = (a * g[..., 0]).conj().resolve_conj()
+    return grad if reset is None else grad.masked_fill_(reset[:, :1], 0)
+
+
+class _VaryingScan(torch.autograd.Function):
+    """a, b (B, D, L), initial (B, D) in one dtype; keeps a and x for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = b.clone()
+        if initial is not None:
+            _carry_(x[..., 0], a[..., 0], initial, _first(reset))
+        _scan_(x, a[..., 1:], None if reset is None else reset[:, 1:], backwards=False)
+        ctx.save_for_backward(a, x, initial, reset)
+        ctx.set_materialize_grads(False)
+        return x, x[..., -1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        a, x, initial, reset = ctx.saved_tensors
+        needs_a, needs_b, needs_initial, _ = ctx.needs_input_grad
+        g = _whole_gradient(grad_x, grad_last, x)
+        _scan_(g, a[..., 1:], None if reset is None else reset[:, 1:], backwards=True)
+        grad_initial = _grad_initial(a[..., 0], g, reset) if needs_initial else None
+        grad_a = None
+        if needs_a:
+            grad_a = torch.empty_like(a)
+            torch.mul(x[..., :-1], g[..., 1:], out=grad_a[..., 1:])
+            grad_a[..., 0] = 0 if initial is None else initial * g[..., 0]
+            if reset is not None:
+                grad_a.masked_fill_(reset.unsqueeze(1), 0)
+            grad_a.conj_physical_()
+        return grad_a, g.conj_physical_() if needs_b else None, grad_initial, None
+
+
+def _laid_out_as(b: Tensor, w: Tensor) -> Tensor:
+    """w (D, L) with its channels next to each other in memory if those of b (B, D, L) are: products are then fast."""
+    return w.T.contiguous().T if b.stride(1) < b.stride(2) else w
+
+
+def _powers(log: Tensor, L: int, dtype: torch.dtype) -> Tensor:
+    """exp(t log), t = 0 .. L-1, as (D, L) from log (D,) complex128: one product of two exact tables per entry."""
+    size = 1 << (math.isqrt(L - 1).bit_length())
+    t = torch.arange(size, device=log.device, dtype=torch.float64)
+    fine = torch.exp(log[:, None] * t).to(dtype)
+    coarse = torch.exp(log[:, None] * (size * t[: -(-L // size)])).to(dtype)
+    return (coarse.unsqueeze(2) * fine.unsqueeze(1)).flatten(1)[:, :L]
+
+
+def _by_the_kernels(a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None, backend: str) -> Tensor:
+    """x for a constant a (D,), by a selective scan of delta = 1, A = log rho and rho = |a|: no autograd.
+
+    The rest of a is turned out of the recurrence: with w_t = (a / rho)^t, x = w y where y_t = rho y_{t-1} + b_t / w_t.
+    For real a, w is the sign of every other step; for complex a, re and im of y are two channels of a real scan.  A
+    phase in the scan's factors would be rounded there, the same way at every step: 1e-7 a step in float32, and 5e-4
+    after 4096 of them.  For the same reason rho is |a| as rounded to the arithmetic's dtype (exp(log rho) then gives
+    just that where the memory is long), and what the rounding took away is part of w, whose logarithm is float64.
+    """
+    (_, D, L), dtype = b.shape, b.real.dtype
+    wide = a.to(torch.complex128 if a.is_complex() else torch.float64)
+    magnitude = wide.abs().clamp_min(torch.finfo(dtype).tiny)
+    log_rho = magnitude.to(dtype).double().log()
+    if a.is_complex():
+        log_w = torch.complex(magnitude.log() - log_rho, wide.angle())
+        v = b * _laid_out_as(b, _powers(-log_w, L, b.dtype))
+        w = _laid_out_as(b, _powers(log_w, L, b.dtype))
+    else:
+        odd = torch.arange(L, device=a.device) % 2 == 1
+        w = _laid_out_as(b, 1 - 2 * ((a < 0).unsqueeze(1) & odd).to(dtype))
+        v = b * w
+    if initial is not None:
+        _carry_(v[..., 0], a, initial, _first(reset))
+    if a.is_complex():
+        v, log_rho = torch.view_as_real(v).movedim(-1, 2).flatten(1, 2), log_rho.repeat_interleave(2)
+    ones = log_rho.new_ones(v.shape[1], 1, dtype=dtype)
+    delta, A = ones[0].expand(v.shape), log_rho.to(dtype).unsqueeze(1)
+    y = selective_scan(v, delta, A, ones, ones, reset=reset, backend=backend)
+    assert isinstance(y, Tensor)
+    if a.is_complex():
+        y = y.unflatten(1, (D, 2))
+        y = torch.complex(y[:, :, 0], y[:, :, 1])
+    return y.mul_(w)
+
+
+class _ConstantScan(torch.autograd.Function):
+    """a (D,), b (B, D, L), initial (B, D) in one dtype; keeps x for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, initial: Tensor | None, reset: Tensor | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        x = _by_the_kernels(a, b, initial, reset, backend)
+        ctx.save_for_backward(a, x, initial, reset)
+        ctx.backend = backend
+        ctx.set_materialize_grads(False)
+        return x, x[..., -1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        a, x, initial, reset = ctx.saved_tensors
+        needs_a, needs_b, needs_initial, *_ = ctx.needs_input_grad
+        # From the end, what comes to step t from t+1 is dropped where step t+1 has a reset.
+        from_the_end = None if reset is None else reset.roll(-1, 1).flip(1)
+        g = _by_the_kernels(a, _whole_gradient(grad_x, grad_last, x).flip(-1), None, from_the_end, ctx.backend)
+        g = g.flip(-1)
+        grad_initial = _grad_initial(a, g, reset) if needs_initial else None
+        grad_a = None
+        if needs_a:
+            product = x[..., :-1] * g[..., 1:]
+            first = torch.zeros_like(g[..., 0]) if initial is None else initial * g[..., 0]
+            if reset is not None:
+                product.masked_fill_(reset[:, 1:].unsqueeze(1), 0)
+                first.masked_fill_(reset[:, :1], 0)
+            grad_a = (product.sum((0, 2)) + first.sum(0)).conj_physical_()
+        return grad_a, g.conj_physical_() if needs_b else None, grad_initial, None, None
+
+
+def linear_scan(
+    a: Tensor,
+    b: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
+    return_last_state: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """x_t = a_t x_{t-1} + b_t, for every batch item and channel.
+
+    Args:
+        a: (D,), the same at every step, or (B, D, L); real or complex, zero included.
+        b: (B, D, L), real or complex.
+        initial_state: (B, D), the state before step 0; zero if not given.
+        reset: (B, L) bool; where true the state before that step, initial_state included, is dropped, inf and nan too.
+        return_last_state: return (x, x_{L-1} (B, D)) instead of x; gradients flow through both.
+        backend: for a constant a those of `selective_scan`, by whose kernels it runs.  A varying a is scanned by torch
+            operations on any device, in log2(L) rounds: "auto" or "eager".  "reference" is the loop over time.
+
+    Floating dtypes may be mixed.  x has the promotion of the dtypes of a, b and initial_state, complex if any of them
+    is; the arithmetic and the last state have at least single precision, whatever autocast says; each gradient has
+    its input's dtype, and for a complex input torch's convention.  First derivatives alone, but for the reference.
+
+    A constant a keeps its precision in float32 however long the memory: see `_by_the_kernels`.  Where |a| > 1, powers
+    of it up to the L-th must be finite.
+
+    Raises:
+        ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
+    """
+    if backend == "reference":
+        return linear_scan_reference(a, b, initial_state=initial_state, reset=reset,
+                                     return_last_state=return_last_state)  # fmt: skip
+    inputs = check_linear_inputs(a, b, initial_state, reset)
+    if inputs.a.dim() == 1:
+        x, last = _ConstantScan.apply(*inputs[:4], backend)
+    elif backend in ("auto", "eager"):
+        x, last = _VaryingScan.apply(*inputs[:4])
+    else:
+        raise ValueError(f"backend: {backend!r}; expected 'auto', 'eager' or 'reference' for an a that varies in time")
+    x = x.to(inputs.dtype)
+    return (x, last) if return_last_state else x

@@ -1,0 +1,279 @@
+"""Short causal convolutions against their definition: values and every gradient; and how they go on after a stop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lra_ssm.ops.depthwise_convolution as depthwise_convolution
+from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
+from tests.ops.scan_cases import assert_close, random_reset, weighted_sum
+
+OPTIONAL = ("bias", "initial")
+
+
+@pytest.fixture(params=[None, 1, 400], ids=["one piece", "pieces of one", "pieces of some"])
+def pieces(request, monkeypatch):
+    if request.param is not None:
+        monkeypatch.setattr(depthwise_convolution, "_PIECE_BYTES", request.param)
+
+
+def make(L=37, W=4, *, batch=3, D=5, optional=OPTIONAL, transposed=False, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, dtype=dtype, generator=generator)
+
+    u = randn(batch, L, D).transpose(1, 2) if transposed else randn(batch, D, L)
+    inputs = {"u": u, "weight": randn(D, W), "bias": randn(D), "initial": randn(batch, D, W - 1)}
+    return {name: x for name, x in inputs.items() if name not in OPTIONAL or name in optional}
+
+
+def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=torch.float64):
+    """y and every gradient, by name."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    y = function(**leaves, reset=reset)
+    grads = torch.autograd.grad(weighted_sum(y, None, y_weights), list(leaves.values()), materialize_grads=True)
+    results = {"y": y.detach(), **dict(zip(leaves, grads, strict=True))}
+    assert all(results[name].shape == x.shape for name, x in inputs.items())
+    return {name: x for name, x in results.items() if x.numel() or name != "initial"}  # empty for W = 1
+
+
+@pytest.mark.parametrize("optional", [(), ("bias",), OPTIONAL], ids=str)
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("W", [1, 2, 4])
+@pytest.mark.parametrize("L", [1, 2, 3, 63, 257])
+def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
+    inputs = make(L, W, optional=optional, transposed=transposed)
+    reset = random_reset(3, L) if with_reset else None
+    actual, expected = run(inputs, reset=reset), run(inputs, causal_depthwise_convolution_reference, reset)
+    assert actual["y"].stride() == inputs["u"].stride() or L == 1
+    assert_close(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("W", [2, 4, 6])
+@pytest.mark.parametrize("at", [(0,), (1,), (2, 3), (0, 1, 2, 3, 4, 5, 6, 7), (6,), (7,), (3, 5, 6)], ids=str)
+def test_resets_at_awkward_places(at, W, pieces):
+    inputs = make(8, W, transposed=W == 4)
+    reset = torch.zeros(3, 8, dtype=torch.bool)
+    reset[1, list(at)] = True
+    actual = run(inputs, reset=reset)
+    assert_close(actual, run(inputs, causal_depthwise_convolution_reference, reset), rtol=1e-12)
+    # each document on its own
+    starts = sorted({0, *at})
+    parts = []
+    for start, stop in zip(starts, [*starts[1:], 8], strict=True):
+        initial = inputs["initial"][1:2] if start == 0 and 0 not in at else None
+        parts.append(causal_depthwise_convolution(inputs["u"][1:2, :, start:stop], inputs["weight"], inputs["bias"],
+                                                  initial=initial))  # fmt: skip
+    torch.testing.assert_close(actual["y"][1:2], torch.cat(parts, dim=-1))
+
+
+def test_nothing_crosses_a_reset(pieces):
+    """inf and nan neither, backwards neither."""
+    inputs, reset = make(12), torch.zeros(3, 12, dtype=torch.bool)
+    expected = causal_depthwise_convolution(inputs["u"][..., 6:], inputs["weight"], inputs["bias"])
+    reset[:, 0] = reset[:, 6] = True
+    inputs["initial"].fill_(math.nan)
+    inputs["u"][..., 5] = math.inf
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    y = causal_depthwise_convolution(**leaves, reset=reset)
+    torch.testing.assert_close(y[..., 6:], expected)
+    grads = dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), torch.where(y.isfinite(), 1.0, 0.0)),
+                     strict=True))  # fmt: skip
+    assert (grads["initial"] == 0).all() and torch.isfinite(grads["u"]).all()
+    y = causal_depthwise_convolution(**leaves, reset=reset)
+    (grad,) = torch.autograd.grad(y[..., 6:].sum(), [leaves["u"]])
+    assert (grad[..., :6] == 0).all() and (grad[..., 6:] != 0).all()
+
+
+def test_is_torch_conv1d():
+    inputs = make(50)
+    u, weight, bias = (inputs[name] for name in ("u", "weight", "bias"))
+    expected = F.conv1d(F.pad(u, (3, 0)), weight.unsqueeze(1), bias, groups=5)
+    torch.testing.assert_close(causal_depthwise_convolution(u, weight, bias), expected)
+
+
+def test_by_hand():
+    u, weight = torch.tensor([[[1.0, 10.0, 100.0]]]), torch.tensor([[2.0, 3.0]])
+    y = causal_depthwise_convolution(u, weight, torch.tensor([0.5]), initial=torch.tensor([[[7.0]]]))
+    assert y.tolist() == [[[17.5, 32.5, 320.5]]]  # 2*7 + 3*1, 2*1 + 3*10, 2*10 + 3*100, and 0.5 each
+    reset = torch.tensor([[False, False, True]])
+    assert causal_depthwise_convolution(u, weight, reset=reset).tolist() == [[[3.0, 32.0, 300.0]]]
+
+
+def test_gradcheck(pieces):
+    inputs, reset = make(6, 3, batch=2, D=2), torch.tensor([[False] * 6, [False, False, True, False, False, True]])
+
+    def f(*values):
+        return causal_depthwise_convolution(**dict(zip(inputs, values, strict=True)), reset=reset)
+
+    assert torch.autograd.gradcheck(f, tuple(x.requires_grad_() for x in inputs.values()))
+
+
+def test_gradient_of_a_subset(pieces):
+    inputs, reset = make(), random_reset(3, 37)
+    expected = run(inputs, reset=reset)
+    for name in inputs:
+        x = {key: v.detach().requires_grad_(key == name) for key, v in inputs.items()}
+        (grad,) = torch.autograd.grad(weighted_sum(causal_depthwise_convolution(**x, reset=reset), None), [x[name]])
+        assert torch.equal(grad, expected[name])
+
+
+def test_strides():
+    inputs, reset = make(40), random_reset(3, 40)
+    expected = run(inputs, causal_depthwise_convolution_reference, reset)
+    wide = torch.randn(3, 40, 10, dtype=torch.float64)
+    wide[..., 5:] = inputs["u"].transpose(1, 2)
+    inputs["u"] = wide[..., 5:].transpose(1, 2)  # as one half of a projection
+    inputs["weight"] = inputs["weight"].T.contiguous().T
+    inputs["initial"] = inputs["initial"].transpose(0, 2).contiguous().transpose(0, 2)
+    actual = run(inputs, reset=reset.T.contiguous().T)
+    assert actual["y"].stride(1) == 1
+    assert_close(actual, expected, rtol=1e-12)
+    inputs["u"] = inputs["u"][:1, :, :1].expand(3, 5, 40)
+    assert_close(run(inputs), run(inputs, causal_depthwise_convolution_reference), rtol=1e-12)
+
+
+def test_dtypes(pieces):
+    inputs, reset = make(63), random_reset(3, 63)
+    for dtype, rtol in ((torch.float32, 4e-6), (torch.bfloat16, 4e-3), (torch.float16, 6e-4)):
+        narrow = {name: x.to(dtype if name in ("u", "initial") else torch.float32) for name, x in inputs.items()}
+        truth = run({name: x.double() for name, x in narrow.items()}, reset=reset, y_weights=dtype)
+        result = run(narrow, reset=reset, y_weights=dtype)
+        assert result["y"].dtype == dtype and all(result[name].dtype == x.dtype for name, x in narrow.items())
+        for name, x in result.items():
+            assert_close({name: x.double()}, {name: truth[name]}, rtol=rtol if x.dtype == dtype else 4e-6)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_close(run(narrow, reset=reset, y_weights=dtype), result, rtol=0)
+    mixed = {name: x.float() for name, x in inputs.items()} | {"weight": inputs["weight"]}
+    wide = run({name: x.double() for name, x in mixed.items()})["y"]
+    result = run(mixed)["y"]
+    assert result.dtype == torch.float32 and torch.equal(result, wide.float())
+
+
+def test_no_batch():
+    result = run(make(batch=0))
+    assert result["y"].shape == (0, 5, 37) and (result["weight"] == 0).all()
+
+
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize("W", [1, 2, 4, 6])
+@pytest.mark.parametrize("cut", [1, 2, 3, 8, 19])
+def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
+    """Values and gradients, through `last_taps` and what came before."""
+    inputs = make(20, W)
+    reset = torch.rand(3, 20, generator=torch.Generator().manual_seed(W)) < 0.15 if with_reset else None
+    expected = run(inputs, reset=reset)
+
+    def in_two(u, weight, bias, initial, reset):
+        first, second = (None, None) if reset is None else (reset[:, :cut], reset[:, cut:])
+        y = causal_depthwise_convolution(u[..., :cut], weight, bias, initial=initial, reset=first)
+        initial = last_taps(u[..., :cut], W, initial=initial, reset=first)
+        rest = causal_depthwise_convolution(u[..., cut:], weight, bias, initial=initial, reset=second)
+        return torch.cat([y, rest], dim=-1)
+
+    assert_close(run(inputs, in_two, reset), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize("with_initial", [False, True])
+@pytest.mark.parametrize("W", [1, 2, 4, 6])
+def test_ragged_prefixes(W, with_initial, with_reset):
+    """Sequences of 0 to 9 real positions, each continued by its own next 5 inputs."""
+    inputs, lengths = make(14, W, batch=10), torch.arange(10)
+    initial = inputs["initial"] if with_initial else None
+    reset = torch.rand(10, 14, generator=torch.Generator().manual_seed(W)) < (0.15 if with_reset else 0)
+    whole = causal_depthwise_convolution(inputs["u"], inputs["weight"], initial=initial, reset=reset)
+    next_five = lengths[:, None] + torch.arange(5)
+    rows = torch.arange(10)[:, None]
+    u_next, expected = (x.transpose(1, 2)[rows, next_five].transpose(1, 2) for x in (inputs["u"], whole))
+    prefix, prefix_reset = inputs["u"][..., :9].clone(), reset[:, :9].clone()
+    padding = torch.arange(9) >= lengths[:, None]
+    prefix.masked_fill_(padding.unsqueeze(1), math.nan)
+    prefix_reset |= padding & (torch.arange(9) % 2 == 0)
+    for dtype in (torch.int64, torch.int32):
+        taps = last_taps(prefix, W, lengths.to(dtype), initial=initial, reset=prefix_reset if with_reset else None)
+        assert taps.shape == (10, 5, W - 1)
+        y = causal_depthwise_convolution(u_next, inputs["weight"], initial=taps, reset=reset[rows, next_five])
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_last_taps_by_hand():
+    u = torch.tensor([[[1.0, 2.0, 3.0]]]).requires_grad_()
+    initial = torch.tensor([[[-3.0, -2.0, -1.0]]]).requires_grad_()
+    lengths = torch.tensor([1])
+    assert last_taps(u, 4).tolist() == [[[1, 2, 3]]]
+    assert last_taps(u, 3).tolist() == [[[2, 3]]]
+    assert last_taps(u, 6).tolist() == [[[0, 0, 1, 2, 3]]]
+    assert last_taps(u, 1).shape == (1, 1, 0)
+    taps = last_taps(u, 4, lengths, initial=initial)
+    assert taps.tolist() == [[[-2, -1, 1]]]
+    grads = torch.autograd.grad(taps, [u, initial], torch.tensor([[[5.0, 6.0, 7.0]]]))
+    assert [g.tolist() for g in grads] == [[[[7, 0, 0]]], [[[0, 5, 6]]]]
+    reset = torch.tensor([[False, True, False]])
+    assert last_taps(u, 4, initial=initial, reset=reset).tolist() == [[[0, 2, 3]]]
+    assert last_taps(u, 4, lengths, initial=initial, reset=reset).tolist() == [[[-2, -1, 1]]]
+    assert last_taps(u, 4, lengths, initial=initial, reset=~reset).tolist() == [[[0, 0, 1]]]
+    assert last_taps(u.bfloat16(), 4, lengths, initial=initial).dtype == torch.bfloat16
+
+
+zeros = torch.zeros
+WRONG = [
+    ("u", zeros(3, 4), r"u: shape \(3, 4\)"),
+    ("u", zeros(2, 3, 0), "u: shape .*L >= 1"),
+    ("u", zeros(2, 3, 5, dtype=torch.complex64), "u: .*complex64; .*real floating"),
+    ("initial", zeros(2, 3, 4), r"initial: shape \(2, 3, 4\).*\(B, D, W-1\) = \(2, 3, 3\)"),
+    ("initial", zeros(2, 3, 3, dtype=torch.int64), "initial: .*int64"),
+    ("initial", zeros(2, 3, 3, device="meta"), "initial: on meta; expected cpu"),
+    ("reset", zeros(2, 5), r"reset: .*float32; expected \(B, L\) = \(2, 5\), bool"),
+    ("reset", zeros(2, 4, dtype=torch.bool), r"reset: shape \(2, 4\)"),
+]
+
+
+@pytest.mark.parametrize("name, value, match", [
+    *WRONG,
+    ("weight", zeros(3), r"weight: shape \(3,\)"),
+    ("weight", zeros(3, 0), r"weight: shape \(3, 0\).*W >= 1"),
+    ("weight", zeros(3, 1, 4), r"weight: shape \(3, 1, 4\).*expected \(D, W\)"),
+    ("weight", zeros(4, 4), r"weight: shape \(4, 4\); expected \(D, W\) with D = 3"),
+    ("weight", zeros(3, 4, dtype=torch.complex64), "weight: .*complex64"),
+    ("bias", zeros(4), r"bias: shape \(4,\), .*expected \(D,\) = \(3,\)"),
+    ("bias", zeros(3, dtype=torch.int32), "bias: .*int32"),
+    ("bias", zeros(3, device="meta"), "bias: on meta; expected cpu"),
+])  # fmt: skip
+def test_errors(name, value, match):
+    good = dict(u=zeros(2, 3, 5), weight=zeros(3, 4))
+    for function in (causal_depthwise_convolution, causal_depthwise_convolution_reference):
+        with pytest.raises(ValueError, match=match) as error:
+            function(**{**good, name: value})
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name, value, match", [
+    *WRONG,
+    ("W", 0, "W: 0; expected"),
+    ("lengths", zeros(2), r"lengths: .*float32; expected \(B,\) = \(2,\), int64 or int32"),
+    ("lengths", zeros(3, dtype=torch.int64), r"lengths: shape \(3,\)"),
+    ("lengths", zeros(2, dtype=torch.int64, device="meta"), "lengths: on meta"),
+])  # fmt: skip
+def test_last_taps_errors(name, value, match):
+    with pytest.raises(ValueError, match=match) as error:
+        last_taps(**{**dict(u=zeros(2, 3, 5), W=4), name: value})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_on_a_gpu(transposed):
+    inputs, reset = make(257, transposed=transposed), random_reset(3, 257)
+    actual = run({name: x.cuda() for name, x in inputs.items()}, reset=reset.cuda())
+    assert_close({name: x.cpu() for name, x in actual.items()}, run(inputs, reset=reset))
+    lengths = torch.tensor([0, 1, 257])
+    taps = last_taps(inputs["u"].cuda(), 4, lengths.cuda(), initial=inputs["initial"].cuda(), reset=reset.cuda())
+    assert torch.equal(taps.cpu(), last_taps(inputs["u"], 4, lengths, initial=inputs["initial"], reset=reset))

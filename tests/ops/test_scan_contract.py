@@ -1,0 +1,126 @@
+"""The rest of the contract of `linear_scan`: backends, strides, dtypes, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lra_ssm.ops import linear_scan, linear_scan_reference, prefer_backend
+from tests.ops.scan_cases import assert_close, random_reset
+from tests.ops.test_scan import make, run
+
+
+def test_backends_for_a_varying_factor():
+    inputs = make((1, 1, 1, False))
+    expected = run(inputs)
+    assert_close(run(inputs, "eager"), expected, rtol=0)
+    for backend in ("cpu", "triton", "none"):
+        with pytest.raises(ValueError, match=f"backend: '{backend}'; expected 'auto', 'eager' or 'reference' for an a"):
+            linear_scan(**inputs, backend=backend)
+    with prefer_backend("mamba_ssm"):
+        assert_close(run(inputs), expected, rtol=0)
+        with pytest.raises(ValueError, match="mamba_ssm"):
+            linear_scan(**make())
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("complex_", [0, 1])
+def test_strides(complex_, constant):
+    """Transposed, strided, expanded and conjugated inputs; x in b's memory layout."""
+    inputs = make((complex_, complex_, complex_, constant), L=40)
+    expected = run(inputs, "reference", reset=random_reset(2, 40))
+    inputs["a"] = torch.stack([inputs["a"]] * 2, dim=-1)[..., 0]
+    inputs["b"] = inputs["b"].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["initial_state"] = inputs["initial_state"].T.contiguous().T
+    if complex_:
+        inputs = {name: x.conj().resolve_conj().conj() for name, x in inputs.items()}
+    actual = run(inputs, reset=random_reset(2, 40).T.contiguous().T)
+    assert actual["x"].stride() == inputs["b"].stride()
+    assert_close(actual, expected)
+    inputs["b"] = inputs["b"][:1, :, :1].expand(2, 7, 40)
+    inputs["a"] = inputs["a"] if constant else inputs["a"][..., :1].expand(2, 7, 40)
+    assert_close(run(inputs), run(inputs, "reference"))
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_dtypes(constant):
+    inputs = make((0, 0, 0, constant), dtype=torch.float32)
+    half = {name: x.bfloat16() for name, x in inputs.items()}
+    truth = run({name: x.double() for name, x in half.items()}, "reference")
+    for backend in ("auto", "reference"):
+        result = run(half, backend)
+        assert result["x"].dtype == torch.bfloat16 and result["last"].dtype == torch.float32
+        assert all(result[name].dtype == torch.bfloat16 for name in half)
+        for name, x in result.items():
+            rtol = 2e-6 if name == "last" else 8e-3
+            assert_close({name: x.double()}, {name: truth[name]}, rtol=rtol)
+    single, double, pair = torch.float32, torch.float64, torch.complex64
+    for a, b, initial, expected in (
+        (torch.bfloat16, torch.bfloat16, None, torch.bfloat16),
+        (torch.float16, torch.float16, torch.float16, torch.float16),
+        (single, torch.bfloat16, None, single),
+        (torch.float16, torch.float16, single, single),
+        (torch.float16, torch.bfloat16, None, single),
+        (single, double, None, double),
+        (single, single, double, double),
+        (single, single, pair, pair),
+        (pair, torch.bfloat16, None, pair),
+        (pair, double, None, torch.complex128),
+    ):
+        x, last = linear_scan(
+            inputs["a"].to(a),
+            inputs["b"].to(b),
+            initial_state=None if initial is None else inputs["initial_state"].to(initial),
+            return_last_state=True,
+        )
+        assert x.dtype == expected and last.dtype == torch.promote_types(expected, single)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_autocast_does_not_lower_the_precision(constant):
+    inputs = make((1, 1, 1, constant), dtype=torch.float32)
+    expected = run(inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(run(inputs), expected, rtol=0)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_no_batch(constant):
+    inputs = make((1, 1, 1, constant), batch=0)
+    result = run(inputs)
+    assert result["x"].shape == (0, 7, 63) and (result["a"] == 0).all()
+
+
+def bad(name, value, match):
+    return pytest.param(name, value, match, id=match[:40])
+
+
+zeros = torch.zeros
+
+
+@pytest.mark.parametrize("name, value, match", [
+    bad("b", None, "b: NoneType; expected a tensor"),
+    bad("a", 0.5, "a: float; expected a tensor"),
+    bad("b", zeros(2, 5), r"b: shape \(2, 5\); expected \(B, D, L\)"),
+    bad("b", zeros(2, 4, 0), r"b: shape \(2, 4, 0\); .*L >= 1"),
+    bad("b", zeros(2, 4, 5, dtype=torch.int64), "b: dtype torch.int64; expected a real or complex floating dtype"),
+    bad("a", zeros(4, dtype=torch.bool), "a: dtype torch.bool"),
+    bad("a", zeros(3), r"a: shape \(3,\); expected \(D,\) = \(4,\) or \(B, D, L\) = \(2, 4, 5\)"),
+    bad("a", zeros(4, 5), r"a: shape \(4, 5\)"),
+    bad("a", zeros(1, 4, 5), r"a: shape \(1, 4, 5\)"),
+    bad("a", zeros(4, device="meta"), "a: on meta; expected cpu, where b is"),
+    bad("initial_state", zeros(4), r"initial_state: shape \(4,\); expected \(B, D\) = \(2, 4\)"),
+    bad("initial_state", zeros(2, 4, dtype=torch.int32), "initial_state: dtype torch.int32"),
+    bad("reset", zeros(2, 5), "reset: torch.float32; expected a bool tensor"),
+    bad("reset", zeros(2, 4, dtype=torch.bool), r"reset: shape \(2, 4\); expected \(B, L\) = \(2, 5\)"),
+    bad("backend", "fast", "backend: 'fast'; expected 'auto'"),
+])  # fmt: skip
+@pytest.mark.parametrize("constant", [True, False])
+def test_errors(name, value, match, constant):
+    good = {"a": zeros(4) if constant else zeros(2, 4, 5), "b": zeros(2, 4, 5)}
+    with pytest.raises(ValueError, match=match) as error:
+        linear_scan(**{**good, name: value})
+    assert "\n" not in str(error.value)
+    if name != "backend":
+        with pytest.raises(ValueError, match=match):
+            linear_scan_reference(**{**good, name: value})
