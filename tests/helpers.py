@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,29 @@ class Smooth(nn.Module):
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
         return self.mix(x.transpose(1, 2)).transpose(1, 2)
+
+
+class PlainBlock(nn.Module):
+    """A block of a user's own: d_model, layer, and forward(x, lengths=None)."""
+
+    def __init__(self, d_model: int, layer: Callable[[int], nn.Module], scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.scale = layer(d_model), scale
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        return x + self.scale * self.layer(x, lengths)
+
+
+class Bag(nn.Module):
+    """A network of a user's own: forward(inputs, lengths) -> logits. It builds its layer itself."""
+
+    def __init__(self, layer: Callable[[int], nn.Module], num_classes: int, vocab_size: int, width: int = 4) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(vocab_size, width), layer(width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.embedding(inputs), lengths).mean(1))
 
 
 class Blowing(Smooth):

@@ -1,4 +1,4 @@
-"""Who imports whom: ops ← layers ← models ← tasks ← cli, datamodules ← cli; see the README's architecture section."""
+"""Who imports whom: ops ← layers ← models ← tasks ← callbacks ← runs ← cli, datamodules ← cli; see the README."""
 
 import ast
 import subprocess

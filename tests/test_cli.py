@@ -228,6 +228,29 @@ def test_a_layer_of_ones_own_by_class_path(tmp_path):
     assert layer_of(saved) == own
 
 
+OWN = {
+    "block": ["--model.network.block=tests.helpers.PlainBlock", "--model.network.block.scale=0.5"],
+    "network": ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth",
+                "--model.network.width=6"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", OWN)
+def test_a_block_and_a_network_of_ones_own_by_class_path(part, tmp_path):
+    from lra_ssm.layers import NetworkSpec
+
+    succeed([*FIT, *SHORT, *OWN[part]], tmp_path)
+    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())["model"]["init_args"]["network"]
+    checkpoint = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
+    if part == "block":
+        assert saved["init_args"]["block"] == {"class_path": "tests.helpers.PlainBlock", "init_args": {"scale": 0.5}}
+    else:
+        assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
+        assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
+    succeed(["test", *FIT[1:], *SHORT, *OWN[part]], tmp_path)
+
+
 @pytest.mark.parametrize("logger", ["WandbLogger", "TensorBoardLogger"])
 def test_other_loggers_by_config_stand_beside_the_csv(logger, tmp_path):
     init = {"offline": True, "project": "lra"} if logger == "WandbLogger" else {"save_dir": "."}

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 LINES = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+# What a user writes into a file of their own: its name stands in the first line.
+OWN = {found[1]: text for kind, text in BLOCKS if kind == "python" and (found := re.match(r"# (\w+\.py)\n", text))}
 SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]
 
 
@@ -37,8 +39,8 @@ def test_commands_run(line, tmp_path):
     program, *arguments = shlex.split(line)
     assert program in ("lightning", "lra-ssm")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (own,) = (text for kind, text in BLOCKS if kind == "python" and "my_layer.py" in text)
-    (tmp_path / "my_layer.py").write_text(own)
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
     if arguments[0] == "fit" and "quickstart" not in line:  # full size
         arguments += [*GENERATED, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
     elif arguments[0] == "bench":
@@ -51,7 +53,9 @@ def test_commands_run(line, tmp_path):
 
 
 @pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
-def test_python_blocks_run(text):
+def test_python_blocks_run(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "")  # so that it is taken back when the block has set it
     exec(compile(text, "README.md", "exec"), {})
 
 

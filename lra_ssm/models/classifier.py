@@ -46,9 +46,9 @@ class Classifier(nn.Module):
         self.pooling = LayerSpec.of(pooling)(d_model)
         self.head = ModuleSpec.of(head or self.default_head)(d_model, num_classes)
 
-    def encode(self, inputs: Tensor, lengths: Tensor | None = None, *, reset: Tensor | None = None) -> Tensor:
+    def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> one vector per sequence (B, D)."""
-        return self.pooling(self.backbone(inputs, lengths, reset=reset), lengths)
+        return self.pooling(self.backbone(inputs, lengths), lengths)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> logits (B, num_classes)."""

@@ -45,7 +45,7 @@ def test_parts_reach_a_network_of_ones_own_as_it_takes_them():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: BlockSpec(nn.Identity), "is no block: it must be a class or function that takes d_model and layer"),
+        (lambda: BlockSpec(nn.GELU), "is no block: it must be a class or function that takes d_model and layer"),
         (lambda: NetworkSpec("lra_ssm.models.Clasifier"), "network class_path 'lra_ssm.models.Clasifier' cannot"),
         (lambda: NetworkSpec(Classifier, n_layer=3), "takes no argument 'n_layer'; did you mean 'n_layers'"),
         (lambda: NetworkSpec.of({"init_args": {}}), "a network is given as class_path and init_args"),
