@@ -208,7 +208,7 @@ def causal_depthwise_convolution(
     gradient has its input's dtype and is not differentiable a second time.  Raises ValueError, one line naming the
     argument, for a shape, dtype or device that does not fit.
 
-    W sums of shifted products rather than conv1d, which on a CPU takes twice as long for transposed inputs.
+    W sums of shifted products rather than conv1d, which on a CPU takes up to twice as long for transposed inputs.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
     return _Convolution.apply(u, weight, bias, initial, reset, dtype)
