@@ -72,29 +72,34 @@ def _pieces(u: Tensor) -> Iterator[Piece]:
                 yield slice(i, i + items), slice(d, d + channels), t, min(t + steps, L)
 
 
-def _crossings(reset: Tensor | None, W: int) -> list[Tensor | None]:
-    """For each lag j < W: where (B, 1, L) a document starts at one of t-j+1 .. t; None for nowhere."""
+def _keep_masks(reset: Tensor | None, W: int, dtype: torch.dtype) -> list[Tensor | None]:
+    """For each lag j < W, (B, 1, L) integers: all bits clear where a document starts at one of t-j+1 .. t, else set."""
     if reset is None:
         return [None] * W
-    crossings: list[Tensor | None] = [None]
+    bits = torch.int64 if dtype == torch.float64 else torch.int32
+    masks: list[Tensor | None] = [None]
     crossing = torch.zeros_like(reset)
     for j in range(1, W):
-        crossing = crossing.clone()
         crossing[:, j - 1 :] |= reset[:, : max(reset.shape[1] - j + 1, 0)]
-        crossings.append(crossing.unsqueeze(1))
-    return crossings
+        masks.append((crossing.to(bits) - 1).unsqueeze(1))
+    return masks
 
 
-def _masked(x: Tensor, crossing: Tensor | None, items: slice, begin: int, stop: int) -> Tensor:
-    """x, of the times begin .. stop-1, without what comes across a boundary (filled: inf and nan too)."""
-    return x if crossing is None else x.masked_fill(crossing[items, :, begin:stop], 0)
+def _masked(x: Tensor, keep: Tensor | None, items: slice, begin: int, stop: int) -> Tensor:
+    """x, of the times begin .. stop-1, and zero for what comes across a boundary, inf and nan too.
+
+    Bit by bit: on a CPU as fast as a product, which would leave nan, and a fifth of masked_fill's time.
+    """
+    return x if keep is None else (x.view(keep.dtype) & keep[items, :, begin:stop]).view(x.dtype)
 
 
 def _past(u: Tensor, initial: Tensor | None, W: int, piece: Piece, dtype: torch.dtype) -> tuple[Tensor, int]:
     """The inputs that a piece of the output sees, and the time of the first of them."""
     items, channels, start, stop = piece
     if initial is not None and start < W - 1:
-        return torch.cat([initial[items, channels].to(dtype), u[items, channels, :stop].to(dtype)], -1), 1 - W
+        both = [initial[items, channels].to(dtype), u[items, channels, :stop].to(dtype)]
+        time_first = u.stride(1) < u.stride(2)  # the result in the order of u's memory
+        return torch.cat([x.mT for x in both], 1).mT if time_first else torch.cat(both, 2), 1 - W
     first = max(start - W + 1, 0)
     return u[items, channels, first:stop].to(dtype), first
 
@@ -108,7 +113,8 @@ class _Convolution(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
         W = weight.shape[1]
-        taps, crossings = weight.to(dtype).unsqueeze(-1).flip(1), _crossings(reset, W)  # taps[:, j], of lag j: (D, 1)
+        taps = weight.to(dtype).unsqueeze(-1).flip(1)  # taps[:, j] of lag j: (D, 1)
+        keep = _keep_masks(reset, W, dtype)
         y = torch.empty_like(u)
         for piece in _pieces(u):
             items, channels, start, stop = piece
@@ -121,7 +127,7 @@ class _Convolution(torch.autograd.Function):
             for j in range(1, W):
                 begin = max(start, first + j)  # before it, lag j reaches behind what there is
                 if begin < stop:
-                    seen = _masked(past[..., begin - j - first : stop - j - first], crossings[j], items, begin, stop)
+                    seen = _masked(past[..., begin - j - first : stop - j - first], keep[j], items, begin, stop)
                     total[..., begin - start :].addcmul_(seen, taps[channels, j])
             if total is not out:
                 out.copy_(total)
@@ -135,7 +141,7 @@ class _Convolution(torch.autograd.Function):
         u, weight, initial, reset = ctx.saved_tensors
         needs_u, needs_weight, needs_bias, needs_initial = ctx.needs_input_grad[:4]
         (_, _, L), (_, W), dtype = u.shape, weight.shape, ctx.dtype
-        taps, crossings = weight.to(dtype).unsqueeze(-1).flip(1), _crossings(reset, W)
+        taps, keep = weight.to(dtype).unsqueeze(-1).flip(1), _keep_masks(reset, W, dtype)
         grad_u, grad_taps = torch.empty_like(u), torch.zeros_like(taps[..., 0])
         grad_bias = torch.zeros_like(grad_taps[:, 0])
         for piece in _pieces(u):
@@ -149,7 +155,7 @@ class _Convolution(torch.autograd.Function):
                 for j in range(1, W):
                     end = min(stop, L - j)
                     if start < end:
-                        seen = _masked(future[..., j : end - start + j], crossings[j], items, start + j, end + j)
+                        seen = _masked(future[..., j : end - start + j], keep[j], items, start + j, end + j)
                         total[..., : end - start].addcmul_(seen, taps[channels, j])
                 if total is not out:
                     out.copy_(total)
@@ -161,13 +167,13 @@ class _Convolution(torch.autograd.Function):
                     begin = max(start, first + j)
                     if begin < stop:
                         product = past[..., begin - j - first : stop - j - first] * present[..., begin - start :]
-                        grad_taps[channels, j] += _masked(product, crossings[j], items, begin, stop).sum((0, 2))
+                        grad_taps[channels, j] += _masked(product, keep[j], items, begin, stop).sum((0, 2))
         grad_initial = None
         if needs_initial:
             grad_initial = torch.zeros_like(initial, dtype=dtype)
             for j in range(1, W):  # the output at t < j sees what came before position 0, at W-1 + t - j in `initial`
                 n = min(j, L)
-                seen = _masked(grad_y[..., :n].to(dtype), crossings[j], slice(None), 0, n)
+                seen = _masked(grad_y[..., :n].to(dtype), keep[j], slice(None), 0, n)
                 grad_initial[..., W - 1 - j : W - 1 - j + n].addcmul_(seen, taps[:, j])
             grad_initial = grad_initial.to(initial.dtype)
         return (
@@ -202,7 +208,7 @@ def causal_depthwise_convolution(
     gradient has its input's dtype and is not differentiable a second time.  Raises ValueError, one line naming the
     argument, for a shape, dtype or device that does not fit.
 
-    W sums of shifted products rather than conv1d, which on a CPU takes twice as long for transposed inputs.
+    W sums of shifted products rather than conv1d, which on a CPU takes up to twice as long for transposed inputs.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
     return _Convolution.apply(u, weight, bias, initial, reset, dtype)

@@ -45,7 +45,7 @@ def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=tor
 @pytest.mark.parametrize("optional", [(), ("bias",), OPTIONAL], ids=str)
 @pytest.mark.parametrize("with_reset", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("W", [1, 2, 4])
+@pytest.mark.parametrize("W", [1, 2, 4, 6])
 @pytest.mark.parametrize("L", [1, 2, 3, 63, 257])
 def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
     inputs = make(L, W, optional=optional, transposed=transposed)
