@@ -217,6 +217,23 @@ def test_dotted_overrides_and_print_config(tmp_path):
     assert everything_below(tmp_path) == []
 
 
+def test_null_reaches_every_depth(tmp_path):
+    """A library's parser of a class within a class makes the text None of it."""
+    config = yaml.safe_load(TINY.read_text())
+    network = config["model"]["init_args"]["network"]["init_args"]
+    network["head"], network["layer"] = "lra_ssm.models.LinearHead", {"class_path": "lra_ssm.layers.S6"}
+    network["layer"]["init_args"], config["model"]["init_args"]["optimizer"] = {"delta_rank": 2}, {"delta_lr_factor": 1}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+    flags = ["--model.network.head=null", "--model.network.layer.delta_rank=null",
+             "--model.optimizer.delta_lr_factor=null", "--model.network.init_args.vocab_size=null",
+             "--data.eval_batch_size=null"]  # fmt: skip
+    printed = yaml.safe_load(succeed(["fit", "--config", "given.yaml", *flags, "--print_config"], tmp_path).out)
+    network = printed["model"]["init_args"]["network"]["init_args"]
+    found = [network["head"], network["layer"]["init_args"]["delta_rank"], network["vocab_size"]]
+    found += [printed["model"]["init_args"]["optimizer"]["delta_lr_factor"]]
+    assert found == [None] * 4 and printed["data"]["init_args"]["eval_batch_size"] is None
+
+
 def test_a_layer_of_ones_own_by_class_path(tmp_path):
     (tmp_path / "my_layer.py").write_text((Path(__file__).parent / "helpers.py").read_text())
     config = yaml.safe_load(TINY.read_text())

@@ -22,11 +22,12 @@ _MARK = "part: "
 
 # part -> where the functions and methods that make it up are called from
 REGIONS: dict[str, tuple[str, ...]] = {
-    "scan": ("lra_ssm.layers.selective.selective_scan", "lra_ssm.layers.s4d.selective_scan"),
+    "scan": tuple(f"lra_ssm.layers.{layer}.selective_scan" for layer in ("s6", "b2s6", "s4d")),
     "S4D kernel": ("lra_ssm.layers.s4d.s4d_kernel",),
     "convolution": (
         "lra_ssm.layers.s4d.causal_convolution",
         "lra_ssm.layers.s4d.bidirectional_convolution",
+        "lra_ssm.layers.blocks.causal_depthwise_convolution",
     ),
     "norm": (
         "lra_ssm.layers.norms.BatchNorm.forward",
