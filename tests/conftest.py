@@ -1,6 +1,12 @@
+import os
+
 import pytest
 
-from tests.runner import FIT, SHORT, succeed
+# Several tests run side by side (pytest -n): threads that wait for each other would spin on the other's core. Before
+# torch is imported anywhere, the processes that tests start included.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from tests.runner import FIT, SHORT, succeed  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -186,6 +186,21 @@ class _Convolution(torch.autograd.Function):
         )
 
 
+def _traced(
+    u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The same by plain operations: torch.compile makes one pass of them, and cannot look into `_Convolution`."""
+    (batch, D, L), W = u.shape, weight.shape[1]
+    before = u.new_zeros(batch, D, W - 1) if initial is None else initial
+    past = torch.cat([before.to(dtype), u.to(dtype)], dim=-1)
+    y = torch.zeros_like(u, dtype=dtype) if bias is None else bias.to(dtype)[:, None].expand(u.shape)
+    for j, keep in enumerate(_keep_masks(reset, W, dtype)):
+        seen = past[..., W - 1 - j : W - 1 - j + L]
+        seen = seen if keep is None else seen.masked_fill(keep == 0, 0)
+        y = y + weight[:, W - 1 - j, None].to(dtype) * seen
+    return y.to(u.dtype)
+
+
 def causal_depthwise_convolution(
     u: Tensor,
     weight: Tensor,
@@ -211,7 +226,8 @@ def causal_depthwise_convolution(
     W sums of shifted products rather than conv1d, which on a CPU takes up to twice as long for transposed inputs.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
-    return _Convolution.apply(u, weight, bias, initial, reset, dtype)
+    run = _traced if torch.compiler.is_compiling() else _Convolution.apply
+    return run(u, weight, bias, initial, reset, dtype)
 
 
 def last_taps(

@@ -167,3 +167,9 @@ def test_bfloat16_autocast_stays_near_float32():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = block(x)
         assert (low.float() - block(x)).norm() < 0.05 * block(x).norm()
+
+
+def test_compiles_as_one_graph():
+    torch._dynamo.reset()
+    block, x = build("s6"), sequences()
+    torch.testing.assert_close(torch.compile(block, backend="aot_eager", fullgraph=True)(x), block(x))

@@ -15,7 +15,9 @@ from tests.ops.scan_cases import assert_close, random_reset, weighted_sum
 OPTIONAL = ("bias", "initial")
 
 
-@pytest.fixture(params=[None, 1, 400], ids=["one piece", "pieces of one", "pieces of some"])
+@pytest.fixture(
+    params=[None, pytest.param(1, marks=pytest.mark.slow), 400], ids=["one piece", "pieces of one", "pieces of some"]
+)
 def pieces(request, monkeypatch):
     if request.param is not None:
         monkeypatch.setattr(depthwise_convolution, "_PIECE_BYTES", request.param)
@@ -265,6 +267,15 @@ def test_last_taps_errors(name, value, match):
     with pytest.raises(ValueError, match=match) as error:
         last_taps(**{**dict(u=zeros(2, 3, 5), W=4), name: value})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("optional", [(), OPTIONAL])
+@pytest.mark.parametrize("with_reset", [False, True])
+def test_torch_compile_traces_it_whole(optional, with_reset):
+    torch._dynamo.reset()
+    inputs, reset = make(9, optional=optional), random_reset(3, 9) if with_reset else None
+    compiled = torch.compile(causal_depthwise_convolution, backend="aot_eager", fullgraph=True)
+    assert_close(run(inputs, compiled, reset=reset), run(inputs, reset=reset))
 
 
 @pytest.mark.gpu
