@@ -72,6 +72,8 @@ def _child(arguments: list[str], cwd: str, env: dict[str, str], out: str, err: s
     sys.path.append(str(Path(__file__).parents[1]))
     for stream, name in ((1, out), (2, err)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC), stream)
+    # A real command's loader workers are its own children, and end when it is killed; those of a fork server would not.
+    multiprocessing.set_start_method("fork", force=True)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
     import torch
 
