@@ -141,3 +141,32 @@ def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(tmp_path):
     first.close()
     record = json.loads((run.path / "run.json").read_text())
     assert record["status"] == "failed" and record["reason"] == "no disk"
+
+
+def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
+    from lra_ssm.runs import provenance
+
+    package = tmp_path / "lra_ssm"
+    files = (
+        "ops/scan.py",
+        "ops/backends/native/scan.cpp",
+        "callbacks.py",
+        "bench/plot.py",
+        "cli/output.py",
+        "runs/a.py",
+    )
+    for name in files:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("1")
+    monkeypatch.setattr(provenance, "__file__", str(package / "runs/provenance.py"))
+    seen = {}
+    for name in (None, *files):
+        if name:
+            (package / name).write_text("2")
+        provenance.code_version.cache_clear()
+        seen[name] = provenance.code_version()
+        if name:
+            (package / name).write_text("1")
+    provenance.code_version.cache_clear()
+    changed = {name for name in files if seen[name] != seen[None]}
+    assert changed == {"ops/scan.py", "ops/backends/native/scan.cpp", "callbacks.py"}

@@ -16,8 +16,8 @@ class RunParser(LightningArgumentParser):
     """Lightning's parser; what is wrong with the arguments is raised as one line (`InputError`)."""
 
     def parse_args(self, args: Any = None, *positional: Any, **keywords: Any) -> Any:
-        """jsonargparse hands an option of a class within a class to a parser of that class, as text made by `str`, which
-        makes None of null; such parsers do not exit on errors."""
+        """jsonargparse hands an option of a class within a class to a parser of that class, as text that `str` made:
+        None of null. Such parsers do not exit on errors."""
         if args is not None and not self.exit_on_error:
             args = [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
         return super().parse_args(args, *positional, **keywords)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lra_ssm.ops.depthwise_convolution import check_depthwise_inputs
 from lra_ssm.ops.discretization import bilinear
+from lra_ssm.ops.kernel_inputs import KernelInputs, check_kernel_inputs
 from lra_ssm.ops.linear_inputs import check_linear_inputs
-from lra_ssm.ops.s4d_kernel import check_kernel_inputs
 from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
 
 
@@ -120,19 +120,24 @@ def linear_scan_reference(
     return (y, x) if return_last_state else y
 
 
-def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
-    """`s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
-    check_kernel_inputs(delta, A, B, C, L, discretization)
-    delta = delta.unsqueeze(-1)
-    if discretization == "zoh":
+def run_kernel_reference(inputs: KernelInputs) -> Tensor:
+    """(K, D, L) for checked inputs."""
+    delta, A = inputs.delta.unsqueeze(-1), inputs.A
+    if inputs.discretization == "zoh":
         A_bar, B_bar = torch.exp(delta * A), delta * _phi1(delta * A)
     else:
         A_bar, B_bar = bilinear(delta, A)
     powers = [torch.ones_like(A_bar)]
-    for _ in range(L - 1):
+    for _ in range(inputs.L - 1):
         powers.append(powers[-1] * A_bar)
-    kernel = ((C * B * B_bar).unsqueeze(-1) * torch.stack(powers, dim=-1)).sum(-2)
-    return 2 * kernel.real if kernel.is_complex() else kernel
+    kernel = ((inputs.C * inputs.B * B_bar).unsqueeze(-1) * torch.stack(powers, dim=-1)).sum(-2)
+    return (2 * kernel.real if kernel.is_complex() else kernel).to(inputs.dtype)
+
+
+def s4d_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str = "zoh") -> Tensor:
+    """`s4d_kernel` through the whole Vandermonde matrix A_bar^l of shape (D, N, L), one power after the other."""
+    kernel = run_kernel_reference(check_kernel_inputs(delta, A, B, C, L, discretization))
+    return kernel if C.dim() == 3 else kernel[0]
 
 
 def causal_convolution_reference(u: Tensor, k: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,17 @@ from typing import Any
 from lra_ssm import __version__
 
 
+# What can change a run's numbers: not the commands' words, the bench, or how a run is recorded.
+_COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py")
+
+
+@cache
 def code_version() -> str:
-    """Version and digest of the package's source: what a checkpoint was made with."""
+    """Version and digest of the source that computes, the C++ included: what a checkpoint was made with."""
     root = Path(__file__).parents[1]
+    files = [file for room in _COMPUTES for file in (root / room, *(root / room).rglob("*")) if file.is_file()]
     digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted(file for file in files if file.suffix in (".py", ".cpp", ".h")):
         digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
     return f"{__version__}+{digest.hexdigest()[:12]}"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -14,6 +12,7 @@ from lra_ssm.ops import (
     causal_convolution,
     causal_convolution_reference,
     initialize_A,
+    prefer_backend,
     s4d_kernel,
     s4d_kernel_reference,
 )
@@ -21,10 +20,10 @@ from tests.ops.scan_cases import needs_compiled
 
 
 @pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "two-level tables"])
-def path(request, monkeypatch):
+def path(request):
     """s4d_kernel by C++ and by matrix products; what is not complex zero-order hold takes the second in any case."""
-    if request.param != "compiled":
-        monkeypatch.setattr(sys.modules["lra_ssm.ops.s4d_kernel"], "_compiled", lambda device: False)
+    with prefer_backend("auto" if request.param == "compiled" else "eager"):
+        yield
 
 
 LENGTHS = [1, 2, 63, 128, 257, 1024]
@@ -176,6 +175,24 @@ def test_real_B_and_C_beside_complex_A(path):
     got = s4d_kernel(delta, A, B.real, C.real, 70)
     torch.testing.assert_close(got, s4d_kernel(delta, A, B.real + 0j, C.real + 0j, 70))
     assert got.abs().max() > 0
+
+
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_compiled), "eager", "reference"])
+@pytest.mark.parametrize("several", [0, 2])
+def test_kernel_of_every_backend(backend, several):
+    inputs = kernel_inputs(True, several=several)
+    ours, truth = (lambda *x: s4d_kernel(*x, 70, backend=backend)), (lambda *x: s4d_kernel_reference(*x, 70))
+    assert_same(ours, truth, *inputs)
+
+
+def test_a_backend_that_makes_no_such_kernel_says_why():
+    delta, A, B, C = kernel_inputs(True)
+    with pytest.raises(ValueError, match="backend: 'triton'; expected 'auto' or one of 'cpu', 'eager', 'reference'"):
+        s4d_kernel(delta, A, B, C, 5, backend="triton")
+    with pytest.raises(ValueError, match="'cpu' cannot run this call: it computes zero-order hold of a complex A"):
+        s4d_kernel(delta, A, B, C, 5, "bilinear", backend="cpu")
+    with prefer_backend("triton"):  # it has a scan and no kernel: this stays with auto
+        assert s4d_kernel(delta, A, B, C, 5).shape == (3, 5)
 
 
 @pytest.mark.parametrize("change, match", [

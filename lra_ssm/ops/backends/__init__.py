@@ -1,43 +1,55 @@
-"""Who can run a selective scan: the table of backends and the choice among them.
+"""Who can run a selective scan, or make S4D's kernel: the table of backends and the choice among them.
 
-A backend is a function that runs checked inputs and one that says why it cannot (one line), or None if it can.
+An operation of a backend is a function that runs checked inputs and one that says why it cannot (one line), or None if
+it can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends import cpu_scan, mamba_ssm_scan, triton_scan
+from lra_ssm.ops.backends import cpu_s4d_kernel, cpu_scan, mamba_ssm_scan, triton_scan
 from lra_ssm.ops.backends.eager import run_eager
-from lra_ssm.ops.reference import run_reference
+from lra_ssm.ops.backends.eager_s4d_kernel import run_eager_kernel
+from lra_ssm.ops.kernel_inputs import KernelInputs
+from lra_ssm.ops.reference import run_kernel_reference, run_reference
 from lra_ssm.ops.scan_inputs import ScanInputs
 
 
-class Backend(NamedTuple):
-    """run(inputs) -> (y, last state); refusal(device, inputs) -> why it cannot run there, or None.
+def _refuse_nothing(device: torch.device, inputs: object) -> str | None:
+    return None
+
+
+class Operation(NamedTuple):
+    """run(inputs) -> its result; refusal(device, inputs) -> why it cannot run there, or None.
 
     inputs None asks about the device alone.
     """
 
-    run: Callable[[ScanInputs], tuple[Tensor, Tensor]]
-    refusal: Callable[[torch.device, ScanInputs | None], str | None]
+    run: Callable[[Any], Any]
+    refusal: Callable[[torch.device, Any], str | None] = _refuse_nothing
 
 
-def _refuse_nothing(device: torch.device, inputs: ScanInputs | None) -> str | None:
-    return None
+class Backend(NamedTuple):
+    """scan: `ScanInputs` -> (y, last state). s4d_kernel: `KernelInputs` -> (K, D, L); None where it has none."""
+
+    scan: Operation
+    s4d_kernel: Operation | None = None
 
 
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(triton_scan.run, triton_scan.refusal),
-    "mamba_ssm": Backend(mamba_ssm_scan.run, mamba_ssm_scan.refusal),
-    "cpu": Backend(cpu_scan.run, cpu_scan.refusal),
-    "eager": Backend(run_eager, _refuse_nothing),
-    "reference": Backend(run_reference, _refuse_nothing),
+    "triton": Backend(Operation(triton_scan.run, triton_scan.refusal)),
+    "mamba_ssm": Backend(Operation(mamba_ssm_scan.run, mamba_ssm_scan.refusal)),
+    "cpu": Backend(
+        Operation(cpu_scan.run, cpu_scan.refusal), Operation(cpu_s4d_kernel.run_kernel, cpu_s4d_kernel.kernel_refusal)
+    ),
+    "eager": Backend(Operation(run_eager), Operation(run_eager_kernel)),
+    "reference": Backend(Operation(run_reference), Operation(run_kernel_reference)),
 }
 
 # What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests.
@@ -49,7 +61,10 @@ _preferred = "auto"
 
 @contextmanager
 def prefer_backend(name: str) -> Iterator[None]:
-    """Within it, for the whole process, backend "auto" means this one: layers name none.  An error if it cannot run."""
+    """Within it, for the whole process, backend "auto" means this one: layers name none.  An error if it cannot run.
+
+    An operation that the backend does not have (S4D's kernel) stays with "auto".
+    """
     global _preferred
     before, _preferred = _preferred, name
     try:
@@ -60,20 +75,29 @@ def prefer_backend(name: str) -> Iterator[None]:
 
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Every backend of `selective_scan`: None if it runs on the device, else why it does not."""
-    return {name: backend.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
+    return {name: backend.scan.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
 
 
 def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
-    device = inputs.u.device
-    if name == "auto":
+    return _run({key: backend.scan for key, backend in BACKENDS.items()}, name, inputs.u.device, inputs)
+
+
+def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
+    """S4D's kernel (K, D, L), chosen as `run_scan` does."""
+    operations = {key: backend.s4d_kernel for key, backend in BACKENDS.items() if backend.s4d_kernel is not None}
+    return _run(operations, name, inputs.delta.device, inputs)
+
+
+def _run(operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
+    if name == "auto" and (_preferred in operations or _preferred not in BACKENDS):
         name = _preferred
     if name == "auto":
-        candidates = AUTO.get(device.type, ("eager",))
-        name = next(key for key in candidates if BACKENDS[key].refusal(device, inputs) is None)
-    if name not in BACKENDS:
-        raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(BACKENDS)))}")
-    reason = BACKENDS[name].refusal(device, inputs)
+        candidates = [key for key in AUTO.get(device.type, ("eager",)) if key in operations]
+        name = next(key for key in candidates if operations[key].refusal(device, inputs) is None)
+    if name not in operations:
+        raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(operations)))}")
+    reason = operations[name].refusal(device, inputs)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
-    return BACKENDS[name].run(inputs)
+    return operations[name].run(inputs)

@@ -8,7 +8,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends.native_build import library
+from lra_ssm.ops.backends.native_build import library, unavailable
+from lra_ssm.ops.kernel_inputs import KernelInputs
 
 
 class _Arguments(ctypes.Structure):
@@ -71,3 +72,17 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
 
 
 s4d_kernel_zoh.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def run_kernel(inputs: KernelInputs) -> Tensor:
+    """(K, D, L) for checked inputs."""
+    return s4d_kernel_zoh(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)
+
+
+def kernel_refusal(device: torch.device, inputs: KernelInputs | None) -> str | None:
+    """Why C++ cannot make this kernel, or None; inputs None asks about the device alone."""
+    if device.type != "cpu":
+        return f"it needs tensors on a CPU, not on {device.type}"
+    if inputs is not None and (inputs.discretization != "zoh" or not inputs.A.is_complex()):
+        return "it computes zero-order hold of a complex A alone"
+    return unavailable()

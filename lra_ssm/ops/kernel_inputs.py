@@ -1,0 +1,56 @@
+"""The arguments of `s4d_kernel`, checked and brought to one form, for every backend and for the reference.
+
+Shapes: delta (D,), A and B (D, N) or (N,), C (N,), (D, N) or (K, D, N).
+(D channels, N states (conjugate pairs for complex A), K kernels that share A, B and delta.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DISCRETIZATIONS = ("zoh", "bilinear")
+
+
+@dataclass(frozen=True)
+class KernelInputs:
+    """Checked arguments, in double: what has no L is small, and the phase l delta Im(A) reaches thousands of radians.
+
+    delta (D,) float64; A, B (D, N) and C (K, D, N) float64 or complex128, as A is.
+    """
+
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    L: int
+    discretization: str
+    dtype: torch.dtype  # of the kernel, and of the sums over states: float32 or float64
+
+
+def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str) -> KernelInputs:
+    """`s4d_kernel`'s arguments as `KernelInputs`; ValueError, naming the argument, for what does not fit."""
+    if delta.dim() != 1 or not delta.is_floating_point():
+        raise ValueError(f"delta: shape {tuple(delta.shape)}, dtype {delta.dtype}; expected (D,), real floating")
+    D, N = delta.shape[0], A.shape[-1] if A.dim() else 0
+    if N < 1:
+        raise ValueError(f"A: shape {tuple(A.shape)}; expected (N,) or (D, N) with N >= 1")
+    for name, x, several in (("A", A, False), ("B", B, False), ("C", C, True)):
+        if not (x.is_floating_point() or x.is_complex()):
+            raise ValueError(f"{name}: dtype {x.dtype}; expected a real or complex floating dtype")
+        if tuple(x.shape) not in ((N,), (D, N)) and not (several and x.dim() == 3 and tuple(x.shape[1:]) == (D, N)):
+            expected = f"(N,) or (D, N){' or (K, D, N)' if several else ''} with D = {D}, N = {N}"
+            raise ValueError(f"{name}: shape {tuple(x.shape)}; expected {expected}")
+        if x.is_complex() and not A.is_complex():
+            raise ValueError(f"{name}: complex beside a real A; expected a real {name}, or a complex A")
+    if L < 1:
+        raise ValueError(f"L: {L}; expected at least 1")
+    if discretization not in DISCRETIZATIONS:
+        raise ValueError(f"discretization: {discretization!r}; expected 'zoh' or 'bilinear'")
+    double = any(x.dtype in (torch.float64, torch.complex128) for x in (delta, A, B, C))
+    wide = torch.complex128 if A.is_complex() else torch.float64
+    C = C.to(wide).expand(*C.shape[:-2], D, N).reshape(-1, D, N)
+    A, B = A.to(wide).expand(D, N), B.to(wide).expand(D, N)
+    return KernelInputs(delta.double(), A, B, C, L, discretization, torch.float64 if double else torch.float32)
