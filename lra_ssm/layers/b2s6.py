@@ -29,13 +29,22 @@ class B2S6(RecurrentLayer):
     The D channels are cut into H blocks of P; each block's Δ, B and C see their own P channels alone:
     Δ_i = softplus(wᵀu + b_i), B = B_weight u + B_bias_i, C = uᵀC, one A for the layer, zero-order hold.
 
-    num_blocks: H, must divide d_model. d_state: real states; a complex layer holds d_state / 2 conjugate pairs.
-    bias: B_bias on or off. complex_A: A, B_weight and B_bias complex, or all real. complex_C: C too (the paper's is
-    real). init: A's diagonal, "legs", "lin" or "inv" (a real layer is S4D-Real, -(1, …, N)). delta_min, delta_max:
-    range of softplus(b) at initialization, log-uniform. bidirectional: a second scan with its own parameters over
-    the reversed sequence; the outputs are added. The paper gives no initialization: B_bias starts at 1, as B does in
-    S4D, and the projections as nn.Linear's do.
-    Raises ValueError where d_model, num_blocks and d_state do not fit together.
+    The paper gives no initialization: B_bias starts at 1, as B does in S4D, and the projections as nn.Linear's do.
+
+    Args:
+        d_model: D.
+        num_blocks: H, must divide D.
+        d_state: real states per channel; a complex layer holds d_state / 2 conjugate pairs.
+        bias: B_bias on or off.
+        complex_A: A, B_weight and B_bias complex, or all real.
+        complex_C: C complex too; the paper's is real.
+        init: A's diagonal, "legs", "lin" or "inv"; a real layer is S4D-Real, -(1, …, N).
+        delta_min: least softplus(b) at initialization, where it is log-uniform.
+        delta_max: greatest.
+        bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+
+    Raises:
+        ValueError: d_model, num_blocks and d_state do not fit together.
     """
 
     def __init__(

@@ -114,9 +114,12 @@ class Block(nn.Module, ABC):
 class S4Block(Block):
     """The block of the published LRA models: f = dropout ∘ GLU(linear) ∘ dropout ∘ GELU ∘ layer.
 
-    layer: built as `layer(d_model)`. norm: "batch", "layer" or "rms", before the layer with `prenorm`, else after the
-    residual. dropout: its probability; tied over length, after the GELU and before the residual, as in the public S4
-    code.
+    Args:
+        d_model: D.
+        layer: built as `layer(D)`.
+        norm: "batch", "layer" or "rms".
+        prenorm: the norm stands before the layer; else after the residual.
+        dropout: its probability; tied over length, after the GELU and before the residual, as in the public S4 code.
     """
 
     def __init__(
@@ -159,10 +162,19 @@ class MambaBlock(Block):
     Sources: Gu & Dao 2023, figure 3, and its public code (modules/mamba_simple.py); Yu & Erichson 2025, appendix G, has
     it with Γ one of S4D, S6 and B2S6.
 
-    layer: Γ, built as `layer(E)`. expand: E / D, so that E is a whole number. d_conv: W, the taps of the depthwise
-    convolution, which is causal whatever Γ is. norm, prenorm: as in `S4Block`; Mamba's are "rms", before f. dropout:
-    before the residual, tied over length; Mamba has none. bias: of both projections. conv_bias: of the convolution.
-    Raises ValueError where E is no whole number or there is no tap.
+    Args:
+        d_model: D.
+        layer: Γ, built as `layer(E)`.
+        expand: E / D, such that E is a whole number.
+        d_conv: W, the taps of the depthwise convolution, which is causal whatever Γ is.
+        norm: "batch", "layer" or "rms", which is Mamba's.
+        prenorm: the norm stands before f, as in Mamba; else after the residual.
+        dropout: before the residual, tied over length; Mamba has none.
+        bias: of both projections.
+        conv_bias: of the convolution.
+
+    Raises:
+        ValueError: E is no whole number, or there is no tap.
     """
 
     def __init__(

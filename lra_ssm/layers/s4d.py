@@ -28,14 +28,23 @@ from lra_ssm.ops import (
 class S4D(RecurrentLayer):
     """y = SSM(u) + D u with Ā = exp(ΔA), B̄ = A⁻¹(Ā − I)B, as one FFT convolution. x (B, L, D) -> (B, L, D).
 
-    d_state: real states; the layer holds d_state / 2 conjugate pairs. init: A's diagonal, "legs", "lin", "inv" or
-    "real". tie_A, tie_B, tie_C: one for all channels, else one per channel (Yu & Erichson 2025, section 3, ablates B
-    and C; their eq. 1 ties A, the public S4D does not). Δ is always per channel, at initialization log-uniform in
-    [delta_min, delta_max]. B starts at 1 (the public full kernel takes LegS's B from HiPPO; its minimal form, and ours,
+    Δ is per channel. B starts at 1 (the public full kernel takes LegS's B from HiPPO; its minimal form, and ours,
     leaves it to C), C complex normal with E|C|² = 1 and D normal, as in the public code.
-    bidirectional: the public S4's: a second C for the reversed direction, which starts one position later; A, B and Δ
-    are shared.
-    Raises ValueError for an odd d_state.
+
+    Args:
+        d_model: D.
+        d_state: real states per channel; the layer holds d_state / 2 conjugate pairs.
+        init: A's diagonal, "legs", "lin", "inv" or "real".
+        tie_A: one A for all channels, as in Yu & Erichson 2025, eq. 1; the public S4D has one per channel.
+        tie_B: one B for all channels (Yu & Erichson 2025, section 3, ablates this and the next).
+        tie_C: one C for all channels.
+        delta_min: least Δ at initialization, where it is log-uniform.
+        delta_max: greatest.
+        bidirectional: as the public S4: a second C for the reversed direction, which starts one position later; A, B
+            and Δ are shared.
+
+    Raises:
+        ValueError: d_state is odd.
     """
 
     def __init__(

@@ -30,9 +30,17 @@ class S6(RecurrentLayer):
     form="mamba": Δ = softplus(W_up W_down u + b) of rank R, A per channel, Euler discretization B̄ = Δ B (Mamba's code).
     form="paper": Δ_i = softplus(wᵀu + b_i), one A for all channels, zero-order hold (Yu & Erichson 2025, eq. 4).
 
-    d_state: N real states per channel. delta_rank: R of the mamba form; None is ceil(D / 16), Mamba's choice.
-    delta_min, delta_max: range of softplus(b) at initialization, log-uniform (Mamba's 1e-3 to 1e-1).
-    bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+    Args:
+        d_model: D.
+        d_state: N, real states per channel.
+        form: "mamba" or "paper".
+        delta_rank: R of the mamba form; None is ceil(D / 16), Mamba's choice.
+        delta_min: least softplus(b) at initialization, where it is log-uniform (Mamba's 1e-3).
+        delta_max: greatest (Mamba's 1e-1).
+        bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+
+    Raises:
+        ValueError: a form that is none, or a rank that does not go with it.
     """
 
     def __init__(

@@ -17,9 +17,16 @@ State = tuple[Any, ...]  # of a backbone: its blocks' states
 class Backbone(nn.Module):
     """Embedding of tokens or linear map of features, blocks, and the norm that such blocks end with.
 
-    layer, block: specifications; built once per block as `block(d_model, layer)`, which builds `layer` at the width it
-    needs. vocab_size: inputs are token ids (B, L); d_input: they are features (B, L, d_input).
-    Raises ValueError where not exactly one of vocab_size and d_input is given.
+    Args:
+        layer: a specification, built by each block at the width it needs.
+        vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
+        d_input: inputs are features (B, L, d_input).
+        d_model: D.
+        n_layers: number of blocks.
+        block: a specification, built as `block(D, layer)`.
+
+    Raises:
+        ValueError: not exactly one of vocab_size and d_input is given.
     """
 
     def __init__(

@@ -19,9 +19,19 @@ HeadFactory = Callable[[int, int], nn.Module]  # d_model, num_classes ->
 class Classifier(nn.Module):
     """A `Backbone`, pooling over the real positions, and a head.
 
-    layer, vocab_size, d_input, d_model, n_layers, block: the backbone's. pooling: built as `pooling(d_model)`, see
-    models/pooling.py. head: built as `head(d_model, num_classes)`, see models/heads.py; None is `default_head`.
-    Raises ValueError where not exactly one of vocab_size and d_input is given.
+    Args:
+        layer: a specification, built by each block at the width it needs.
+        num_classes: number of classes.
+        vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
+        d_input: inputs are features (B, L, d_input).
+        d_model: D, the width of the backbone.
+        n_layers: number of blocks.
+        block: a specification, built as `block(D, layer)`.
+        pooling: a specification, built as `pooling(D)`; see models/pooling.py.
+        head: a specification, built as `head(D, num_classes)`; see models/heads.py. None is `default_head`.
+
+    Raises:
+        ValueError: not exactly one of vocab_size and d_input is given.
     """
 
     per_example = 1  # sequences of an example; the data is checked against it

@@ -14,7 +14,6 @@ from typing import Any
 
 from lra_ssm import __version__
 
-
 # What can change a run's numbers: not the commands' words, the bench, or how a run is recorded.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py")
 
