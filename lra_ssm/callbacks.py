@@ -5,7 +5,6 @@ predictions as a file; `AtomicCheckpointIO` and `CSVRunLogger` are what the run 
 """
 
 import csv
-import os
 import random
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lra_ssm.errors import InputError
+from lra_ssm.files import replacing
 from lra_ssm.tasks.optim import format_groups
 
 
@@ -197,14 +197,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
-        with open(partial, "wb") as file:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path), "wb") as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
 
 
 class WritePredictions(BasePredictionWriter):
@@ -224,13 +219,11 @@ class WritePredictions(BasePredictionWriter):
                 "predictions.csv takes what predict_step returns as a tensor (batch, classes), nothing else"
             )
         rows = torch.cat(list(predictions)).float().cpu()
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        with open(partial, "w", newline="") as file:
+        with replacing(self.path, newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["example", "prediction", *(f"p{i}" for i in range(rows.shape[1]))])
             for i, row in enumerate(rows):
                 writer.writerow([i, int(row.argmax()), *(f"{p:.6g}" for p in row.tolist())])
-        os.replace(partial, self.path)
         print(f"{len(rows)} predictions in {self.path}")
 
 
@@ -293,9 +286,7 @@ class CSVRunLogger(Logger):
             return list(csv.DictReader(file))
 
     def _write(self, rows: list[dict[str, str]]) -> None:
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        with open(partial, "w", newline="") as file:
+        with replacing(self.path, newline="") as file:
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(partial, self.path)

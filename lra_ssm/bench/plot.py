@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +17,7 @@ _OTHERS = "#8a8a8a"
 _LABEL_GAP = 0.045  # of the panel's height
 
 
-def growth_plot(rows: Sequence[Row], title: str) -> Callable[[Path], None]:
+def growth_plot(rows: Sequence[Row], title: str) -> Callable[[IO[bytes]], None]:
     """Two panels, milliseconds and megabytes of forward and backward over length, both axes logarithmic."""
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     panels = figure.subplots(1, 2)
@@ -29,7 +28,7 @@ def growth_plot(rows: Sequence[Row], title: str) -> Callable[[Path], None]:
     shape = rows[0].shape
     about = f"batch {shape['batch']}, D = {shape['channels']}, N = {shape['states']}, float32"
     figure.suptitle(f"{about}\n{title}", fontsize=10, x=0.01, ha="left")
-    return lambda path: figure.savefig(path, dpi=130, format="png")
+    return lambda file: figure.savefig(file, dpi=130, format="png")
 
 
 def _lines(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float | None]) -> None:
@@ -88,7 +87,7 @@ def _direct_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) ->
                       color=color, fontsize=9, va="center")  # fmt: skip
 
 
-def bar_plot(bars: Sequence[tuple[str, float]], unit: str, title: str) -> Callable[[Path], None]:
+def bar_plot(bars: Sequence[tuple[str, float]], unit: str, title: str) -> Callable[[IO[bytes]], None]:
     """Horizontal bars with their values, for suites without lengths."""
     figure = Figure(figsize=(10, 1.6 + 0.42 * len(bars)), layout="constrained")
     axes = figure.subplots()
@@ -101,4 +100,4 @@ def bar_plot(bars: Sequence[tuple[str, float]], unit: str, title: str) -> Callab
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(unit)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    return lambda path: figure.savefig(path, dpi=130, format="png")
+    return lambda file: figure.savefig(file, dpi=130, format="png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lra_ssm.bench.compare import Row, Settings
 from lra_ssm.bench.targets import Target
 from lra_ssm.errors import InputError
 from lra_ssm.runs.provenance import environment
+from lra_ssm.tables import table
 
 
 def describe_machine(settings: Settings) -> dict[str, Any]:
@@ -33,21 +34,6 @@ def hardware_line(machine: dict[str, Any]) -> str:
 
 def _package(versions: dict[str, Any]) -> str:
     return f"lra_ssm {versions['lra_ssm'].split('+')[0]}"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns under each other, the first `left` to the left."""
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-
-    def one(line: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([one(lines[0]), "  ".join("-" * w for w in widths), *(one(line) for line in lines[1:])])
 
 
 def rows_text(rows: Sequence[Row]) -> str:
@@ -118,25 +104,6 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"--out {folder} cannot be made: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise InputError(f"--out {folder} cannot be written")
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """`write(partial)` beside `path`, then renamed into place: no reader sees half a file."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_json(path: Path, data: Any) -> None:
-    text = json.dumps(plain(data), indent=2) + "\n"
-
-    def write(partial: Path) -> None:
-        partial.write_text(text)
-
-    write_whole(path, write)
 
 
 def suite_text(suite: str, result: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lra_ssm.errors import InputError
+from lra_ssm.files import replacing, write_json
 
 if TYPE_CHECKING:
     from lra_ssm.bench.compare import Settings
@@ -155,14 +156,15 @@ def _measured(suite: str, settings: "Settings") -> dict[str, Any]:
 
 def _show_and_write(suite: str, result: dict[str, Any], machine: dict[str, Any], folder: Path) -> None:
     from lra_ssm.bench.plot import bar_plot, growth_plot
-    from lra_ssm.bench.report import hardware_line, suite_text, write_json, write_whole
+    from lra_ssm.bench.report import hardware_line, plain, suite_text
 
     print(suite_text(suite, result), flush=True)
     title = hardware_line(machine)
     draw = growth_plot(result["growth"], title) if suite == "operators" else bar_plot(
         result["bars"], result["unit"], f"{suite}\n{title}"
     )  # fmt: skip
-    write_whole(folder / f"{suite}.png", draw)
+    with replacing(folder / f"{suite}.png", "wb") as file:
+        draw(file)
     written = {name: value for name, value in result.items() if name not in ("growth", "bars", "unit")}
-    write_json(folder / f"{suite}.json", {"suite": suite, "machine": machine, **written})
+    write_json(folder / f"{suite}.json", plain({"suite": suite, "machine": machine, **written}))
     print(f"\n{folder / suite}.json, {folder / suite}.png\n", file=sys.stdout, flush=True)

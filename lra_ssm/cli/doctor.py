@@ -6,11 +6,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import Progress
 
-from lra_ssm.cli.summary import format_table, open_all, summary_rows
+from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 from lra_ssm.runs.provenance import environment
+from lra_ssm.tables import table
 
 EXAMPLE = """\
 examples:
@@ -42,7 +43,7 @@ def main(command: str, arguments: list[str]) -> int:
     for prepared in opened:
         _show_data(prepared)
     if opened:
-        print("\n" + format_table([row for prepared in opened for row in summary_rows(prepared.manifest)]))
+        print("\n" + table(COLUMNS, [row for prepared in opened for row in summary_rows(prepared.manifest)], LEFT))
     if options.verify:
         damaged += _with_wrong_digests(opened)
     for what in damaged:

@@ -11,9 +11,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
-from lra_ssm.cli.summary import format_table, open_all, summary_rows
+from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
+from lra_ssm.tables import table
 
 # name -> (data module, what is another default than its own)
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -107,7 +108,7 @@ def show_prepared(root: Path) -> None:
         raise InputError(f"data root {root}: cannot be read; change its permissions, or choose another with --root")
     opened, damaged = open_all(root)
     rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
-    print(format_table(rows) if rows else f"nothing is prepared below {root}")
+    print(table(COLUMNS, rows, LEFT) if rows else f"nothing is prepared below {root}")
     for what in damaged:
         print(f"damaged: {what}")
 

@@ -20,9 +20,10 @@ from lra_ssm.callbacks import AtomicCheckpointIO, WritePredictions, fit_callback
 from lra_ssm.cli.output import place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause, without_trainer_defaults
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import write_json
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.runs.checks import check_checkpoint, check_data, check_shapes, check_vocabulary, existing, load_checkpoint
-from lra_ssm.runs.directory import RunDirectory, write_json
+from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import run_identity
 from lra_ssm.runs.run import CheckpointSettings, Run, chosen_loggers, show_metrics
 

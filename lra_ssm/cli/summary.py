@@ -69,15 +69,3 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def format_table(rows: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS, left: int = LEFT) -> str:
-    """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-
-    def line(cells: tuple[str, ...]) -> str:
-        aligned = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return "  ".join(aligned).rstrip()
-
-    rule = "  ".join("─" * width for width in widths)
-    return "\n".join([line(columns), rule, *map(line, rows)])

@@ -16,6 +16,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED, replacing, write_json
 from lra_ssm.runs.provenance import now
 
 
@@ -75,7 +76,7 @@ class RunDirectory:
             ) from None
         self._lock = lock
         write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now()})
-        for leftover in self.path.glob("**/.*.partial"):
+        for leftover in self.path.glob(f"**/{UNFINISHED}*"):
             leftover.unlink()
 
     def write_record(self, **fields: Any) -> None:
@@ -91,7 +92,8 @@ class RunDirectory:
             while (old := self.path / f"config.{number}.yaml").exists():
                 number += 1
             file.rename(old)
-        _write(file, text)
+        with replacing(file) as partial:
+            partial.write(text)
 
     @property
     def held(self) -> bool:
@@ -102,14 +104,3 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Writes `data` beside `path` and renames it into place."""
-    _write(path, json.dumps(data, indent=2, default=str) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)

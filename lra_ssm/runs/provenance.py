@@ -1,7 +1,6 @@
 """What made a result: versions, git commit, hardware, command."""
 
 import hashlib
-import os
 import platform
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm import __version__
+from lra_ssm.machine import available_cores, cpu_name
 
 # What can change a run's numbers: not the commands' words, the bench, or how a run is recorded.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py")
@@ -44,10 +44,10 @@ def environment() -> dict[str, Any]:
     hardware: dict[str, Any] = {
         "host": socket.gethostname(),
         "machine": platform.machine(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
+        "cpus": available_cores(),
         "gpus": gpus,
     }
-    hardware["cpus"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"time": now(), "command": sys.argv, "versions": versions, "git": _git(), "hardware": hardware}
 
 
@@ -61,15 +61,6 @@ def _git() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def now() -> str:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lra_ssm.layers.roles import ROLES, parameter_roles
+from lra_ssm.tables import table
 
 
 @dataclass(frozen=True)
@@ -95,23 +96,13 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
     """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay."""
-    rows = [("group", "parameters", "lr", "weight decay")]
+    rows = []
     for number, group in enumerate(groups):
         count = sum(p.numel() for p in group["params"])
         rate = group.get("initial_lr", group["lr"])
-        rows.append(
-            (
-                group.get("name", f"group {number}"),
-                f"{count:,}",
-                f"{rate:g}" if rate else "0 (frozen)",
-                f"{group['weight_decay']:g}",
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return "\n".join(
-        row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )
+        name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
+        rows.append((name, f"{count:,}", rate, f"{group['weight_decay']:g}"))
+    return table(("group", "parameters", "lr", "weight decay"), rows)
 
 
 def warmup_cosine(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int) -> LambdaLR:

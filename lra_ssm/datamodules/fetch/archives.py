@@ -24,8 +24,8 @@ from lra_ssm.datamodules.fetch.archive_readers import Damaged, Member, Source, t
 from lra_ssm.datamodules.storage.bars import ByteBar
 from lra_ssm.datamodules.storage.disk import check_disk_space, sync_filesystem, sync_folder
 from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED
 
-TEMPORARY_PREFIX = ".unfinished-"
 CHUNK_BYTES = 1 << 20
 CHECK_EVERY = 1 << 26  # announced bytes between two looks at the free disk space
 # Of all members, wanted or not: some ten times LRA's archive, an hour or less of unpacking.
@@ -111,10 +111,10 @@ def extract(
     """
     if os.path.lexists(target):
         raise InputError(f"{target}: is there already; delete it to unpack {archive} again")
-    for leftover in target.parent.glob(f"{TEMPORARY_PREFIX}*"):
-        if re.fullmatch(rf"{re.escape(TEMPORARY_PREFIX + target.name)}-\d+", leftover.name):
+    for leftover in target.parent.glob(f"{UNFINISHED}*"):
+        if re.fullmatch(rf"{re.escape(UNFINISHED + target.name)}-\d+", leftover.name):
             shutil.rmtree(leftover, ignore_errors=True)
-    temporary = target.parent / f"{TEMPORARY_PREFIX}{target.name}-{os.getpid()}"
+    temporary = target.parent / f"{UNFINISHED}{target.name}-{os.getpid()}"
     bounds = _Bounds(max_bytes, max_files, all_bytes, all_members)
     try:
         with _explained(archive), ByteBar(f"unpacking {archive.name}", progress) as bar:

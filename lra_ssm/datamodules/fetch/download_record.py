@@ -5,10 +5,11 @@ download.json           in a folder that was unpacked of one
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from lra_ssm.files import replacing
 
 NOTE = "download.json"
 
@@ -41,12 +42,8 @@ def write_note(note: Path, record: DownloadRecord) -> None:
     Raises:
         OSError: the disk does not take it.
     """
-    temporary = note.with_name(f".{note.name}")  # a killed process's is replaced
-    try:
-        temporary.write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
-        os.replace(temporary, note)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(note, encoding="utf-8") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
 
 
 def read_note(path: Path, sha256: str | None = None) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from lra_ssm.datamodules.listops.trees import (
     read_block,
     sample_block,
 )
-from lra_ssm.datamodules.storage.workers import available_cores
 from lra_ssm.errors import InputError
+from lra_ssm.machine import available_cores
 
 # The consuming process keeps up with about this many; more would wait for it.
 MAX_WORKERS = 16

@@ -27,12 +27,12 @@ from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
 from lra_ssm.datamodules.storage.disk import sync_filesystem
-from lra_ssm.datamodules.storage.workers import available_cores
 from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED, replacing
+from lra_ssm.machine import available_cores
 
 BLOCK_SIZE = 1000
 RECORD = "generator.json"
-UNFINISHED = ".unfinished-"
 
 
 def generator_record(settings: PathfinderSettings, seed: int, num_images: int) -> dict[str, Any]:
@@ -137,7 +137,8 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, block: in
         raise
     # One flush for a thousand files. Without it a crash of the machine could leave metadata and empty images.
     sync_filesystem(folder)
-    _write_atomically(_metadata(target, block), _metadata_text(settings, drawn, block))
+    with replacing(_metadata(target, block)) as file:
+        file.write(_metadata_text(settings, drawn, block))
 
 
 def encode_png(image: Bytes) -> bytes:
@@ -176,19 +177,6 @@ def _metadata_text(settings: PathfinderSettings, block: PathfinderBlock, number:
     return "".join(lines)
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
-    try:
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _claim(target: Path, record: dict[str, Any]) -> None:
     """Writes the record into a new folder, or compares it with the one that is there."""
     path = target / RECORD
@@ -203,7 +191,8 @@ def _claim(target: Path, record: dict[str, Any]) -> None:
         for leftover in found:  # of a process that was killed right here
             leftover.unlink(missing_ok=True)
         target.mkdir(parents=True, exist_ok=True)
-        _write_atomically(path, json.dumps(record, indent=1) + "\n")
+        with replacing(path) as file:
+            file.write(json.dumps(record, indent=1) + "\n")
         return
     except json.JSONDecodeError:
         found = None

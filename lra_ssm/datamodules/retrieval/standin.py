@@ -8,7 +8,6 @@ text, letters beyond ASCII, documents of a few hundred characters and of many th
 Needs numpy alone.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from lra_ssm.datamodules.retrieval.reader import FILES
 from lra_ssm.errors import InputError
+from lra_ssm.files import replacing
 
 MARKER = "THIS-IS-A-STAND-IN.txt"
 # Raise when the same settings would give other data than before.
@@ -68,13 +68,8 @@ def write_standin(
     (folder / MARKER).write_text(_NOTE, encoding="utf-8")
     topics = _topics(np.random.RandomState((seed, 0)), num_topics)
     for index, (split, count) in enumerate(zip(files, (num_train, num_eval, num_test), strict=True)):
-        temporary = folder / f".unfinished-{files[split].name}-{os.getpid()}"
-        try:
-            with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-                file.writelines(_lines(np.random.RandomState((seed, 1 + index)), topics, count, split, median_length))
-            temporary.rename(files[split])
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(files[split], encoding="utf-8", newline="\n") as file:
+            file.writelines(_lines(np.random.RandomState((seed, 1 + index)), topics, count, split, median_length))
     return files
 
 

@@ -14,11 +14,11 @@ from lra_ssm.datamodules.storage.disk import sync_folder
 from lra_ssm.datamodules.storage.format import MANIFEST
 from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED
 
 log = logging.getLogger(__name__)
 
 LOCK = ".lock"
-TEMPORARY_PREFIX = ".unfinished-"
 
 
 def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) -> Path:
@@ -47,11 +47,11 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
         return target
     created_root = ensure_root(root)
     with _locked(root, folder):
-        for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        for leftover in folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if target.exists():
             return target
-        temporary = folder / f"{TEMPORARY_PREFIX}{name}-{os.getpid()}"
+        temporary = folder / f"{UNFINISHED}{name}-{os.getpid()}"
         try:
             temporary.mkdir()
             build(temporary)

@@ -1,0 +1,20 @@
+"""Tables as plain text."""
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1), header_style="none")
+    for i, name in enumerate(columns):
+        drawn.add_column(Text(name), justify="left" if i < left else "right", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    text = StringIO()
+    Console(file=text, width=10_000, color_system=None).print(drawn)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

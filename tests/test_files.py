@@ -1,0 +1,41 @@
+"""Files are written whole or not at all; tables line up; one count of cores."""
+
+import json
+
+import pytest
+
+from lra_ssm.files import replacing, write_json
+from lra_ssm.machine import available_cores, cpu_name
+from lra_ssm.tables import table
+from tests.runner import everything_below
+
+
+def test_nothing_half_written_stays(tmp_path):
+    target = tmp_path / "a.json"
+    target.write_text("before")
+    with pytest.raises(RuntimeError), replacing(target) as file:
+        file.write("half")
+        assert target.read_text() == "before" and len(everything_below(tmp_path)) == 2
+        raise RuntimeError
+    assert target.read_text() == "before" and everything_below(tmp_path) == ["a.json"]
+    write_json(target, {"a": tmp_path})
+    assert json.loads(target.read_text()) == {"a": str(tmp_path)} and everything_below(tmp_path) == ["a.json"]
+    with replacing(target, "wb") as file:
+        file.write(b"\x00")
+    assert target.read_bytes() == b"\x00"
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_nothing_stays(tmp_path):
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "a"):
+        raise AssertionError
+    assert everything_below(tmp_path) == []
+
+
+def test_tables_line_up_and_take_any_text_as_it_is():
+    lines = table(("name", "Δ", "count"), [("[bold]a", "x", "1"), ("b" * 150, "", "1,000")], left=2).splitlines()
+    assert len(lines) == 3 and lines[1].startswith("[bold]a ") and lines[2].endswith(" 1,000")
+    assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
+
+
+def test_the_machine():
+    assert available_cores() >= 1 and isinstance(cpu_name(), str)
