@@ -24,7 +24,7 @@ from lra_ssm.bench.work import STEP, Prepared, generator
 from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.ops import prefer_backend
-from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups
+from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups, parameter_rates
 
 CONFIGS = ("b2s6", "s6", "s4d")
 # The sCIFAR models of Yu & Erichson 2025, table 1, as changes to the ListOps ones; batch size as the public S4's.
@@ -102,8 +102,8 @@ class StepWork:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = NetworkSpec.of(json.loads(self.network))().to(self.device, self.dtype)
-        groups = parameter_groups(model, OptimizerSettings(**json.loads(self.optimizer)))
-        return model, torch.optim.AdamW(groups)
+        rates = parameter_rates(model, OptimizerSettings(**json.loads(self.optimizer)))
+        return model, torch.optim.AdamW(parameter_groups(model, rates))
 
     def random_batch(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Random tokens with lengths, or features without; no padding, so that every position counts in tokens/s."""

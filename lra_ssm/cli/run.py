@@ -6,11 +6,10 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 
 import json
 import warnings
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -22,6 +21,7 @@ from lra_ssm.cli.parser import RunParser, cause, without_trainer_defaults
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.layers import ModuleSpec
+from lra_ssm.layers.spec import annotations, import_object, wants_specification
 from lra_ssm.runs.checks import check_checkpoint, check_data, check_shapes, check_vocabulary, existing, load_checkpoint
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import run_identity
@@ -139,10 +139,10 @@ class RunCLI(LightningCLI):
 
     def _freeze_specifications(self) -> None:
         """What the model takes as a specification reaches it as one, not as jsonargparse's anonymous function."""
-        settings = self._config.model.get("init_args", {})
-        for name, annotation in _annotations(self._config.model.class_path).items():
-            if get_origin(annotation) is Callable and hasattr(settings.get(name), "class_path"):
-                settings[name] = ModuleSpec.of(settings[name].as_dict())
+        settings, class_path = self._config.model.get("init_args", {}), self._config.model.class_path
+        for name, hint in annotations(import_object(class_path)).items():
+            if wants_specification(hint) and settings.get(name) is not None:
+                settings[name] = _specified(settings[name])
 
     # --- the run directory ---
 
@@ -271,9 +271,11 @@ class RunCLI(LightningCLI):
     after_test = _after_evaluation
 
 
-def _annotations(class_path: str) -> dict[str, Any]:
-    module, _, name = class_path.rpartition(".")
+def _specified(value: Any) -> Any:
+    """jsonargparse's namespaces of a class and its arguments as specifications, in lists too."""
+    if isinstance(value, list):
+        return [_specified(item) for item in value]
     try:
-        return get_type_hints(getattr(import_module(module), name).__init__)
-    except NameError:  # what a user imports for type checkers alone
-        return {}
+        return ModuleSpec.of(value.as_dict()) if isinstance(value, Namespace) else value
+    except ValueError as error:
+        raise InputError(str(error)) from error

@@ -14,7 +14,7 @@ from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role, parameter_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s6 import S6
-from lra_ssm.layers.spec import BlockSpec, LayerSpec, ModuleSpec, NetworkSpec
+from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
 
 __all__ = [
     "B2S6",
@@ -23,11 +23,13 @@ __all__ = [
     "BatchNorm",
     "Block",
     "BlockSpec",
+    "HeadSpec",
     "LayerNorm",
     "LayerSpec",
     "MambaBlock",
     "ModuleSpec",
     "NetworkSpec",
+    "PoolingSpec",
     "RMSNorm",
     "RecurrentLayer",
     "Role",

@@ -47,6 +47,8 @@ class B2S6(RecurrentLayer):
         ValueError: d_model, num_blocks and d_state do not fit together.
     """
 
+    zero_stays_zero = True  # B(u) u is 0 where u is
+
     def __init__(
         self,
         d_model: int,

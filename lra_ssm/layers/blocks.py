@@ -8,6 +8,7 @@ Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -41,11 +42,13 @@ def run_with_state(
     asked = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
     asked = {name: value for name, value in asked.items() if value is not None}
     if asked:
-        taken = inspect.signature(module.forward).parameters
+        own = getattr(module, "_orig_mod", module)  # of torch.compile
+        taken = inspect.signature(own.forward).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
         for name in asked:
-            if name not in taken:
+            if name not in taken and not anything:
                 needed = "documents cannot be packed" if name == "reset" else "it has no state to carry on"
-                raise ValueError(f"{type(module).__name__}.forward takes no `{name}`: {needed} with it")
+                raise ValueError(f"{type(own).__name__}.forward takes no `{name}`: {needed} with it")
     out = module(x, lengths, **asked)
     return out if return_last_state else (out, None)
 
@@ -190,8 +193,9 @@ class MambaBlock(Block):
         conv_bias: bool = True,
     ) -> None:
         super().__init__(d_model, norm, prenorm)
-        E = round(expand * d_model)
-        if E < 1 or E != expand * d_model:
+        width = expand * d_model
+        E = round(width) if math.isfinite(width) else 0
+        if E < 1 or not math.isclose(E, width, rel_tol=1e-9):
             raise ValueError(f"MambaBlock expand {expand}: times d_model {d_model} it must be a positive whole number")
         if d_conv < 1:
             raise ValueError(f"MambaBlock d_conv is {d_conv}; it must be at least 1")
@@ -211,13 +215,14 @@ class MambaBlock(Block):
         v = F.silu(causal_depthwise_convolution(u, weight, self.conv1d.bias, initial=taps, reset=reset))
         y, state = run_with_state(self.layer, v.transpose(1, 2), lengths, reset, state, return_last_state)
         if return_last_state:
-            state = last_taps(u, weight.shape[-1], lengths, initial=taps, reset=reset), state
+            last = last_taps(u, weight.shape[-1], lengths, initial=taps, reset=reset)
+            state = last.to(torch.promote_types(last.dtype, torch.float32)), state
         return self.dropout(self.out_proj(y * F.silu(z))), state
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         taps, inner_state = state
         u, z = self.in_proj(x_t).chunk(2, dim=-1)
-        window = torch.cat([taps, u.unsqueeze(-1)], dim=-1)
+        window = torch.cat([taps, u.unsqueeze(-1).to(taps.dtype)], dim=-1)
         v = F.silu(
             causal_depthwise_convolution(u.unsqueeze(-1), self.conv1d.weight.squeeze(1), self.conv1d.bias, initial=taps)
         )
@@ -227,7 +232,8 @@ class MambaBlock(Block):
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""
         weight = self.conv1d.weight
-        taps = weight.new_zeros(batch_size, weight.shape[0], weight.shape[-1] - 1)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        taps = weight.new_zeros(batch_size, weight.shape[0], weight.shape[-1] - 1, dtype=dtype)
         return taps, need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:

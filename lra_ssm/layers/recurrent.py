@@ -19,10 +19,13 @@ class RecurrentLayer(nn.Module, ABC):
 
     A subclass sets `state_shape` and `complex_state`, and gives `scan` and `roles`. Where it is bidirectional it sets
     `reverse`: a causal layer of the same kind, with parameters of its own, that reads the sequence from the right.
+    `zero_stays_zero` says that input 0 leaves state 0 at 0; padding, which the reversed scan meets first, then needs no
+    care.
     """
 
     state_shape: tuple[int, ...]
     complex_state: bool = False
+    zero_stays_zero: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +44,7 @@ class RecurrentLayer(nn.Module, ABC):
 
         valid (B, L, 1) bool: where it is false the state stands still: it is afterwards what it was before, whatever
         x is. A layer with step sizes makes them 0 there, one that has x_t = a_t x_{t-1} + b_t sets a_t = 1, b_t = 0.
-        It comes with return_last_state alone: only then does padding matter to a causal recurrence.
+        It comes with return_last_state alone: padding on the right changes nothing else of what is read from the left.
         reset (B, L) bool: the state before such a position is dropped. initial_state (B, *state_shape).
         """
 
@@ -49,14 +52,18 @@ class RecurrentLayer(nn.Module, ABC):
     def roles(self) -> dict[str, Role]:
         """How the optimizer treats the parameters of one direction, by name; see lra_ssm.layers.roles."""
 
-    def scan_both(self, x: Tensor, reset: Tensor | None = None) -> Tensor:
-        """The sum of both directions, padding and reset as in `scan`: x (B, L, D), 0 at padding -> (B, L, D).
+    def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
+        """The sum of both directions, lengths and reset as in `forward`: x (B, L, D), 0 at padding -> (B, L, D).
 
-        Padding is on the right, hence first in the flipped sequence, where input 0 leaves the state at 0: flipping
-        everything is the same as reversing the valid part alone.
+        Padding is on the right, hence first in the flipped sequence. Where it moved the state, that is dropped before
+        the last real position: flipping everything is then the same as reversing the valid part alone.
         """
         assert self.reverse is not None
-        backward = self.reverse.scan(x.flip(1), reset=flip_reset(reset))[0].flip(1)
+        flipped = flip_reset(reset)
+        if lengths is not None and not self.zero_stays_zero:
+            first = torch.arange(x.shape[1], device=x.device) == x.shape[1] - lengths[:, None]
+            flipped = first if flipped is None else flipped | first
+        backward = self.reverse.scan(x.flip(1), reset=flipped)[0].flip(1)
         return self.scan(x, reset=reset)[0] + backward
 
     @property
@@ -82,7 +89,7 @@ class RecurrentLayer(nn.Module, ABC):
             self._refuse_state()
         x, reset = mask_padding(x, lengths), real_resets(reset, lengths)
         if self.bidirectional:
-            return mask_padding(self.scan_both(x, reset), lengths)
+            return mask_padding(self.scan_both(x, lengths, reset), lengths)
         # Padding moves the state only where somebody asks for it.
         valid = valid_mask(lengths, x.shape[1]) if lengths is not None and return_last_state else None
         y, state = self.scan(x, valid, reset, initial_state, return_last_state)
@@ -96,7 +103,7 @@ class RecurrentLayer(nn.Module, ABC):
         """The state before the first position: zeros (batch_size, *state_shape) in the arithmetic's dtype."""
         if self.bidirectional:
             self._refuse_state()
-        weight = next(self.parameters())
+        weight = next(self.parameters(), torch.zeros(()))
         dtype = torch.promote_types(weight.dtype, torch.float32)
         dtype = dtype.to_complex() if self.complex_state else dtype
         return torch.zeros(batch_size, *self.state_shape, dtype=dtype, device=weight.device)

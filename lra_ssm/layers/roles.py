@@ -18,12 +18,17 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     Raises ValueError where a module declares a role for a parameter that it does not have, or a role that is none.
     """
     roles = {name: "base" for name, _ in model.named_parameters()}
+    first = {id(p): name for name, p in model.named_parameters()}  # a shared parameter has several names, and one role
+    same = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    fixed = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # frozen parameters, say
     # named_modules lists a parent before its children: what a child declares replaces what its parent said.
     for prefix, module in model.named_modules():
         declare = getattr(module, "optim_roles", None)
         for name, role in declare().items() if callable(declare) else ():
             full = f"{prefix}.{name}" if prefix else name
-            if full not in roles:
+            if full in fixed:
+                continue
+            if full not in same:
                 raise ValueError(
                     f"optim_roles of {prefix or type(model).__name__} names {name!r}, which is no parameter of it"
                 )
@@ -31,7 +36,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
                 raise ValueError(
                     f"optim_roles gives {full} the role {role!r}; it must be one of {', '.join(ROLES[1:])}"
                 )
-            roles[full] = role
+            roles[same[full]] = role
     return roles
 
 

@@ -103,7 +103,7 @@ class S4D(RecurrentLayer):
         y = causal_convolution(x.transpose(1, 2), s4d_kernel(delta, A, B, C[0], x.shape[1]))
         return y.transpose(1, 2) + self.D * x, None
 
-    def scan_both(self, x: Tensor, reset: Tensor | None = None) -> Tensor:
+    def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
         """See `RecurrentLayer.scan_both`; y_t takes what the reversed scan has seen after t, x_t itself left out."""
         if reset is None:
             delta, A, B, C = self._system()

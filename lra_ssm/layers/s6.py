@@ -43,6 +43,8 @@ class S6(RecurrentLayer):
         ValueError: a form that is none, or a rank that does not go with it.
     """
 
+    zero_stays_zero = True  # B(u) u is 0 where u is
+
     def __init__(
         self,
         d_model: int,

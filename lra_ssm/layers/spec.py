@@ -8,13 +8,16 @@ num_blocks=8)`; both are stored as the same plain dict, so that checkpoints load
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
 LayerFactory = Callable[[int], nn.Module]  # d_model ->
 BlockFactory = Callable[[int, LayerFactory], nn.Module]  # d_model, layer ->
+HeadFactory = Callable[[int, int], nn.Module]  # d_model, num_classes ->
 NetworkFactory = Callable[[], nn.Module]
 
 
@@ -22,36 +25,49 @@ class ModuleSpec:
     """A class (or a function that returns a module) and its keyword arguments, without what its builder gives.
 
     `class_or_path`: the class itself, or its import path. `init_args`: plain values, or specifications in their turn
-    (also as classes, or as their plain dicts).
-    Raises ValueError for a path that cannot be imported and for arguments the class does not take.
+    (also as classes or plain dicts, also in lists), which reach the class as specifications; where it says that it
+    takes an `nn.Module`, built.
+    Raises ValueError for what is no class, cannot be imported, or does not take the arguments.
     """
 
     kind = "module"
-    builder_gives: tuple[str, ...] = ()
+    builder_gives: tuple[str, ...] | None = None  # names of the first parameters; None where nobody knows yet
 
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, /, **init_args: Any) -> None:
-        self.cls = _import(class_or_path, self.kind) if isinstance(class_or_path, str) else class_or_path
-        if not callable(self.cls) or len(inspect.signature(self.cls).parameters) < len(self.builder_gives):
-            first = f" that takes {' and '.join(self.builder_gives)} first" if self.builder_gives else ""
-            raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{first}")
+        self.cls = import_object(class_or_path, self.kind) if isinstance(class_or_path, str) else class_or_path
+        if isinstance(self.cls, (nn.Module, partial)):
+            what = "a functools.partial" if isinstance(self.cls, partial) else f"a {type(self.cls).__name__} already"
+            raise ValueError(f"a {self.kind} is built by its model, once or more: give the class, not {what}")
+        if not callable(self.cls):
+            raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{self._takes()}")
+        parameters = list(inspect.signature(self.cls).parameters.values())
+        given = len(self.builder_gives or ())
+        if len(parameters) < given or self._is_no_such(parameters[:given]):
+            raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{self._takes()}")
         self.class_path = _public_path(self.cls)
-        parameters = list(inspect.signature(self.cls).parameters.values())[len(self.builder_gives) :]
-        named = {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        for key in init_args if len(named) == len(parameters) else ():
+        named = {p.name: p.default for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        for key in init_args if len(named) == len(parameters[given:]) else ():
             if key not in named:
                 near = difflib.get_close_matches(key, named, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(named)}"
+                takes = f"it takes {', '.join(named)}" if named else "it takes none"
+                hint = f"did you mean {near[0]!r}?" if near else takes
                 raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint}")
         # Defaults are written out, as in the configuration: a checkpoint says everything.
-        defaults = {key: value for key, value in named.items() if value is not inspect.Parameter.empty}
-        self.init_args = {key: _specified(value) for key, value in {**defaults, **init_args}.items()}
-        # An argument that is annotated as a module gets one; any other specification is the class's own to build.
-        self._modules = {
-            p.name for p in parameters if inspect.isclass(p.annotation) and issubclass(p.annotation, nn.Module)
-        }
+        known = self.builder_gives is not None
+        defaults = {key: value for key, value in named.items() if known and value is not inspect.Parameter.empty}
+        self.init_args = {**defaults, **init_args}
+
+    def _takes(self) -> str:
+        return f" that takes {' and '.join(self.builder_gives)} first" if self.builder_gives else ""
+
+    def _is_no_such(self, first: list[inspect.Parameter]) -> bool:
+        """Whether these first parameters are not the builder's: it gives a layer, and a number is wanted there."""
+        names = self.builder_gives or ()
+        wanted = zip(names, first, strict=True)
+        return any(name == "layer" and p.annotation in (int, float, bool, str) for name, p in wanted)
 
     @classmethod
-    def of(cls, spec: "ModuleSpec | Mapping[str, Any] | Callable[..., nn.Module]") -> Self:
+    def of(cls, spec: "ModuleSpec | Mapping[str, Any] | Callable[..., nn.Module] | str") -> Self:
         """A specification from whatever may stand for one: itself, the plain dict, or a class without arguments."""
         if isinstance(spec, cls):
             return spec
@@ -65,13 +81,27 @@ class ModuleSpec:
         return cls(spec)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plain dict that is stored in hyperparameters."""
-        plain = {key: v.as_dict() if isinstance(v, ModuleSpec) else v for key, v in self.init_args.items()}
-        return {"class_path": self.class_path, "init_args": plain}
+        """The plain dict that is stored in hyperparameters.
+
+        Raises ValueError for a class or argument that could not be read back from it.
+        """
+        if "<" in self.class_path:
+            raise ValueError(f"{self.class_path} cannot be imported again: define it at the top of a module of its own")
+        hints = annotations(self.cls)
+        stored = {
+            key: _stored(value, hints.get(key), f"{self.class_path}, argument {key}")
+            for key, value in self.init_args.items()
+        }
+        return {"class_path": self.class_path, "init_args": stored}
 
     def __call__(self, *given: Any) -> nn.Module:
-        build = {key for key in self._modules if isinstance(self.init_args.get(key), ModuleSpec)}
-        return self.cls(*given, **{key: v() if key in build else v for key, v in self.init_args.items()})
+        hints = annotations(self.cls)
+        return self.cls(*given, **{key: _passed(value, hints.get(key)) for key, value in self.init_args.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModuleSpec) and self.cls is other.cls and self.init_args == other.init_args
+
+    __hash__ = None  # type: ignore[assignment]  # its arguments may be lists
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.class_path}, {self.init_args})"
@@ -89,26 +119,110 @@ class BlockSpec(ModuleSpec):
     kind, builder_gives = "block", ("d_model", "layer")
 
 
+class PoolingSpec(ModuleSpec):
+    """A pooling, without d_model."""
+
+    kind, builder_gives = "pooling", ("d_model",)
+
+
+class HeadSpec(ModuleSpec):
+    """A head, without d_model and num_classes."""
+
+    kind, builder_gives = "head", ("d_model", "num_classes")
+
+
 class NetworkSpec(ModuleSpec):
     """A whole network: `NetworkSpec(Classifier, layer=LayerSpec(B2S6), num_classes=10, vocab_size=18)`."""
 
-    kind = "network"
+    kind, builder_gives = "network", ()
 
 
-def _specified(value: Any) -> Any:
-    """An argument that stands for a module, as a specification; any other as it is."""
-    if isinstance(value, Mapping) and "class_path" in value:
-        return ModuleSpec.of(value)
-    is_module = inspect.isclass(value) and issubclass(value, nn.Module)
-    return ModuleSpec(value) if is_module or inspect.isfunction(value) else value
-
-
-def _import(path: str, kind: str) -> Callable[..., nn.Module]:
-    module, _, name = path.rpartition(".")
+def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations by parameter, also where they are written as text; none where they cannot be resolved."""
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{kind} class_path {path!r} cannot be imported: {error}") from error
+        return get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (NameError, AttributeError, TypeError):
+        return {}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """What a union is made of, or the annotation itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _item_hint(hint: Any) -> Any:
+    """What a list or dict of this annotation holds."""
+    return next((get_args(h)[-1] for h in _members(hint) if get_origin(h) in (list, tuple, dict) and get_args(h)), None)
+
+
+def wants_specification(hint: Any) -> bool:
+    """Whether an argument of this annotation is built by whoever takes it, or holds such arguments."""
+    own = any(get_origin(h) is Callable for h in _members(hint))
+    return own or (_item_hint(hint) is not None and wants_specification(_item_hint(hint)))
+
+
+def _is_spec(value: Any) -> bool:
+    is_dict = isinstance(value, Mapping) and "class_path" in value and set(value) <= {"class_path", "init_args"}
+    return isinstance(value, ModuleSpec) or is_dict
+
+
+def _specification(value: Any, hint: Any) -> ModuleSpec:
+    """A nested specification that knows how many parameters its builder gives, where the annotation says it."""
+    spec = ModuleSpec.of(value)
+    for one in _members(hint):
+        if get_origin(one) is Callable and isinstance(get_args(one)[0], list) and spec.builder_gives is None:
+            first = list(inspect.signature(spec.cls).parameters)[: len(get_args(one)[0])]
+            named = type("NestedSpec", (ModuleSpec,), {"builder_gives": tuple(first)})
+            return named(spec.cls, **{key: v for key, v in spec.init_args.items() if key not in first})
+    return spec
+
+
+def _passed(value: Any, hint: Any) -> Any:
+    """An argument as the class takes it."""
+    if _is_spec(value):
+        spec = _specification(value, hint)
+        wanted = _members(hint)
+        if any(get_origin(h) is type for h in wanted):
+            return spec.cls
+        return spec() if any(inspect.isclass(h) and issubclass(h, nn.Module) for h in wanted) else spec
+    if isinstance(value, (list, tuple)):
+        return type(value)(_passed(item, _item_hint(hint)) for item in value)
+    if isinstance(value, dict):
+        return {key: _passed(item, _item_hint(hint)) for key, item in value.items()}
+    return value
+
+
+def _stored(value: Any, hint: Any, where: str) -> Any:
+    """An argument as plain values."""
+    if value is None or isinstance(value, (bool, int, float, str)) and type(value).__module__ == "builtins":
+        return value
+    if _is_spec(value) or inspect.isclass(value) or inspect.isfunction(value):
+        return _specification(value, hint).as_dict()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_stored(item, _item_hint(hint), where) for item in value)
+    if isinstance(value, dict):
+        return {key: _stored(item, _item_hint(hint), where) for key, item in value.items()}
+    raise ValueError(f"{where} is a {type(value).__name__}; plain values and specifications alone can be stored")
+
+
+def import_object(path: str, kind: str = "module") -> Any:
+    """What an import path names; a nested class too. Raises ValueError where it cannot be imported."""
+    parts = path.split(".")
+    reason: Exception = ValueError("it has no module")
+    for i in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:i]))
+        except ImportError as error:
+            reason = reason if i < len(parts) - 1 else error
+            continue
+        try:
+            for name in parts[i:]:
+                found = getattr(found, name)
+            return found
+        except AttributeError as error:
+            reason = error
+            break
+    raise ValueError(f"{kind} class_path {path!r} cannot be imported: {reason}") from reason
 
 
 def _public_path(cls: Callable[..., nn.Module]) -> str:

@@ -3,17 +3,13 @@
 Shapes: B batch, L length, D channels, V vocabulary.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
-from lra_ssm.layers import LayerSpec, ModuleSpec, S4Block
-from lra_ssm.layers.spec import BlockFactory, LayerFactory
+from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
+from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import MeanPooling
-
-HeadFactory = Callable[[int, int], nn.Module]  # d_model, num_classes ->
 
 
 class Classifier(nn.Module):
@@ -52,9 +48,15 @@ class Classifier(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes is {num_classes}; it must be at least 1")
-        self.backbone = Backbone(layer, vocab_size, d_input, d_model, n_layers, block)
-        self.pooling = LayerSpec.of(pooling)(d_model)
-        self.head = ModuleSpec.of(head or self.default_head)(d_model, num_classes)
+        self.backbone = Backbone(
+            layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block
+        )
+        self.pooling = PoolingSpec.of(pooling)(d_model)
+        self.head = HeadSpec.of(head or type(self).default_head)(d_model, num_classes)
+        takes = getattr(self.head, "per_example", self.per_example)
+        if takes != self.per_example:
+            mine, its = type(self).__name__, type(self.head).__name__
+            raise ValueError(f"{mine} has {self.per_example} vector(s) per example, {its} takes {takes}")
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> one vector per sequence (B, D)."""

@@ -1,7 +1,7 @@
 """Heads: from one vector per sequence, or two, to logits.
 
 Each is built as `Head(d_model, num_classes)`; a classifier calls `head(x)`, a dual encoder `head(x, y)`, with x and y
-(B, D).
+(B, D). per_example says which, and is checked against the network's; a head without it is taken as it is.
 
 Shapes: B batch, D channels.
 """
@@ -16,6 +16,8 @@ from lra_ssm.layers.roles import biases_without_decay
 class LinearHead(nn.Linear):
     """One linear map."""
 
+    per_example = 1
+
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(d_model, num_classes)
 
@@ -25,6 +27,8 @@ class LinearHead(nn.Linear):
 
 class NLIHead(nn.Sequential):
     """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's for Retrieval."""
+
+    per_example = 2
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(nn.Linear(4 * d_model, d_model), nn.GELU(), nn.Linear(d_model, num_classes))
@@ -38,6 +42,8 @@ class NLIHead(nn.Sequential):
 
 class LRAPairHead(nn.Sequential):
     """[x, y] (2D) -> D -> ReLU -> D/2 -> ReLU -> num_classes: LRA's own for Retrieval (Tay et al. 2021)."""
+
+    per_example = 2
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         half = nn.Linear(d_model, d_model // 2), nn.ReLU(), nn.Linear(d_model // 2, num_classes)

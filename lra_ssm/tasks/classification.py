@@ -3,7 +3,6 @@
 Shapes: B batch, L length.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -35,8 +34,7 @@ class Classification(L.LightningModule):
     def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
         super().__init__()
         spec = NetworkSpec.of(network)
-        if isinstance(optimizer, Mapping):  # out of a checkpoint
-            optimizer = OptimizerSettings(**optimizer)
+        optimizer = OptimizerSettings.of(optimizer)
         self.network = spec()
         self.optimizer_settings = optimizer
         self.save_hyperparameters({"network": spec.as_dict(), "optimizer": asdict(optimizer)})

@@ -11,7 +11,9 @@ Sources: A, B and Δ of S4D at a lower learning rate without decay: Gu et al. 20
 learning rate on Δ's parameters: Yu & Erichson 2025, section 5 (the factor is not given there, so it is a setting).
 """
 
+import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -50,8 +52,25 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and not 0 <= value < math.inf:
+            if value is None and field.name == "delta_lr_factor":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
+        if self.warmup_steps != int(self.warmup_steps):
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number")
+
+    @classmethod
+    def of(cls, settings: "OptimizerSettings | Mapping[str, Any]") -> "OptimizerSettings":
+        """From itself, or its values by name, as they stand in a checkpoint. Raises ValueError for other names."""
+        if isinstance(settings, OptimizerSettings):
+            return settings
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(known)}"
+                raise ValueError(f"{name!r} is no optimizer setting; {hint}")
+        return cls(**settings)
 
 
 DEFAULTS = OptimizerSettings()
@@ -76,21 +95,19 @@ def parameter_rates(model: nn.Module, settings: OptimizerSettings) -> dict[str, 
     return {name: rates[role] for name, role in parameter_roles(model).items()}
 
 
-def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str, Any]]:
     """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
 
-    Parameters with the same pair of rate and decay share a group, which is named after the roles in it.
+    rates: of every parameter by its full name, from `parameter_rates`, or refined. Parameters with the same rate and
+    decay share a group, which is named after the roles in it.
     """
-    roles, rates = parameter_roles(model), parameter_rates(model, settings)
-    parameters = dict(model.named_parameters())
+    roles, parameters = parameter_roles(model), dict(model.named_parameters())
     groups: dict[Rate, dict[str, Any]] = {}
-    for role in ROLES:
-        for name in (name for name, its_role in roles.items() if its_role == role):
-            rate = rates[name]
-            group = groups.setdefault(rate, {"name": role, "params": [], **rate._asdict()})
-            group["params"].append(parameters[name])
-            if role not in group["name"].split(", "):
-                group["name"] += f", {role}"
+    for name in sorted(roles, key=lambda name: ROLES.index(roles[name])):
+        group = groups.setdefault(rates[name], {"name": roles[name], "params": [], **rates[name]._asdict()})
+        group["params"].append(parameters[name])
+        if roles[name] not in group["name"].split(", "):
+            group["name"] += f", {roles[name]}"
     return list(groups.values())
 
 
@@ -119,6 +136,6 @@ def warmup_cosine(optimizer: torch.optim.Optimizer, warmup_steps: int, total_ste
 
 def optimizer_and_schedule(model: nn.Module, settings: OptimizerSettings, total_steps: int) -> dict[str, Any]:
     """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, settings))
+    optimizer = torch.optim.AdamW(parameter_groups(model, parameter_rates(model, settings)))
     schedule = warmup_cosine(optimizer, settings.warmup_steps, total_steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

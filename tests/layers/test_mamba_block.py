@@ -173,3 +173,46 @@ def test_compiles_as_one_graph():
     torch._dynamo.reset()
     block, x = build("s6"), sequences()
     torch.testing.assert_close(torch.compile(block, backend="aot_eager", fullgraph=True)(x), block(x))
+
+
+def test_what_a_wrapper_or_a_compiled_layer_takes_is_not_refused():
+    class Wrapped(torch.nn.Module):
+        def __init__(self, d_model: int) -> None:
+            super().__init__()
+            self.inner = S6(d_model)
+
+        def forward(self, x, lengths=None, **given):
+            return self.inner(x, lengths, **given)
+
+    x = sequences().float()
+    assert len(MambaBlock(D, Wrapped)(x, return_last_state=True)) == 2
+    block = MambaBlock(D, S6)
+    block.layer = torch.compile(block.layer, backend="eager")
+    y, (taps, state) = block(x, return_last_state=True)
+    assert y.shape == x.shape and state.shape == (2, 8, 16)
+
+
+def test_chunks_of_one_with_lengths_resets_and_a_state():
+    block, x, lengths = build("b2s6"), sequences(B=3, L=6), torch.tensor([6, 3, 1])
+    before = tuple(torch.randn_like(part) for part in block.initial_state(3))
+    reset = torch.zeros(3, 6, dtype=torch.bool)
+    reset[0, 3] = reset[1, 1] = reset[1, 5] = True
+    whole, last = block(x, lengths, reset=reset, initial_state=before, return_last_state=True)
+    state, outputs = before, []
+    for t in range(6):
+        real = (lengths > t).long()
+        y, state = block(x[:, t : t + 1], real, reset=reset[:, t : t + 1], initial_state=state, return_last_state=True)
+        outputs.append(y)
+    assert_same(torch.cat(outputs, 1), whole)
+    for ours, theirs in zip(state, last, strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize(("expand", "d_model"), [(2.3, 100), (2.2, 25), (1.1, 50), (0.5, 8)])
+def test_fractions_that_floats_only_nearly_hold(expand, d_model):
+    assert MambaBlock(d_model, Smooth, expand=expand).out_proj.in_features == round(expand * d_model)
+
+
+def test_no_number_is_no_expansion():
+    with pytest.raises(ValueError, match="expand nan"):
+        MambaBlock(4, S6, expand=float("nan"))

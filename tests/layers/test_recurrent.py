@@ -12,7 +12,7 @@ D = 3
 
 
 class Leaky(RecurrentLayer):
-    """x_t = λ x_{t-1} + b · u_t, complex λ of modulus below 1; y = Re x + u."""
+    """x_t = λ x_{t-1} + b · u_t + bias, complex λ of modulus below 1; y = Re x + u."""
 
     def __init__(self, d_model: int, bidirectional: bool = False) -> None:
         super().__init__()
@@ -20,11 +20,12 @@ class Leaky(RecurrentLayer):
         self.radius = nn.Parameter(torch.linspace(0.5, 0.95, d_model))
         self.phase = nn.Parameter(torch.linspace(0.1, 2, d_model))
         self.b = nn.Parameter(torch.randn(d_model))
+        self.bias = nn.Parameter(torch.randn(d_model))  # input 0 does not leave the state at 0
         if bidirectional:
             self.reverse = Leaky(d_model)
 
     def scan(self, x, valid=None, reset=None, initial_state=None, return_last_state=False):
-        a, b = torch.polar(self.radius, self.phase), (x * self.b).transpose(1, 2)
+        a, b = torch.polar(self.radius, self.phase), (x * self.b + self.bias).transpose(1, 2)
         if valid is not None:
             valid = valid.transpose(1, 2)
             a, b = torch.where(valid, a[:, None], 1), b.masked_fill(~valid, 0)
@@ -44,7 +45,7 @@ def naive(layer, x, state=None):
     a = torch.polar(layer.radius, layer.phase)
     state, outputs = torch.zeros(len(x), D, dtype=a.dtype) if state is None else state, []
     for t in range(x.shape[1]):
-        state = a * state + layer.b * x[:, t]
+        state = a * state + layer.b * x[:, t] + layer.bias
         outputs.append(state.real + x[:, t])
     return torch.stack(outputs, 1), state
 

@@ -1,11 +1,16 @@
 """Specifications within specifications: plain dicts that build what they say."""
 
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec
-from lra_ssm.models import Classifier, LastPooling
+from lra_ssm.layers import B2S6, S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec
+from lra_ssm.models import Classifier, LastPooling, NLIHead
+from lra_ssm.tasks import Classification
 
 
 class Takes(nn.Module):
@@ -52,5 +57,92 @@ def test_parts_reach_a_network_of_ones_own_as_it_takes_them():
     ],
 )
 def test_specifications_that_mean_nothing(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+class Defaults(nn.Module):
+    """A layer whose width has a default."""
+
+    def __init__(self, d_model: int = 64, width: int = 3) -> None:
+        super().__init__()
+        self.linear, self.width = nn.Linear(d_model, d_model), width
+
+    def forward(self, x, lengths=None):
+        return self.linear(x)
+
+
+class DefaultHead(nn.Linear):
+    def __init__(self, d_model: int = 64, num_classes: int = 10, scale: float = 1.0) -> None:
+        super().__init__(d_model, num_classes)
+
+
+@pytest.mark.parametrize("layer", [Defaults, LayerSpec(Defaults, width=5)])
+def test_what_the_builder_gives_may_have_defaults(layer):
+    spec = NetworkSpec(Classifier, layer=layer, num_classes=3, vocab_size=5, d_model=4, n_layers=1, head=DefaultHead)
+    arguments = spec.as_dict()["init_args"]
+    assert arguments["layer"]["init_args"] == {"width": 3 if layer is Defaults else 5}
+    assert arguments["head"]["init_args"] == {"scale": 1.0}
+    task = Classification(spec)
+    again = Classification(**task.hparams)
+    assert again.network.backbone.blocks[0].layer.linear.weight.shape == (4, 4)
+    assert again.network.head.weight.shape == (3, 4) and again.hparams == task.hparams
+
+
+class Many(nn.Module):
+    """A network with every way to take parts."""
+
+    def __init__(
+        self,
+        layers: "list[Callable[[int], nn.Module]]",
+        body: "nn.Module | None" = None,
+        act: type[nn.Module] = nn.GELU,
+        spare: "Callable[[int], nn.Module] | None" = None,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(4) for layer in layers)
+        self.body, self.act, self.spare = body, act(), spare
+
+
+def test_parts_in_lists_options_and_annotations_that_are_text():
+    spec = NetworkSpec(
+        Many, layers=[LayerSpec(S4D, d_state=8), S4D], spare=S4D,
+        body={"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 5}},
+    )  # fmt: skip
+    for one in (spec, NetworkSpec.of(spec.as_dict())):
+        network = one()
+        assert [layer.A_log.shape[1] for layer in network.layers] == [4, 32]
+        assert isinstance(network.body, nn.Linear) and isinstance(network.act, nn.GELU)
+        assert network.spare(3).A_log.shape[0] == 3
+    assert NetworkSpec.of(spec.as_dict()).as_dict() == spec.as_dict()
+    assert spec.as_dict()["init_args"]["layers"][0]["init_args"]["d_state"] == 8
+
+
+def test_specifications_are_equal_by_what_they_say():
+    assert LayerSpec(S4D, d_state=8) == LayerSpec("lra_ssm.layers.S4D", d_state=8) != LayerSpec(S4D)
+
+
+class Outer:
+    class Inner(Defaults):
+        pass
+
+
+def test_a_nested_class_is_found_again():
+    stored = LayerSpec(Outer.Inner).as_dict()
+    assert stored["class_path"].endswith("test_spec.Outer.Inner") and LayerSpec.of(stored).cls is Outer.Inner
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Classifier(S4D(8), 3, vocab_size=5), "a layer is built by its model, .* give the class, not a S4D"),
+        (lambda: LayerSpec(partial(S4D, d_state=8)), "not a functools.partial"),
+        (lambda: BlockSpec(B2S6), "is no block: it must be a class or function that takes d_model and layer"),
+        (lambda: LayerSpec(lambda d_model: nn.Identity()).as_dict(), "cannot be imported again: define it at the top"),
+        (lambda: LayerSpec(S4D, d_state=np.int64(8)).as_dict(), "S4D, argument d_state is a int64; plain values"),
+        (lambda: Classifier(S4D, 3, vocab_size=5, head=NLIHead), r"Classifier has 1 vector\(s\) .*, NLIHead takes 2"),
+    ],
+)
+def test_what_cannot_be_built_or_stored_is_said_at_once(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -14,6 +14,10 @@ def model(layer, **settings):
     return Classifier(LayerSpec(layer, **settings), 3, vocab_size=5, d_model=4, n_layers=1)
 
 
+def groups_of(built, settings):
+    return parameter_groups(built, parameter_rates(built, settings))
+
+
 OUTSIDE = {
     "backbone.embedding.weight": "base",
     "backbone.blocks.0.norm.norm.weight": "no_decay",
@@ -62,7 +66,7 @@ def test_every_role_has_its_rate_and_decay():
     expected = {"base": (0.01, 0.05), "no_decay": (0.01, 0), "recurrent": (0.002, 0.01), "delta": (0.003, 0.02)}
     roles = parameter_roles(built)
     assert parameter_rates(built, settings) == {name: pytest.approx(expected[role]) for name, role in roles.items()}
-    groups = parameter_groups(built, settings)
+    groups = groups_of(built, settings)
     assert {g["name"]: (g["lr"], g["weight_decay"]) for g in groups} == {
         name: pytest.approx(pair) for name, pair in expected.items()
     }
@@ -72,15 +76,56 @@ def test_every_role_has_its_rate_and_decay():
 
 def test_parameters_with_the_same_rate_and_decay_share_a_group():
     built = model(B2S6, num_blocks=2, d_state=4)
-    groups = parameter_groups(built, OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0))
+    groups = groups_of(built, OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0))
     assert [g["name"] for g in groups] == ["base, no_decay", "recurrent, delta"]
     assert sum(len(g["params"]) for g in groups) == len(list(built.parameters()))
+
+
+def test_rates_may_be_refined_by_parameter():
+    """As width scaling does: a rate of its own for some parameters makes a group of its own."""
+    built = model(S4D, d_state=4)
+    rates = parameter_rates(built, OptimizerSettings(lr=0.01))
+    name = "backbone.blocks.0.glu.weight"
+    groups = parameter_groups(built, {**rates, name: rates[name]._replace(lr=0.005)})
+    (own,) = (g for g in groups if g["lr"] == 0.005)
+    assert [p.shape for p in own["params"]] == [(8, 4)] and own["weight_decay"] == 0.05
+    assert sum(len(g["params"]) for g in groups) == len(list(built.parameters()))
+
+
+def test_shared_and_frozen_parameters_keep_their_roles():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.other.weight = self.one.weight
+            bias = self.one.bias
+            del self.one.bias
+            self.one.register_buffer("bias", bias.detach())
+
+        def optim_roles(self):
+            return {"other.weight": "recurrent", "one.bias": "delta", "other.bias": "no_decay"}
+
+    assert parameter_roles(Pair()) == {"one.weight": "recurrent", "other.bias": "no_decay"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": None}, "lr is None"),
+        ({"lr": "0.1"}, "lr is 0.1; it must be a number"),
+        ({"warmup_steps": 2.5}, "warmup_steps is 2.5; it must be a whole number"),
+        ({"weight_decy": 0.1}, "'weight_decy' is no optimizer setting; did you mean 'weight_decay'"),
+    ],
+)
+def test_optimizer_settings_that_mean_nothing(settings, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerSettings.of(settings)
 
 
 def test_factor_zero_freezes_delta():
     torch.manual_seed(0)
     built = model(B2S6, num_blocks=2, d_state=4)
-    optimizer = torch.optim.AdamW(parameter_groups(built, OptimizerSettings(delta_lr_factor=0)))
+    optimizer = torch.optim.AdamW(groups_of(built, OptimizerSettings(delta_lr_factor=0)))
     before = {name: p.detach().clone() for name, p in built.named_parameters()}
     built(torch.randint(0, 5, (2, 6))).square().sum().backward()
     optimizer.step()
@@ -126,7 +171,7 @@ def test_roles_that_mean_nothing_are_errors():
 
 
 def test_the_table_has_one_row_per_group():
-    lines = format_groups(parameter_groups(model(S4D), OptimizerSettings())).splitlines()
+    lines = format_groups(groups_of(model(S4D), OptimizerSettings())).splitlines()
     assert [line.split()[0] for line in lines] == ["group", "base", "no_decay", "recurrent"]
     assert len({len(line) for line in lines}) == 1  # it lines up
 
