@@ -12,7 +12,39 @@ BAD = {
         ["--model.netwrk=x"],
         "lra_ssm.tasks.Classification takes no key 'netwrk'; did you mean 'network'",
     ),
-    "unknown optimizer key": (["--model.optimizer.lrr=5"], "model.optimizer takes no key 'lrr'; did you mean 'lr'"),
+    "unknown optimizer key": (
+        ["--model.optimizer.lrr=5"],
+        "model.optimizer: OptimizerSettings takes no key 'lrr'; did you mean 'lr'",
+    ),
+    "unknown group of settings": (
+        ["--model.optimzer.lr=5"],
+        "model: lra_ssm.tasks.Classification takes no key 'optimzer'; did you mean 'optimizer'",
+    ),
+    "unknown group of a network": (
+        ["--model.network.poolin.x=3"],
+        "model.network: lra_ssm.models.Classifier takes no key 'poolin'; did you mean 'pooling'",
+    ),
+    "unknown group of a layer": (
+        ["--model.network.layer.foo.bar=3"],
+        "model.network.layer: lra_ssm.layers.B2S6 takes no key 'foo'; it takes num_blocks, d_state",
+    ),
+    "unknown group of data": (
+        ["--data.batch.x=3"],
+        "data: lra_ssm.datamodules.ListOps takes no key 'batch'; did you mean 'batch_size'",
+    ),
+    "a key of what takes none": (["--model.network.pooling.foo=3"], "takes no key 'foo'; it takes none"),
+    "a key of null": (["--model.network.head.foo=3"], "model.network.head: is null here: give its class"),
+    "no settings": (["--model.optimizer=null"], "model.optimizer is null; give its settings, or leave it out"),
+    "no layer": (["--model.network.layer=null"], "model.network: lra_ssm.models.Classifier needs layer"),
+    "a block as layer": (
+        ["--model.network.layer=lra_ssm.layers.S4Block"],
+        "model.network.layer: lra_ssm.layers.S4Block needs layer",
+    ),
+    "a layer as block": (["--model.network.block=lra_ssm.layers.B2S6"], "is no block: it must be a class or function"),
+    "a head of another network": (
+        ["--model.network.head=lra_ssm.models.NLIHead"],
+        "Classifier has 1 vector(s) per example, NLIHead takes 2",
+    ),
     "unknown network key": (
         ["--model.network.d_modle=5"],
         "lra_ssm.models.Classifier takes no key 'd_modle'; did you mean 'd_model'",

@@ -3,11 +3,14 @@
 import csv
 import json
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
@@ -111,9 +114,15 @@ def test_what_decides_the_result_decides_the_run(tmp_path):
 
     same = of()
     assert of({"enable_progress_bar": True, "logger": False}) == same
-    others = [of(seed=2), of(lr=0.02), of({"max_epochs": 3}), of({"callbacks": [Stop(3)]}), of(settings={"a": 1})]
-    assert len({same, *others}) == 6
-    assert of({"callbacks": [Stop(3)]}) == others[3]  # a callback is told by its class, not by where it lies in memory
+    callbacks = [[Stop(3)], [Stop(4)], [EarlyStopping("val/loss", patience=1)], [EarlyStopping("val/loss", patience=2)]]
+    others = [of(seed=2), of(lr=0.02), of({"max_epochs": 3}), *(of({"callbacks": c}) for c in callbacks)]
+    values = [1, np.float32(0.1), np.float32(0.2), Path("a"), Path("b"), {1, 2}, sum, max, {"b": 1}]
+    others += [of(settings={"a": value}) for value in values]
+    assert len({same, *others}) == 1 + len(others)
+    assert of({"callbacks": [Stop(3)]}) == others[3]  # not by where it lies in memory
+    assert of({"max_steps": -1, "strategy": "auto"}) == same  # the Trainer's own defaults
+    with pytest.raises(InputError, match=r"settings.a is a Tensor: give it as plain values"):
+        of(settings={"a": torch.zeros(2)})
     elsewhere, data = parts(tmp_path)
     data.root = tmp_path / "elsewhere"
     assert Run.of(elsewhere, data, trainer={**QUIET, "max_epochs": 2}).path.name == same
@@ -128,6 +137,57 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
         Run.of(LightningModule(), LightningDataModule(), trainer={})
     with pytest.raises(InputError, match="checkpoint.every_n_steps is 0"):
         CheckpointSettings(every_n_steps=0)
+
+
+class Own(LightningDataModule):
+    def __init__(self, scale=1):
+        super().__init__()
+
+
+def test_data_that_says_nothing_of_itself_is_refused_or_told_by_settings(tmp_path):
+    task, _ = parts(tmp_path)
+    with pytest.raises(InputError, match="Own takes arguments and keeps none, .* call save_hyperparameters"):
+        Run.of(task, Own(2), trainer={"max_epochs": 1})
+    one, two = (Run.of(task, Own(s), trainer={"max_epochs": 1}, settings={"scale": s}).path.name for s in (1, 2))
+    assert one != two
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"max_epochs": -1, "max_time": "00:01:00:00"}, "give trainer.max_epochs or trainer.max_steps"),
+        ({"fast_dev_run": True}, "fast_dev_run leaves nothing"),
+    ],
+)
+def test_trainers_that_make_no_run(trainer, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        Run.of(*parts(tmp_path), trainer=trainer)
+
+
+def test_the_same_run_goes_on_after_a_failure_and_takes_no_other_parts(tmp_path):
+    task, data = parts(tmp_path / "data")
+    stop = Stop(7)
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2, "callbacks": [stop]}, checkpoints=CheckpointSettings(2))
+    with pytest.raises(InputError, match="this Trainer keeps nothing in the run"):
+        run.fit(Trainer(**QUIET, max_epochs=2, logger=False), task, data)
+    with pytest.raises(InputError, match="is a run of another Classification"):
+        run.fit(Trainer(**run.trainer_arguments()), parts(tmp_path / "data", lr=0.3)[0], data)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(RuntimeError, match="stopped here"):
+        run.fit(Trainer(**run.trainer_arguments()), task, data)
+    stop.at = None
+    task, _ = parts(tmp_path / "data")
+    metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
+    assert json.loads((run.path / "run.json").read_text())["status"] == "finished" and "best val/accuracy" in metrics
+    assert len(json.loads((run.path / "run.json").read_text())["starts"]) == 2
+
+
+def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):
+    task, data = parts(tmp_path / "data")
+    own = ModelCheckpoint(dirpath=tmp_path / "own", monitor="val/loss")
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": [own]})
+    metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
+    assert "best val/accuracy" in metrics and list((tmp_path / "own").glob("*.ckpt")) and run.best.is_file()
 
 
 def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(tmp_path):

@@ -3,13 +3,12 @@
 import difflib
 import inspect
 import re
-from importlib import import_module
 from typing import Any, NoReturn
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.layers.spec import annotations, import_object
 
 
 class RunParser(LightningArgumentParser):
@@ -28,34 +27,25 @@ class RunParser(LightningArgumentParser):
         raise InputError(one_line(message, _options(self))) from ex
 
 
-def without_trainer_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """So that an argument which a new Lightning brings does not make every run another one."""
-    defaults = {name: p.default for name, p in inspect.signature(Trainer).parameters.items()}
-    given = {key: value for key, value in config["trainer"].items() if value != defaults[key]}
-    return {**config, "trainer": given}
-
-
 def one_line(message: str, options: list[str]) -> str:
     """The cause among jsonargparse's lines. `options`: every dotted option the command takes."""
-    if found := re.search(r"unrecognized arguments: (.+)", message):
-        name = found[1].split()[0].split("=")[0].lstrip("-")
-        if owners := re.findall(r"given class_path '([^']+)'", message[: found.start()]):
-            *group, name = name.split(".")
-            where, valid = ".".join(["model", *group]), _settings(owners[-1], group)
-            return f"{where} " + _unknown(f"takes no key {name!r}", name, valid, verb="")
-        return _unknown(f"option --{name}", name, options)
-    if found := re.search(r"does not accept (?:option|nested key) '([^']+)'", message):
-        return _unknown(f"key {found[1]!r}", found[1], options)
     keys = ".".join(re.findall(r'Parser key "([^"]+)"', message))
     at = f"{keys}: " if keys else ""
+    if found := re.search(r"unrecognized arguments: (\S+)", message):
+        name = found[1].split("=")[0].lstrip("-").rstrip(".")
+        owner = _owner(message, found)
+        return _unknown_below(keys, owner, name) if owner else _unknown(f"option --{name}", name, options)
+    if found := re.search(r"does not accept (?:option|nested key) '([^']+)'", message):
+        return _unknown(f"key {found[1]!r}", found[1], options)
     if found := re.search(r"Option '([^']+)' is not accepted", message):
-        name = found[1]
-        owner = re.search(r"class_path='([^']+)'", message[found.end() :].split("\n")[0])
-        before = re.findall(r"given class_path '([^']+)'", message[: found.start()])
-        class_path = owner[1] if owner else before[-1] if before else None
-        return at + _unknown(f"{class_path or 'this'} takes no key {name!r}", name, _arguments(class_path), verb="")
+        owner = _owner(message, found)
+        if owner == "torch.nn.Module":  # what stands for null
+            return f"{at}is null here: give its class before its arguments"
+        return at + _unknown(f"{owner or 'this'} takes no key {found[1]!r}", found[1], _arguments(owner), verb="")
+    if found := re.search(r"the following arguments are required: ([\w, ]+)", message):
+        owner = _owner(message, found)
+        return f"{at}{owner} needs {found[1]}" if owner else at + found[0]
     for pattern in (
-        r"the following arguments are required: .+",
         r"Expected an? (?!<class 'NoneType)[^\n]+?\. Got value: [^\n]*?(?=\. Got value:|\n|$)",
         r"(?<=or a callable class: )(?!Parser key)[^\n]+?(?=\. Got value:|\n|$)",
         r"module '[^']+' has no attribute '[^']+'",
@@ -74,30 +64,41 @@ def _plain(text: str) -> str:
     return squeeze(re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).replace("typing.Literal", "value of "))
 
 
+def _owner(message: str, found: re.Match[str]) -> str | None:
+    """The class that was given what the match complains of: named behind it on its line, or before it."""
+    behind = re.search(r"class_path='([^']+)'", message[found.end() :].split("\n")[0])
+    before = re.findall(r"given class_path '([^']+)'", message[: found.start()])
+    return behind[1] if behind else before[-1] if before else None
+
+
+def _unknown_below(keys: str, class_path: str, name: str) -> str:
+    """Which part of a dotted name is no argument: of the class, or of a group of settings among its arguments."""
+    owner, where = import_object(class_path), class_path
+    for part in name.split("."):
+        if not callable(owner):
+            break
+        parameters = inspect.signature(owner).parameters
+        if part not in parameters:
+            break
+        keys, owner = f"{keys}.{part}", annotations(owner).get(part)
+        where = getattr(owner, "__name__", "it")
+    valid = [p for p in (parameters if parameters else ()) if p != "d_model"]
+    return f"{keys}: " + _unknown(f"{where} takes no key {part!r}", part, valid, verb="")
+
+
 def _unknown(what: str, name: str, valid: list[str], verb: str = "unknown ") -> str:
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     if not near and "." in name:
         near = difflib.get_close_matches(name.split(".")[-1], [v for v in valid if "." not in v], n=1)
-    return f"{verb}{what}" + (
-        f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(valid)}" if len(valid) < 25 else ""
-    )
+    takes = f"; it takes {', '.join(valid) or 'none'}" if len(valid) < 25 else ""
+    return f"{verb}{what}" + (f"; did you mean {near[0]!r}?" if near else takes)
 
 
 def _arguments(class_path: str | None) -> list[str]:
     if class_path is None:
         return []
-    module, _, name = class_path.rpartition(".")
-    names = list(inspect.signature(getattr(import_module(module), name)).parameters)
+    names = list(inspect.signature(import_object(class_path)).parameters)
     return [n for n in names if n != "d_model"] if names[:1] == ["d_model"] else names
-
-
-def _settings(class_path: str, group: list[str]) -> list[str]:
-    """The fields of a group of settings among the arguments of a class: of its `optimizer`, say."""
-    module, _, name = class_path.rpartition(".")
-    found: Any = getattr(import_module(module), name)
-    for part in group:
-        found = inspect.signature(found).parameters[part].annotation
-    return list(inspect.signature(found).parameters)
 
 
 def _options(parser: Any) -> list[str]:

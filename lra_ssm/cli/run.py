@@ -6,6 +6,7 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 
 import json
 import warnings
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,28 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from lra_ssm.callbacks import AtomicCheckpointIO, WritePredictions, fit_callbacks
 from lra_ssm.cli.output import place_loggers, quiet
-from lra_ssm.cli.parser import RunParser, cause, without_trainer_defaults
+from lra_ssm.cli.parser import RunParser, cause
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, wants_specification
-from lra_ssm.runs.checks import check_checkpoint, check_data, check_shapes, check_vocabulary, existing, load_checkpoint
+from lra_ssm.runs.checks import (
+    check_checkpoint,
+    check_data,
+    check_end,
+    check_shapes,
+    check_vocabulary,
+    existing,
+    load_checkpoint,
+)
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.identity import run_identity
+from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
 from lra_ssm.runs.run import CheckpointSettings, Run, chosen_loggers, show_metrics
 
+# Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
+_NEUTRAL = (
+    "config", "runs_dir", "experiment", "fresh", "strict_resume", "weights_only", "verbose", "return_predictions",
+)  # fmt: skip
 # Of the command, not of the run that it starts.
 _OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume")
 
@@ -122,13 +135,11 @@ class RunCLI(LightningCLI):
             raise InputError(
                 f"--fresh, --init_from and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
             )
-        trainer = config.trainer
-        endless = trainer.max_epochs == -1 or (trainer.max_epochs is None and trainer.max_time is not None)
-        if self.subcommand == "fit" and endless and trainer.max_steps == -1:
-            raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
+        if self.subcommand == "fit":
+            check_end(config.trainer)
         dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         self.resolved = json.loads(dumped)[self.subcommand]
-        run_id = run_identity(without_trainer_defaults(self.resolved))
+        run_id = run_identity(self.resolved, self._neutral())
         if self.subcommand != "fit":
             self._find_trained_run(run_id)
         elif not config.trainer.fast_dev_run:  # which leaves nothing
@@ -137,10 +148,18 @@ class RunCLI(LightningCLI):
         if directory := self.run or self.scored:
             place_loggers(config.trainer.logger, directory.path, config.experiment)
 
+    def _neutral(self) -> dict[str, Any]:
+        """What cannot change a result, by section of the configuration."""
+        data = self._config.data  # None where a user's model loads its own
+        own = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
+        return {"": _NEUTRAL, "checkpoint": CheckpointSettings.neutral, "data": own}
+
     def _freeze_specifications(self) -> None:
         """What the model takes as a specification reaches it as one, not as jsonargparse's anonymous function."""
         settings, class_path = self._config.model.get("init_args", {}), self._config.model.class_path
         for name, hint in annotations(import_object(class_path)).items():
+            if is_dataclass(hint) and name in settings and settings[name] is None:
+                raise InputError(f"model.{name} is null; give its settings, or leave it out for its defaults")
             if wants_specification(hint) and settings.get(name) is not None:
                 settings[name] = _specified(settings[name])
 

@@ -46,6 +46,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     vocab_size: int | None = None  # None also where it is known only once the data is prepared
     d_input: int | None = None  # features per position; None for tokens
     per_example: int = 1  # sequences per example: 2 for pairs
+    neutral_settings = ("root", "eval_batch_size", "num_workers", "pin_memory")  # cannot change what a run learns
     inputs: str = "s4"  # what batches hold, by the code that introduced it: s4, s5, or lra for the original benchmark
 
     def __init__(

@@ -107,6 +107,14 @@ def check_vocabulary(task: Any, data: Any) -> None:
         )
 
 
+def check_end(trainer: Any) -> None:
+    """The schedule spans the run, so its arguments say where it ends. Raises InputError."""
+    max_epochs, max_steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+    endless = max_epochs == -1 or (max_epochs is None and trainer.get("max_time") is not None)
+    if endless and max_steps == -1:
+        raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
+
+
 def _network_settings(task: Any) -> dict[str, Any]:
     """The arguments of the task's network, where it keeps them; of a module of a user's own nothing is known."""
     network = task.hparams.get("network")

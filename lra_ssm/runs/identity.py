@@ -1,52 +1,116 @@
-"""Which run a configuration is: a hash of everything that decides its result."""
+"""Which run a configuration is: a hash of everything that decides its result.
+
+What cannot change a result is said beside the settings that it concerns: a data module's `neutral_settings`,
+`CheckpointSettings.neutral`, the options of the commands in cli/run.py; of Lightning's Trainer, which cannot say it,
+here.
+"""
 
 import copy
 import hashlib
+import inspect
 import json
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
-# What cannot change a result, by dotted path below the configuration; `init_args` left out.
-NEUTRAL = (
-    "runs_dir",
-    "experiment",
-    "fresh",
-    "strict_resume",
-    "weights_only",
-    "verbose",
-    "return_predictions",
-    "checkpoint.every_n_steps",
-    "data.root",
-    "data.eval_batch_size",
-    "data.num_workers",
-    "data.pin_memory",
-    "trainer.accelerator",
-    "trainer.default_root_dir",
-    "trainer.devices",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.limit_predict_batches",
-    "trainer.limit_test_batches",
-    "trainer.log_every_n_steps",
-    "trainer.max_time",
-    "trainer.logger",
-    "trainer.num_nodes",
-    "trainer.profiler",
-    "trainer.strategy",
+from lra_ssm.errors import InputError
+
+TRAINER_NEUTRAL = (
+    "accelerator",
+    "default_root_dir",
+    "devices",
+    "enable_model_summary",
+    "enable_progress_bar",
+    "limit_predict_batches",
+    "limit_test_batches",
+    "log_every_n_steps",
+    "max_time",
+    "logger",
+    "num_nodes",
+    "profiler",
+    "strategy",
 )
+# Of a data module that has no `neutral_settings`: what is called so everywhere.
+DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 
 
-def run_identity(config: dict[str, Any]) -> str:
-    """Ten hexadecimal digits of the resolved configuration, seed included, without what cannot change the result."""
+def run_identity(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> str:
+    """Ten hexadecimal digits of the resolved configuration, seed included, without what cannot change the result.
+
+    config: plain values. neutral: names that do not count, by section; "" is the top level. Defaults of the Trainer do
+    not count either: an argument that a new Lightning brings does not make every run another one.
+    """
     config = copy.deepcopy(config)
-    config.pop("config", None)
     if config.get("ckpt_path") in (None, "last", "best"):
         config.pop("ckpt_path", None)
-    for path in NEUTRAL:
-        node: Any = config
-        *parents, leaf = path.split(".")
-        for parent in parents:
-            node = node.get(parent) or {}
-            node = node.get("init_args", node) if "class_path" in node else node
-        node.pop(leaf, None)
-    text = json.dumps(config, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    config["trainer"] = without_trainer_defaults(config["trainer"])
+    for section, names in {**neutral, "trainer": TRAINER_NEUTRAL}.items():
+        node: Any = (config.get(section) or {}) if section else config
+        node = node.get("init_args", node) if "class_path" in node else node
+        for name in names:
+            node.pop(name, None)
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def without_trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A Trainer's arguments without those that are its defaults."""
+    from lightning.pytorch import Trainer
+
+    defaults = {name: p.default for name, p in inspect.signature(Trainer).parameters.items()}
+    return {key: value for key, value in given.items() if key not in defaults or value != defaults[key]}
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` as JSON has it, so that different values stay different.
+
+    Of an object (a callback, say) its class and those of its attributes that are plain. Raises InputError naming
+    `where` for what nothing can be told of.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, where) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item, where) for item in value), key=repr)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    if not hasattr(value, "__dict__") or type(value).__module__.partition(".")[0] in ("torch", "numpy"):
+        raise InputError(f"{where} is a {type(value).__name__}: give it as plain values, a run is told by them")
+    attributes = {key: item for key, item in vars(value).items() if _is_plain(item)}
+    return {"class_path": class_path(value), "attributes": plain(attributes, where)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str, Path, Enum))
+
+
+def class_path(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def described(thing: Any, what: str, settings: Any) -> dict[str, Any]:
+    """A task or a data module, for a run's identity: what it says of itself, else its hyperparameters.
+
+    Raises InputError where it takes arguments and keeps none, and no settings are given that stand for them.
+    """
+    if hasattr(thing, "identity"):
+        return {"class_path": class_path(thing), "init_args": plain(thing.identity(), what)}
+    if not thing.hparams and inspect.signature(type(thing)).parameters and not settings:
+        raise InputError(
+            f"{type(thing).__name__} takes arguments and keeps none, so that runs with others could not be told apart:"
+            " call save_hyperparameters() in it, or give what decides the result as settings"
+        )
+    return {"class_path": class_path(thing), "init_args": plain(dict(thing.hparams), what)}

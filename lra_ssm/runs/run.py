@@ -1,22 +1,29 @@
 """A fit from its start to its end: what the Trainer gets, what is recorded, how it is resumed."""
 
 import inspect
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import AtomicCheckpointIO, CSVRunLogger, SaveBest, SaveLast, fit_callbacks
-from lra_ssm.errors import InputError
-from lra_ssm.runs.checks import check_checkpoint, check_data, check_same_data, check_vocabulary, load_checkpoint
+from lra_ssm.errors import InputError, squeeze
+from lra_ssm.runs.checks import (
+    check_checkpoint,
+    check_data,
+    check_end,
+    check_same_data,
+    check_vocabulary,
+    load_checkpoint,
+)
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.identity import run_identity
+from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, run_identity
 from lra_ssm.runs.provenance import code_version, environment
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
@@ -35,6 +42,8 @@ class CheckpointSettings:
     Raises:
         InputError: never saving.
     """
+
+    neutral: ClassVar = ("every_n_steps",)  # cannot change a result
 
     every_n_steps: int = 500
     monitor: str = "val/accuracy"
@@ -60,8 +69,8 @@ class Run(RunDirectory):
     @classmethod
     def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
         """See `RunDirectory.find`; in a process that Lightning started beside a run (DDP), that run."""
-        path = os.environ.get(_RUN_PATH)
-        return cls(Path(path)) if path else super().find(runs_dir, experiment, run_id, fresh)
+        path = _run_of_another_process()
+        return cls(path) if path else super().find(runs_dir, experiment, run_id, fresh)
 
     @classmethod
     def of(
@@ -79,24 +88,27 @@ class Run(RunDirectory):
 
         Its identity is made of the seed, the task's hyperparameters, the data's `identity()` or hyperparameters, the
         Trainer's arguments, and `settings`: whatever else decides the result.
-        Raises InputError where `lightning.seed_everything` was not called before.
+        Raises InputError where `lightning.seed_everything` was not called before, where something could not be told
+        apart from another of its kind, and for a Trainer without an end or with fast_dev_run, which leaves nothing.
         """
         seed = os.environ.get("PL_GLOBAL_SEED")
-        if seed is None:
+        if not seed:
             raise InputError("a run's identity has a seed: call lightning.seed_everything(…) before the task is built")
+        check_end(trainer)
+        if trainer.get("fast_dev_run"):
+            raise InputError("fast_dev_run leaves nothing: give it to a Trainer without a run")
         config = {
             "experiment": experiment,
             "seed_everything": int(seed),
-            "trainer": trainer,
-            "model": {"class_path": _class_path(task), "init_args": dict(task.hparams)},
-            "data": {"class_path": _class_path(data), "init_args": _identity_of(data)},
+            "trainer": plain(trainer, "trainer"),
+            "model": described(task, "the task", settings),
+            "data": described(data, "the data", settings),
             "checkpoint": asdict(checkpoints),
-            "settings": settings or {},
+            "settings": plain(settings or {}, "settings"),
         }
-        config = json.loads(json.dumps(config, default=_class_path))  # of a callback, say, its class
-        run = cls.find(runs_dir, experiment, run_identity(config), fresh)
+        neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": DATA_NEUTRAL}
+        run = cls.find(runs_dir, experiment, run_identity(config, neutral), fresh)
         run.config, run.given, run.seed, run.checkpoints = config, trainer, int(seed), checkpoints
-        run.checkpoint = run.last if run.last.is_file() else None
         return run
 
     # -- what the Trainer gets -------------------------------------------------------------------------------------
@@ -138,6 +150,15 @@ class Run(RunDirectory):
         if self.finished:
             print(f"{self.path} is finished (fresh=True trains it again)")
             return self.record.get("metrics", {})
+        settings = self.config["settings"]
+        for what, thing in {"model": task, "data": data}.items():
+            if described(thing, what, settings) != self.config[what]:
+                raise InputError(
+                    f"{self.path} is a run of another {type(thing).__name__}: Run.of was given other settings"
+                )
+        if not any(isinstance(c, SaveLast) and c.path == self.last for c in trainer.callbacks):  # type: ignore[attr-defined]
+            raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments()")
+        self.checkpoint = self.last if self.last.is_file() else None
         check_data(task, data)
         data.prepare_data()
         check_vocabulary(task, data)
@@ -149,8 +170,8 @@ class Run(RunDirectory):
             known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
             trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
             return self.end(trainer)
-        except InputError as error:
-            self.fail(str(error))
+        except (InputError, MisconfigurationException) as error:
+            self.fail(squeeze(str(error)))
             raise
         finally:
             self.close()
@@ -166,12 +187,12 @@ class Run(RunDirectory):
         manifest = data.manifest() if hasattr(data, "manifest") else None
         if self.checkpoint == self.last and manifest is not None:
             check_same_data(self.path, self.record.get("data") or {}, manifest)
-        if _RUN_PATH not in os.environ:
+        if _run_of_another_process() is None:
             self.lock()
             if self.finished or self.last.is_file() != (self.checkpoint == self.last):
                 self.close()
                 raise InputError(f"{self.path} was trained by another process just now; start again")
-            os.environ[_RUN_PATH] = str(self.path)
+            os.environ[_RUN_PATH] = f"{os.getpid()}:{self.path}"
         self.save_config(yaml.safe_dump(config, sort_keys=False))
         starts = [*self.record.get("starts", []), environment()]
         experiment = config["experiment"]
@@ -191,8 +212,8 @@ class Run(RunDirectory):
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
-        best = trainer.checkpoint_callback
-        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
+        best = next((c for c in trainer.callbacks if isinstance(c, SaveBest)), None)  # type: ignore[attr-defined]
+        if best is not None and best.best_model_score is not None:
             metrics[f"best {best.monitor}"] = float(best.best_model_score)
         timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         left = [timer.time_remaining() for timer in timers]
@@ -211,9 +232,16 @@ class Run(RunDirectory):
         """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
         if not self.held:
             return
-        if os.environ.pop(_RUN_PATH, None) and self.record.get("status") == "started":
+        os.environ.pop(_RUN_PATH, None)
+        if self.record.get("status") == "started":
             self.write_record(status="interrupted")
         self.release()
+
+
+def _run_of_another_process() -> Path | None:
+    """The run that another process began and that this one trains beside it (DDP)."""
+    process, _, path = os.environ.get(_RUN_PATH, "").partition(":")
+    return Path(path) if path and int(process) != os.getpid() else None
 
 
 def is_first_process() -> bool:
@@ -234,11 +262,3 @@ def show_metrics(metrics: dict[str, float]) -> None:
     """One line each, values under each other."""
     for name, value in metrics.items():
         print(f"  {name:<20} {value:.6g}")
-
-
-def _class_path(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def _identity_of(data: Any) -> dict[str, Any]:
-    return data.identity() if hasattr(data, "identity") else dict(data.hparams)
