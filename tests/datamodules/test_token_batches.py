@@ -212,7 +212,7 @@ def test_the_commands_show_what_has_no_labels(tmp_path: Path) -> None:
         assert data.provenance()["examples"] == {"train": 14, "val": 3, "test": 2}
     assert data.describe().endswith("2 classes at 14 scored positions; inputs as s4")
     table = succeed(["prepare", "--summary", f"--root={tmp_path}"], tmp_path).out.splitlines()
-    assert [line.split() for line in table[2::3]] == [
+    assert [line.split() for line in table[1::3]] == [
         ["documents", "made-up", "tokens", "train", "14", "70000", "3.9", "6"],
         ["marked", "made-up", "tokens", "train", "14", "2", "70000", "3.9", "6"],
     ]

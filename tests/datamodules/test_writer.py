@@ -181,3 +181,36 @@ def test_data_prepared_before_is_read(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"vocabulary": ["a"] * 257}))
     with pytest.raises(InputError, match=r"train_tokens.bin: has too few bits for a vocabulary of 257 tokens; delete"):
         open_prepared(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "message"),
+    [
+        ({"num_classes": 2}, ([1, 2], [2], [1.7]), "labels are float64; they must be whole numbers"),
+        ({"num_classes": 2}, ([1.5, 2], [2], [1]), "tokens are float64"),
+        ({"num_classes": 2}, ([1, 2], [4, -2], [1, 0]), "a sequence of length -2"),
+        ({"num_classes": 3, "targets": True}, ([1, 2], [2], None, [0.5, 1]), "targets are float64"),
+    ],
+)
+def test_nothing_is_rounded_or_wrapped_silently(tmp_path: Path, settings: Any, values: Any, message: str) -> None:
+    _, split = begin(tmp_path, vocab_size=5, **settings)
+    with pytest.raises(InputError, match=message):
+        split.extend(*values)
+    assert split.num_examples == 0
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="4294967296 classes of targets; they are stored as int32"):
+        begin(tmp_path, vocab_size=5, num_classes=1 << 32, targets=True)
+    writer, split = begin(tmp_path, vocab_size=5)
+    split.extend([], [0, 0])
+    with pytest.raises(InputError, match="split train has empty sequences alone"):
+        writer.finish({"kind": "test"})
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path: Path) -> None:
+    writer, split = begin(tmp_path, vocab_size=5)
+    split.extend([1, 2], [2])
+    opened, _ = finished(writer, tmp_path)
+    with pytest.raises(InputError, match="has no split test; it has train"):
+        opened.split("test")

@@ -126,7 +126,10 @@ class PreparedDataset:
     manifest: dict[str, Any]
 
     def split(self, name: str) -> SequenceSplit | ImageSplit:
-        entry = self.manifest["splits"][name]
+        splits = self.manifest["splits"]
+        if name not in splits:
+            raise InputError(f"{self.folder}: has no split {name}; it has {', '.join(splits)}")
+        entry = splits[name]
         if "images" in entry["arrays"]:
             return ImageSplit(self.folder, entry)
         return SequenceSplit(self.folder, entry, self.manifest.get("per_example", 1))

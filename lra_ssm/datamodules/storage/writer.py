@@ -59,6 +59,16 @@ class SplitWriter:
         self._arrays[key] = _ArrayFile(self._folder / f"{self.name}_{key}.bin", dtype, item)
         return self._arrays[key]
 
+    def _where(self) -> str:
+        return f"{self._folder.parent.name}: split {self.name}"
+
+    def _whole(self, values: npt.ArrayLike, what: str) -> IntArray:
+        """values as an array. Raises InputError unless they are whole numbers: nothing is rounded silently."""
+        found = np.asarray(values)
+        if found.size and found.dtype.kind not in "iub":
+            raise InputError(f"{self._where()}: {what} are {found.dtype}; they must be whole numbers")
+        return found if found.dtype.kind in "iu" else found.astype(np.int64)
+
     def _check_labels(self, labels: IntArray) -> None:
         """Raises InputError unless all are classes."""
         wrong = _first_outside(labels, len(self._class_counts))
@@ -68,8 +78,8 @@ class SplitWriter:
     def _refused(self, example: int, value: str, what: str, size: int) -> InputError:
         """The error for a value of the example of this number, from 0 among those that are being appended."""
         return InputError(
-            f"{self._folder.parent.name}: split {self.name}, example {self.num_examples + example}: {value} is no"
-            f" {what}: there are {size}, 0 to {size - 1}"
+            f"{self._where()}, example {self.num_examples + example}: {value} is no {what}:"
+            f" there are {size}, 0 to {size - 1}"
         )
 
     def _extend(self, lengths: IntArray, labels: IntArray | None, count: int) -> None:
@@ -86,7 +96,9 @@ class SplitWriter:
     def close(self) -> dict[str, Any]:
         """Finishes the files; returns the split's entry for the manifest."""
         if not self.num_examples:
-            raise InputError(f"{self._folder.parent.name}: split {self.name} has no examples")
+            raise InputError(f"{self._where()} has no examples")
+        if not self._longest:
+            raise InputError(f"{self._where()} has empty sequences alone")
         return {
             "examples": self.num_examples,
             **self._answers(),
@@ -141,24 +153,26 @@ class SequenceSplitWriter(SplitWriter):
         Raises:
             InputError: a token is not in the vocabulary, or a label or target is no class; names the example.
         """
-        lengths = np.asarray(lengths, dtype=np.int64)
+        lengths = self._whole(lengths, "lengths").astype(np.int64)
         assert (labels is None, targets is None) == (self._labels is None, self._targets is None)
         count = len(lengths) // self._per_example
         assert len(lengths) == count * self._per_example
         if not lengths.size:
             return
-        tokens = np.asarray(tokens)
-        assert tokens.shape == (lengths.sum(),) and (tokens.dtype.kind in "iu" or not tokens.size)
+        if lengths.min() < 0:
+            raise InputError(f"{self._where()}: a sequence of length {lengths.min()}")
+        tokens = self._whole(tokens, "tokens")
+        assert tokens.shape == (lengths.sum(),)
         ends = np.cumsum(lengths)
         wrong = _first_outside(tokens, self._vocab_size)
         if wrong is not None:
             raise self._refused(self._example(ends, wrong), f"token {tokens[wrong]}", "token", self._vocab_size)
         if labels is not None:
-            labels = np.asarray(labels, dtype=np.int64)
+            labels = self._whole(labels, "labels").astype(np.int64)
             assert labels.shape == (count,)
             self._check_labels(labels)
         if targets is not None:
-            targets = np.asarray(targets, dtype=np.int64)
+            targets = self._whole(targets, "targets").astype(np.int64)
             assert targets.shape == tokens.shape and self._targets is not None
             self._extend_targets(targets, ends)
         self._offsets.append(self._sum_of_lengths + ends)
@@ -193,7 +207,7 @@ class ImageSplitWriter(SplitWriter):
 
     def extend(self, images: npt.NDArray[np.uint8], labels: npt.ArrayLike) -> None:
         """Appends images (n, height, width, channels) with labels (n,)."""
-        labels = np.asarray(labels, dtype=np.int64)
+        labels = self._whole(labels, "labels").astype(np.int64)
         assert images.dtype == np.uint8 and images.shape == (len(labels), *self._shape)
         if not labels.size:
             return
@@ -245,6 +259,8 @@ class DatasetWriter:
         assert num_classes is not None or not targets
         has_labels = num_classes is not None and not targets
         assert has_labels or per_example == 1
+        if targets and (num_classes or 0) > 1 << 31:
+            raise InputError(f"{dataset}: {num_classes} classes of targets; they are stored as int32, 2^31 at most")
         self._folder, self._num_classes, self._targets, self._per_example = folder, num_classes, targets, per_example
         self._vocab_size = vocab_size if vocabulary is None else len(vocabulary)
         as_before = has_labels and vocab_size is None and (self._vocab_size or 0) <= 1 << 16
