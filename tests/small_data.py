@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from lra_ssm.datamodules.cifar10.reader import CLASS_NAMES
+from tests.datamodules.made_up_pairs import write_pairs
 
 GENERATED = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4", "--data.length_bounds=[3,12]",
              "--data.max_depth=3"]  # fmt: skip
@@ -17,7 +18,7 @@ def options(cls: str, folder: Path) -> list[str]:
     if cls == "ListOps":
         return GENERATED
     if cls == "Retrieval":
-        return ["--data.source=standin", "--data.limit=4", "--data.max_length=64"]
+        return [f"--data.source={write_pairs(folder / 'pairs', (8, 4, 4), median_length=40)}", "--data.max_length=64"]
     if cls == "Pathfinder":
         return ["--data.num_images=10", "--data.limit=4"]
     write = {"Text": write_imdb, "Image": write_cifar10, "SCIFAR": write_cifar10, "MNIST": write_mnist}[cls]

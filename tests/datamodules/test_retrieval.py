@@ -9,11 +9,11 @@ import pytest
 
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS, PairsFile
-from lra_ssm.datamodules.retrieval.standin import MARKER, write_standin
 from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared, sha256
 from lra_ssm.datamodules.storage.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
+from tests.datamodules.made_up_pairs import write_pairs
 
 # Quotes that open and are never closed, one of them over a line's end for whoever takes it for a csv's.
 ROWS = {
@@ -217,12 +217,6 @@ def test_one_class_and_files_sorted_by_class(tmp_path: Path, caplog: pytest.LogC
     assert record.getMessage().startswith(f"{path}: its first 120 pairs are of one class")
 
 
-def test_the_first_batches_of_a_standin_have_both_classes(tmp_path: Path) -> None:
-    data = prepared(tmp_path, source="standin", standin_counts=(60, 40, 40), standin_length=50)
-    whole = open_prepared(data.prepared_folder)
-    assert all(set(whole.split(name).labels[:10].tolist()) == {0, 1} for name in FILES)
-
-
 def test_missing_files(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with pytest.raises(
@@ -230,7 +224,7 @@ def test_missing_files(tmp_path: Path) -> None:
     ) as error:
         prepared(root)
     assert "\n" not in str(error.value) and not root.exists()
-    with pytest.raises(InputError, match="neither lra, standin nor an existing folder"):
+    with pytest.raises(InputError, match="neither lra nor an existing folder"):
         prepared(root, source=str(tmp_path / "absent"))
     (write_files(root / "tsv_data") / FILES["val"]).unlink()
     for attempt in (Retrieval(root=str(root)).prepare_data, Retrieval(root=str(root)).fetch):
@@ -242,7 +236,6 @@ def test_missing_files(tmp_path: Path) -> None:
 def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         prepared(write_files(tmp_path))
-        prepared(tmp_path, source="standin", standin_counts=(4, 2, 2), standin_length=50)
     (record,) = [record for record in caplog.records if "published" in record.getMessage()]
     assert "'train': 3, 'val': 1, 'test': 1" in record.getMessage() and "\n" not in record.getMessage()
 
@@ -254,10 +247,6 @@ def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.Log
         {"max_length": 1},
         {"min_freq": 0},
         {"limit": 0},
-        {"standin_counts": (1, 0, 1)},
-        {"standin_counts": (1, 1, 1)},
-        {"standin_seed": -1},
-        {"standin_length": 0},
         {"batch_size": 0},
     ],
 )
@@ -272,35 +261,9 @@ def test_constructor_is_fit_for_the_command_line() -> None:
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in list(parameters)[1:])
 
 
-# -- stand-ins -----------------------------------------------------------------------------------------------------
-
-
-def test_standins_have_the_published_layout(tmp_path: Path) -> None:
-    files = write_standin(tmp_path / "a", 400, 30, 21, seed=3, median_length=2000)
-    write_standin(tmp_path / "b", 400, 30, 21, seed=3, median_length=2000)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert sorted(contents(tmp_path / "a")) == sorted([MARKER, *FILES.values()])
-    write_standin(tmp_path / "c", 400, 30, 21, seed=4, median_length=2000)
-    assert contents(tmp_path / "a") != contents(tmp_path / "c")
-    lines = files["train"].read_text().splitlines()
-    rows = [line.split("\t") for line in lines]
-    assert len(rows) == 400 and all(len(row) == 5 for row in rows)
-    assert sorted({row[0] for row in rows}) == ["0.0", "1.0"] and sum(row[0] == "1.0" for row in rows) == 200
-    assert all(row[1].startswith("standin-") and row[2].startswith("standin-") for row in rows)
-    documents = [text for row in rows for text in row[3:]]
-    lengths = [len(text) for text in documents]
-    assert min(lengths) < 600 and max(lengths) > 8000 and 1800 < np.median(lengths) < 2200
-    assert any(text.count('"') % 2 for text in documents) and any(text.startswith('"') for text in documents)
-    assert any("中" in text for text in documents)
-    with pytest.raises(InputError, match="no stand-in; nothing is overwritten"):
-        write_standin(write_files(tmp_path / "real"), 4, 4, 4)
-    with pytest.raises(InputError, match="at least 1 pair each"):
-        write_standin(tmp_path / "none", 4, 0, 4)
-    assert not (tmp_path / "none").exists()
-
-
-def test_standins_can_be_learnt(tmp_path: Path) -> None:
-    data = prepared(tmp_path, source="standin", standin_counts=(600, 10, 200))
+def test_made_up_pairs_can_be_learnt(tmp_path: Path) -> None:
+    """What docs/data.md and other tests train on: the letters alone tell its topics apart."""
+    data = prepared(tmp_path, source=str(write_pairs(tmp_path / "pairs", (600, 10, 200))))
     prepared_data = open_prepared(data.prepared_folder)
 
     def similarity(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -313,24 +276,4 @@ def test_standins_can_be_learnt(tmp_path: Path) -> None:
     train, labels = similarity("train")
     threshold = max(np.unique(train), key=lambda value: ((train >= value) == labels).mean())
     test, labels = similarity("test")
-    assert ((test >= threshold) == labels).mean() > 0.9  # the letters alone tell topics apart
-
-
-def test_standins_never_pass_for_the_real_data(tmp_path: Path) -> None:
-    data = prepared(tmp_path, source="standin", standin_counts=(20, 4, 4), standin_length=100)
-    assert data.prepared_folder.name.startswith("standin-") and data.manifest()["source"]["kind"] == "standin"
-    source = data.manifest()["source"]
-    assert (source["num_train"], source["seed"], source["median_length"]) == (20, 0, 100)
-    assert source["files"]["train"]["file"] == FILES["train"]
-    assert all(path.suffix in (".bin", ".json") for path in data.prepared_folder.iterdir())
-    files = write_standin(tmp_path / "retrieval", 20, 4, 4, median_length=100)
-    for source in ("lra", str(tmp_path / "retrieval")):
-        found = prepared(tmp_path, source=source)
-        assert found.manifest()["source"]["kind"] == "standin" and arrays(found) == arrays(data)
-        assert found.manifest()["source"]["files"]["test"]["file"] == str(files["test"])
-    others = [{"standin_seed": 1}, {"standin_counts": (20, 4, 5)}, {"standin_length": 99}, {"max_length": 50}]
-    folders = {
-        Retrieval(root=str(tmp_path), **({"source": "standin", "standin_counts": (20, 4, 4)} | other)).prepared_folder  # type: ignore[arg-type]
-        for other in others
-    }
-    assert len(folders | {data.prepared_folder}) == 5
+    assert ((test >= threshold) == labels).mean() > 0.9

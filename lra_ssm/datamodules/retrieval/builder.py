@@ -1,7 +1,6 @@
-"""Builds prepared folders of AAN pairs, from files or made up. Needs neither torch nor lightning."""
+"""Builds prepared folders of AAN pairs. Needs neither torch nor lightning."""
 
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lra_ssm.datamodules.retrieval.reader import PUBLISHED_COUNTS, PairsFile
-from lra_ssm.datamodules.retrieval.standin import STANDIN_VERSION, write_standin
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, random_keys
 from lra_ssm.datamodules.storage.vocabulary import (
@@ -54,35 +52,6 @@ class RetrievalSettings(NamedTuple):
         return record | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
 
 
-class StandinSettings(NamedTuple):
-    """What a stand-in is made of; meanings as for `standin.write_standin`."""
-
-    num_train: int
-    num_eval: int
-    num_test: int
-    seed: int
-    median_length: int
-
-    def record(self) -> dict[str, Any]:
-        return {"standin_version": STANDIN_VERSION, **self._asdict()}
-
-
-def build_standin(folder: Path, standin: StandinSettings, settings: RetrievalSettings) -> None:
-    """Makes pairs up, and encodes them into an empty folder.
-
-    Raises:
-        InputError: settings that cannot be met.
-    """
-    # Twice: as files, and as what is prepared of them. Documents are 1.3 times as long as the median on average.
-    characters = int(2 * 1.3 * standin.median_length) * (standin.num_train + standin.num_eval + standin.num_test)
-    check_disk_space(folder, 2 * characters, "making up pairs of documents")
-    made_up = folder / "tsv_data"
-    counts = (standin.num_train, standin.num_eval, standin.num_test)
-    files = write_standin(made_up, *counts, seed=standin.seed, median_length=standin.median_length)
-    build(folder, files, settings, {"kind": "standin", **standin.record()})
-    shutil.rmtree(made_up)
-
-
 def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, source: Mapping[str, Any]) -> None:
     """Encodes files in LRA's layout into an empty folder, with a chunk of them in memory at a time.
 
@@ -92,7 +61,7 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
         folder: where to.
         files: by split.
         settings: how.
-        source: what the manifest says besides the settings and files; kind is "lra", "files" or "standin".
+        source: what the manifest says besides the settings and files; kind is "lra" or "files".
 
     Raises:
         InputError: a file is not as published, which names file and line; the training pairs are all of one class; or
@@ -137,11 +106,9 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
             _check_classes(reader, name)
     pairs = {name: reader.record["pairs"] for name, reader in readers.items()}
     published = pairs == PUBLISHED_COUNTS
-    if not published and source["kind"] != "standin":
+    if not published:
         log.warning("AAN files hold %s pairs; the published ones hold %s", pairs, PUBLISHED_COUNTS)
     records = {name: reader.record for name, reader in readers.items()}
-    if "standin_version" in source:  # the files will be gone
-        records = {name: record | {"file": files[name].name} for name, record in records.items()}
     writer.finish({**source, **settings.record(), "published_counts": published, "files": records})
 
 

@@ -17,12 +17,9 @@ from lra_ssm.datamodules.retrieval.builder import (
     NUM_CLASSES,
     READER_VERSION,
     RetrievalSettings,
-    StandinSettings,
     build,
-    build_standin,
 )
 from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS
-from lra_ssm.datamodules.retrieval.standin import is_standin
 from lra_ssm.datamodules.storage.vocabulary import INPUTS
 from lra_ssm.errors import InputError
 
@@ -31,12 +28,11 @@ class Retrieval(PreparedDataModule):
     """AAN pairs. Batches are `batches.Batch`: inputs (B, 2, L) int64, lengths (B, 2) int64, labels (B,) int64.
 
     Pairs keep the order of their files; one line warns of files that begin with a long run of one class. A fit never
-    downloads: `lra-ssm prepare retrieval` does. Made-up pairs (source "standin") it makes itself.
+    downloads: `lra-ssm prepare retrieval` does.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
-        source: "lra" for LRA's files below the root (layouts: data/README.md); a folder with them; or "standin" for
-            made-up documents in LRA's layout, which a small model can learn: no result on them is one on AAN.
+        source: "lra" for LRA's files below the root (layouts: data/README.md), or a folder with them.
         batch_size: pairs per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         inputs: "s4" for characters and `<eos>` as in the S4 code; "lra" for the bytes of the original LRA code. The
@@ -52,16 +48,13 @@ class Retrieval(PreparedDataModule):
             many; 1 does not.
         limit: at most this many pairs in each split, for trying out: a random choice, always the same, with as many of
             each class. None for all. The files are read whole all the same.
-        standin_counts: made-up training, validation and test pairs. Like the following two for source "standin" alone.
-        standin_seed: of the made-up pairs.
-        standin_length: median length of the made-up documents in characters; the longest have five times as many.
 
     Raises:
         InputError: settings that cannot be met.
     """
 
     dataset = DATASET
-    sources = ("lra", "standin")
+    sources = ("lra",)
     per_example = 2
     num_classes: int = NUM_CLASSES
 
@@ -79,47 +72,28 @@ class Retrieval(PreparedDataModule):
         pin_memory: bool | None = None,
         bucket_batches: int = 1,
         limit: int | None = None,
-        standin_counts: tuple[int, int, int] = (4000, 500, 500),
-        standin_seed: int = 0,
-        standin_length: int = 2000,
     ) -> None:
         loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
         super().__init__(root, source, *loading)
         self.inputs, self.max_length, self.min_freq, self.limit = inputs, max_length, min_freq, limit
-        self.standin_counts, self.standin_seed, self.standin_length = standin_counts, standin_seed, standin_length
         self.require(inputs in INPUTS, "inputs", "must be s4 or lra")
         self.require(max_length >= 2, "max_length", "must be at least 2")
         self.require(min_freq >= 1, "min_freq", "must be at least 1")
         self.require(limit is None or limit >= 1, "limit", "must be at least 1")
-        enough = min(standin_counts) >= 1 and standin_counts[0] >= 2
-        self.require(enough, "standin_counts", "must be at least 1 each, and 2 (one of each class) for training")
-        self.require(0 <= standin_seed < 1 << 32, "standin_seed", "must be from 0 to 2^32 - 1")
-        self.require(standin_length >= 10, "standin_length", "must be at least 10")
 
     @property
     def settings(self) -> RetrievalSettings:
         """What decides the prepared data besides the pairs."""
         return RetrievalSettings(self.inputs, self.max_length, self.min_freq, self.limit)
 
-    @property
-    def standin(self) -> StandinSettings:
-        """What made-up pairs are made of."""
-        return StandinSettings(*self.standin_counts, self.standin_seed, self.standin_length)
-
     def record(self) -> dict[str, Any]:
         record = {"version": READER_VERSION, **self.settings.record()}
-        if self.source == "standin":
-            return record | self.standin.record()
         return record | ({"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {})
 
     def build(self, folder: Path) -> None:
-        if self.source == "standin":
-            build_standin(folder, self.standin, self.settings)
-        else:
-            files = self._files()
-            kind = "standin" if is_standin(files["train"].parent) else self.kind()  # wherever made-up pairs are
-            archive = read_note(files["train"].parent)
-            build(folder, files, self.settings, {"kind": kind} | ({"archive": archive} if archive else {}))
+        files = self._files()
+        archive = read_note(files["train"].parent)
+        build(folder, files, self.settings, {"kind": self.kind()} | ({"archive": archive} if archive else {}))
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.
@@ -132,7 +106,7 @@ class Retrieval(PreparedDataModule):
 
     def _files(self) -> dict[str, Path]:
         lra = self.source == "lra"
-        folder = self.root if lra else named_source("Retrieval", self.source, "lra, standin", folder=True)
+        folder = self.root if lra else named_source("Retrieval", self.source, "lra", folder=True)
         files = split_files(folder, LAYOUTS, FILES, "Retrieval")
         if files is None:
             places = (

@@ -1,27 +1,21 @@
-"""Makes stand-ins for AAN: files of pairs in LRA's layout that are NOT papers, for tests and trials without the data.
+"""Pairs in LRA's layout of AAN that are NOT papers, for tests and trials without the data.
+
+    python -m tests.datamodules.made_up_pairs FOLDER [TRAIN VAL TEST]
 
 A document is a string of made-up words: its topic's, and words that all topics share. A pair with label 1 has one
 topic, a pair with label 0 two different ones. Topics are spelt differently (each has its own few syllables), so that a
 small model that reads characters learns to tell them. There are quotes of all kinds, as lone ones and as the first of a
-text, letters beyond ASCII, documents of a few hundred characters and of many thousand. The ids begin with `standin-`.
-
-Needs numpy alone.
+text, letters beyond ASCII, documents of a few hundred characters and of many thousand.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from lra_ssm.datamodules.retrieval.reader import FILES
-from lra_ssm.errors import InputError
-from lra_ssm.files import replacing
 
-MARKER = "THIS-IS-A-STAND-IN.txt"
-# Raise when the same settings would give other data than before.
-STANDIN_VERSION = 1
-
-_NOTE = "The pairs in this folder are made up by lra_ssm.datamodules.retrieval.standin; they are not AAN.\n"
 _CONSONANTS, _VOWELS = np.array(list("bcdfghjklmnpqrstvwxz")), np.array(list("aeiouy"))
 _COMMON = (
     "the of and to in a is we that for with as on are this by be which (1) [2] 0.5 % = + e.g. i.e. — naïve ∑".split()
@@ -31,51 +25,16 @@ _ODD_SHARE, _TOPIC_SHARE = 0.01, 0.6
 _WORDS_PER_TOPIC, _SYLLABLES_PER_TOPIC = 40, 10
 
 
-def write_standin(
-    folder: Path,
-    num_train: int,
-    num_eval: int,
-    num_test: int,
-    seed: int = 0,
-    num_topics: int = 8,
-    median_length: int = 2000,
-) -> dict[str, Path]:
-    """Writes new_aan_pairs.{train,eval,test}.tsv and a file that says what they are into a folder.
-
-    Args:
-        folder: where to; created if only it is missing.
-        num_train, num_eval, num_test: pairs; as many with label 1 as with label 0, but for an odd one.
-        seed: of everything.
-        num_topics: at least 2.
-        median_length: of the documents in characters. Lengths are log-normal, one in six twice as long as the median
-            or longer, none shorter than a tenth of it or longer than five times it.
-
-    Returns:
-        The files by split (train, val, test).
-
-    Raises:
-        InputError: settings that cannot be met, or the folder holds such files that are no stand-ins.
-    """
-    if min(num_train, num_eval, num_test) < 1 or num_topics < 2 or median_length < 10 or not 0 <= seed < 1 << 32:
-        raise InputError(
-            f"stand-in of {num_train}, {num_eval} and {num_test} pairs, {num_topics} topics, median length"
-            f" {median_length}, seed {seed}: at least 1 pair each, 2 topics, 10 characters, a seed below 2^32"
-        )
-    folder.mkdir(exist_ok=True)
-    files = {split: folder / name for split, name in FILES.items()}
-    if any(path.exists() for path in files.values()) and not is_standin(folder):
-        raise InputError(f"{folder}: holds pairs that are no stand-in; nothing is overwritten")
-    (folder / MARKER).write_text(_NOTE, encoding="utf-8")
-    topics = _topics(np.random.RandomState((seed, 0)), num_topics)
-    for index, (split, count) in enumerate(zip(files, (num_train, num_eval, num_test), strict=True)):
-        with replacing(files[split], encoding="utf-8", newline="\n") as file:
+def write_pairs(
+    folder: Path, counts: tuple[int, int, int] = (4000, 500, 500), seed: int = 0, median_length: int = 2000
+) -> Path:
+    """Writes new_aan_pairs.{train,eval,test}.tsv; returns the folder. median_length: of documents, in characters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    topics = _topics(np.random.RandomState((seed, 0)), 8)
+    for index, (name, split, count) in enumerate(zip(FILES.values(), FILES, counts, strict=True)):
+        with open(folder / name, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(_lines(np.random.RandomState((seed, 1 + index)), topics, count, split, median_length))
-    return files
-
-
-def is_standin(folder: Path) -> bool:
-    """Whether the pairs in a folder are made up."""
-    return (folder / MARKER).is_file()
+    return folder
 
 
 def _topics(random: np.random.RandomState, count: int) -> list[list[str]]:
@@ -100,7 +59,7 @@ def _lines(
         first = random.randint(len(topics))
         second = first if label else (first + random.randint(1, len(topics))) % len(topics)
         texts = [_document(random, vocabularies[topic], median_length) for topic in (first, second)]
-        ids = [f"standin-{split}-{2 * number + paper}" for paper in range(2)]
+        ids = [f"made-up-{split}-{2 * number + paper}" for paper in range(2)]
         yield "\t".join([f"{label}.0", *ids, *texts]) + "\n"
 
 
@@ -113,3 +72,8 @@ def _document(random: np.random.RandomState, words: np.ndarray, median_length: i
     starts = np.array([0, *ends[:-1]])[kind]
     chosen = starts + (random.random_sample(num_words) * (ends[kind] - starts)).astype(np.int64)
     return " ".join(words[chosen])[:length]
+
+
+if __name__ == "__main__":
+    folder, *counts = sys.argv[1:]
+    print(write_pairs(Path(folder), *([tuple(map(int, counts))] if counts else [])))
