@@ -57,8 +57,10 @@ class Image(Cifar10):
         pin_memory: bool | None = None,
         limit: int | None = None,
     ) -> None:
-        loading = (batch_size, eval_batch_size, split_seed, shuffle_seed, num_workers, pin_memory, limit)
-        super().__init__(root, source, *loading, augment)
+        super().__init__(
+            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, split_seed=split_seed,
+            shuffle_seed=shuffle_seed, num_workers=num_workers, pin_memory=pin_memory, limit=limit, augment=augment,
+        )  # fmt: skip
         self.inputs = inputs
         self.require(inputs in ("s4", "lra"), "inputs", "must be s4 or lra")
         self.stored = "gray" if inputs == "s4" else "gray-lra"

@@ -83,7 +83,7 @@ def _is_cifar(folder: Path) -> bool:
     return batches or single or huggingface.is_saved(folder)
 
 
-def stand_ins(path: Path) -> list[Path]:
+def watched_files(path: Path) -> list[Path]:
     """Files and folders whose sizes and times tell whether the content of a located path may have changed.
 
     Of folders of single images these are the folders: 60,000 files would take long to look at on a network disk. So an
@@ -92,7 +92,7 @@ def stand_ins(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if huggingface.is_saved(path):
-        return huggingface.stand_ins(path)
+        return huggingface.watched_files(path)
     files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and _wanted(entry.name)]
     folders = [path / split for split in ("train", "test") if (path / split).is_dir()]
     return [*files, *folders, *(sub for folder in folders for sub in sorted(folder.iterdir()) if sub.is_dir())]

@@ -57,8 +57,10 @@ class SCIFAR(Cifar10):
         pin_memory: bool | None = None,
         limit: int | None = None,
     ) -> None:
-        loading = (batch_size, eval_batch_size, split_seed, shuffle_seed, num_workers, pin_memory, limit)
-        super().__init__(root, source, *loading, augment)
+        super().__init__(
+            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, split_seed=split_seed,
+            shuffle_seed=shuffle_seed, num_workers=num_workers, pin_memory=pin_memory, limit=limit, augment=augment,
+        )  # fmt: skip
         self.grayscale = grayscale
         self.stored = "gray" if grayscale else "rgb"
         self.d_input = 1 if grayscale else 3

@@ -23,7 +23,7 @@ def is_saved(folder: Path) -> bool:
     return any((folder / marker).is_file() for marker in MARKERS)
 
 
-def stand_ins(folder: Path) -> list[Path]:
+def watched_files(folder: Path) -> list[Path]:
     """Files whose sizes and times tell whether the content of a saved folder may have changed."""
     found = [path for pattern in ("*.json", "*.arrow", "*/*.arrow") for path in folder.glob(pattern)]
     # What `datasets` computes of a folder, by whichever program, it keeps inside as cache-<fingerprint>.arrow.

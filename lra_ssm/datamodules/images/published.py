@@ -33,7 +33,7 @@ class PublishedImages(PreparedDataModule):
     """
 
     command: str  # of `lra-ssm prepare`
-    files: ModuleType  # locate, stand_ins, read, USUAL_PLACES, HUGGINGFACE_NAME, …_REVISION, PUBLISHED_COUNTS
+    files: ModuleType  # locate, watched_files, read, USUAL_PLACES, HUGGINGFACE_NAME, …_REVISION, PUBLISHED_COUNTS
     downloads: tuple[RemoteFile, ...]
     class_names: tuple[str, ...]
     sources = ("original", "huggingface")
@@ -82,7 +82,7 @@ class PublishedImages(PreparedDataModule):
     # -- preparation -----------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        files = {"files": file_stats(self.files.stand_ins(self._path()))} if self.kind() == "files" else {}
+        files = {"files": file_stats(self.files.watched_files(self._path()))} if self.kind() == "files" else {}
         settings = {"version": READER_VERSION, "split_seed": self.split_seed, "limit": self.limit}
         return settings | files | self.record_stored()
 

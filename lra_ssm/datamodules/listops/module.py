@@ -80,8 +80,10 @@ class ListOps(PreparedDataModule):
         bucket_batches: int = 1,
         limit: int | None = None,
     ) -> None:
-        loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
-        super().__init__(root, source, *loading)
+        super().__init__(
+            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
+            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches,
+        )  # fmt: skip
         self.max_length, self.limit = max_length, limit
         self.trees = TreeSettings(*length_bounds, max_depth, max_args)
         counts = {"train": num_train, "val": num_val, "test": num_test}

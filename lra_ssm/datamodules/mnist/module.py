@@ -67,8 +67,10 @@ class MNIST(PublishedImages):
         pin_memory: bool | None = None,
         limit: int | None = None,
     ) -> None:
-        loading = (batch_size, eval_batch_size, split_seed, shuffle_seed, num_workers, pin_memory, limit)
-        super().__init__(root, source, *loading)
+        super().__init__(
+            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, split_seed=split_seed,
+            shuffle_seed=shuffle_seed, num_workers=num_workers, pin_memory=pin_memory, limit=limit,
+        )  # fmt: skip
         self.permutation, self.permutation_seed = permutation, permutation_seed
         self.require(permutation in ("none", "bitreversal", "random"), "permutation", "none, bitreversal or random")
 

@@ -86,9 +86,9 @@ def locate(path: Path) -> Path:
     raise InputError(f"{path}: holds neither MNIST's files {', '.join(MD5)}, nor a saved Hugging Face dataset")
 
 
-def stand_ins(path: Path) -> list[Path]:
+def watched_files(path: Path) -> list[Path]:
     """Files whose sizes and times tell whether the content of a located folder may have changed."""
-    return list(_found(path).values()) if has_files(path) else huggingface.stand_ins(path)
+    return list(_found(path).values()) if has_files(path) else huggingface.watched_files(path)
 
 
 def read(path: Path) -> ImageFiles:

@@ -17,7 +17,7 @@ from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.pathfinder.archive import generator_record, missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
-from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, stand_ins
+from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, watched_files
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
@@ -109,7 +109,7 @@ class Pathfinder(PreparedDataModule):
         common = {"reader": READER_VERSION, "resolution": self.resolution, **split, "limit": self.limit}
         if self.source == "generated":
             return common | {"generator": self._generator()}
-        files = {"files": file_stats(stand_ins(self._folder()))} if self.kind() == "files" else {}
+        files = {"files": file_stats(watched_files(self._folder()))} if self.kind() == "files" else {}
         return common | {"difficulty": self.difficulty, **files}
 
     def build(self, folder: Path) -> None:

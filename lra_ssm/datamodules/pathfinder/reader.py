@@ -92,7 +92,7 @@ def has_images(folder: Path) -> bool:
     return (folder / "metadata").is_dir() and (folder / "imgs").is_dir()
 
 
-def stand_ins(folder: Path) -> list[Path]:
+def watched_files(folder: Path) -> list[Path]:
     """Files and folders whose sizes and times tell whether the content may have changed: not each of 200,000 images."""
     return [*metadata_files(folder), *sorted(entry for entry in (folder / "imgs").iterdir() if entry.is_dir())]
 

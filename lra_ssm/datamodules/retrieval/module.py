@@ -73,8 +73,10 @@ class Retrieval(PreparedDataModule):
         bucket_batches: int = 1,
         limit: int | None = None,
     ) -> None:
-        loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
-        super().__init__(root, source, *loading)
+        super().__init__(
+            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
+            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches,
+        )  # fmt: skip
         self.inputs, self.max_length, self.min_freq, self.limit = inputs, max_length, min_freq, limit
         self.require(inputs in INPUTS, "inputs", "must be s4 or lra")
         self.require(max_length >= 2, "max_length", "must be at least 2")

@@ -88,8 +88,10 @@ class Text(PreparedDataModule):
         bucket_batches: int = 1,
         limit: int | None = None,
     ) -> None:
-        loading = (batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
-        super().__init__(root, source, *loading)
+        super().__init__(
+            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
+            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches,
+        )  # fmt: skip
         self.inputs, self.max_length, self.min_freq = inputs, max_length, min_freq
         self.validation, self.val_fraction, self.split_seed = validation, val_fraction, split_seed
         self.limit = limit
