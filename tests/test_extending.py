@@ -1,0 +1,46 @@
+"""docs/extending.md, literally: its files beside each other, its commands one after the other."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runner import succeed
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs/extending.md").read_text()
+FILES = {found[1]: found[0] for found in re.finditer(r"(?<=```python\n)# (\w+\.py)\n.*?(?=^```$)", TEXT, re.M | re.S)}
+LINES = [line for block in re.findall(r"^```bash\n(.*?)^```$", TEXT, re.M | re.S) for line in block.splitlines()]
+SHORT = ["--trainer.max_steps=2", "--trainer.accelerator=cpu"]
+LITTLE = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32"]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_commands_run(line, tmp_path):
+    program, *arguments = shlex.split(line)
+    assert program == "lightning" and len(FILES) == 4
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    succeed([*arguments, *SHORT, *([] if "my_data" in line else LITTLE)], tmp_path)
+
+
+def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
+    names = {}
+    exec(compile(FILES["my_recurrence.py"], "my_recurrence.py", "exec"), names)
+    layer = names["Leaky"](3, start=0.7).double()
+    x, lengths = torch.randn(2, 6, 3, dtype=torch.float64), torch.tensor([6, 4])
+    state, expected = torch.zeros(2, 3, dtype=torch.float64), []
+    for t in range(6):
+        state = 0.7 * state + 0.3 * x[:, t]
+        expected.append(state)
+    expected = torch.stack(expected, 1)
+    y, last = layer(x, lengths, return_last_state=True)
+    torch.testing.assert_close(y[0], expected[0])
+    torch.testing.assert_close(y[1, :4], expected[1, :4])
+    torch.testing.assert_close(last, torch.stack([expected[0, 5], expected[1, 3]]))
+    torch.testing.assert_close(layer.step(x[:, 4], expected[:, 3])[0], expected[:, 4])
+    both = names["Leaky"](3, bidirectional=True)
+    assert both.optim_roles() == {"logit": "recurrent", "reverse.logit": "recurrent"}
