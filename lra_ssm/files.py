@@ -21,6 +21,7 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
     Raises:
         OSError: the disk does not take it.
     """
+    path = path.resolve()  # what a link points to is replaced, not the link
     partial = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
     try:
         with open(partial, mode, **options) as file:

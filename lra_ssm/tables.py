@@ -5,7 +5,13 @@ from io import StringIO
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right."""
+    """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right.
+
+    Raises ValueError for a row of another width.
+    """
+    rows = list(rows)
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError(f"a row has not {len(columns)} cells")
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -14,7 +20,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     for i, name in enumerate(columns):
         drawn.add_column(Text(name), justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(" ".join(cell.split())) for cell in row))
     text = StringIO()
-    Console(file=text, width=10_000, color_system=None).print(drawn)
+    # In a notebook rich would show it there and write nothing.
+    Console(file=text, width=10_000, color_system=None, force_jupyter=False, force_terminal=False).print(drawn)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

@@ -40,6 +40,10 @@ BAD = {
         ["--model.network.layer=lra_ssm.layers.S4Block"],
         "model.network.layer: lra_ssm.layers.S4Block needs layer",
     ),
+    "a layer within a block": (
+        ["--model.network.block.layer=lra_ssm.layers.S6"],
+        "model.network.block: lra_ssm.layers.S4Block takes no key 'layer'; it takes norm, prenorm, dropout",
+    ),
     "a layer as block": (["--model.network.block=lra_ssm.layers.B2S6"], "is no block: it must be a class or function"),
     "a head of another network": (
         ["--model.network.head=lra_ssm.models.NLIHead"],

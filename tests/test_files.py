@@ -37,5 +37,15 @@ def test_tables_line_up_and_take_any_text_as_it_is():
     assert len({len(line) for line in lines}) == 1 and lines[0].index("Δ") == lines[1].index("x")
 
 
+def test_tables_are_text_in_a_notebook_too(monkeypatch):
+    class ZMQInteractiveShell:
+        pass
+
+    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
+    assert table(("a", "b"), [("x\ty\nz", "1")]) == "a      b\nx y z  1"
+    with pytest.raises(ValueError, match="a row has not 2 cells"):
+        table(("a", "b"), [("1",)])
+
+
 def test_the_machine():
     assert available_cores() >= 1 and isinstance(cpu_name(), str)

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +128,62 @@ def test_what_decides_the_result_decides_the_run(tmp_path):
     elsewhere, data = parts(tmp_path)
     data.root = tmp_path / "elsewhere"
     assert Run.of(elsewhere, data, trainer={**QUIET, "max_epochs": 2}).path.name == same
+
+
+def test_objects_in_settings_are_told_apart_or_refused(tmp_path):
+    class Turn:
+        def __init__(self, degrees):
+            self.degrees = degrees
+
+    def of(value):
+        return Run.of(*parts(tmp_path), trainer={"max_epochs": 1}, settings={"a": value}).path.name
+
+    values = [[Turn(10)], [Turn(20)], partial(pow, 1), partial(pow, 2), {1: 2, "1": 3}, {"1": 3}, timedelta(1)]
+    assert len({of(value) for value in values}) == len(values) and of([Turn(10)]) == of([Turn(10)])
+    for value in (lambda: 1, Turn(1).__init__, np.zeros(2), object()):
+        with pytest.raises(InputError, match="settings.a is a .*: give it as plain values"):
+            of(value)
+    stop = EarlyStopping("val/loss", patience=1)
+    before = Run.of(*parts(tmp_path), trainer={"max_epochs": 1, "callbacks": [stop]}).path
+    stop.wait_count, stop.stopped_epoch = 7, 3  # what a fit makes of it
+    again = {"max_epochs": 1, "callbacks": [stop], "max_time": timedelta(hours=1)}
+    assert Run.of(*parts(tmp_path), trainer=again).path == before
+
+
+def test_a_run_within_a_run_and_beside_one_is_its_own(tmp_path, monkeypatch):
+    task, data = parts(tmp_path / "data")
+    trainer = {**QUIET, "max_epochs": 1}
+    outer = Run.of(task, data, trainer=trainer, experiment="outer")
+    data.prepare_data()
+    outer.begin(outer.config, Trainer(**outer.trainer_arguments()), data)
+    inner = Run.of(*parts(tmp_path / "data", lr=0.5), trainer=trainer, experiment="inner")
+    assert inner.path.parts[-2] == "inner"
+    inner.begin(inner.config, Trainer(**inner.trainer_arguments()), data)
+    inner.close()
+    assert os.environ["LRA_SSM_RUN_PATH"] == str(outer.path)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # what Lightning starts beside the first process
+    assert Run.find("runs", "outer", outer.path.name).path == outer.path
+    assert Run.find("runs", "other", "0123456789").path.parts[-2] == "other"
+    outer.close()
+    assert "LRA_SSM_RUN_PATH" not in os.environ
+
+
+def test_a_task_that_was_trained_is_not_a_fresh_one(tmp_path):
+    task, data = parts(tmp_path / "data")
+    stop = Stop(1)
+    checkpoints = CheckpointSettings(100)
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2, "callbacks": [stop]}, checkpoints=checkpoints)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        run.fit(Trainer(**run.trainer_arguments()), task, data)
+    with pytest.raises(InputError, match="this task was trained before, and there is no checkpoint .* build it anew"):
+        run.fit(Trainer(**run.trainer_arguments()), task, data)
+    longer = Trainer(**{**run.trainer_arguments(), "max_epochs": 5})
+    with pytest.raises(InputError, match="this Trainer's max_epochs is 5, the run's another"):
+        run.fit(longer, parts(tmp_path / "data")[0], data)
+    task, _ = parts(tmp_path / "data")
+    seed_everything(7, verbose=False)
+    with pytest.raises(InputError, match="the seed is 7, the run's is 1"):
+        run.fit(Trainer(**run.trainer_arguments()), task, data)
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):

@@ -66,23 +66,20 @@ def _plain(text: str) -> str:
 
 def _owner(message: str, found: re.Match[str]) -> str | None:
     """The class that was given what the match complains of: named behind it on its line, or before it."""
-    behind = re.search(r"class_path='([^']+)'", message[found.end() :].split("\n")[0])
+    line = message[found.end() :].split("\n")[0]
+    behind = re.search(r"class_path='([^']+)'", line) or re.search(r"Got value: ([\w.]+\.\w+)", line)
     before = re.findall(r"given class_path '([^']+)'", message[: found.start()])
     return behind[1] if behind else before[-1] if before else None
 
 
 def _unknown_below(keys: str, class_path: str, name: str) -> str:
     """Which part of a dotted name is no argument: of the class, or of a group of settings among its arguments."""
-    owner, where = import_object(class_path), class_path
+    owner, where, valid = import_object(class_path), class_path, _arguments(class_path)
     for part in name.split("."):
-        if not callable(owner):
-            break
-        parameters = inspect.signature(owner).parameters
-        if part not in parameters:
+        if part not in valid:
             break
         keys, owner = f"{keys}.{part}", annotations(owner).get(part)
-        where = getattr(owner, "__name__", "it")
-    valid = [p for p in (parameters if parameters else ()) if p != "d_model"]
+        where, valid = getattr(owner, "__name__", "it"), list(inspect.signature(owner).parameters) if owner else []
     return f"{keys}: " + _unknown(f"{where} takes no key {part!r}", part, valid, verb="")
 
 
@@ -98,7 +95,8 @@ def _arguments(class_path: str | None) -> list[str]:
     if class_path is None:
         return []
     names = list(inspect.signature(import_object(class_path)).parameters)
-    return [n for n in names if n != "d_model"] if names[:1] == ["d_model"] else names
+    given = ["d_model", "layer"] if names[:2] == ["d_model", "layer"] else ["d_model"]  # by the model
+    return names[len(given) :] if names[: len(given)] == given else names
 
 
 def _options(parser: Any) -> list[str]:

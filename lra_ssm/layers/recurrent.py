@@ -61,7 +61,7 @@ class RecurrentLayer(nn.Module, ABC):
         assert self.reverse is not None
         flipped = flip_reset(reset)
         if lengths is not None and not self.zero_stays_zero:
-            first = torch.arange(x.shape[1], device=x.device) == x.shape[1] - lengths[:, None]
+            first = torch.arange(x.shape[1], device=x.device) == x.shape[1] - lengths[:, None].long()
             flipped = first if flipped is None else flipped | first
         backward = self.reverse.scan(x.flip(1), reset=flipped)[0].flip(1)
         return self.scan(x, reset=reset)[0] + backward

@@ -7,7 +7,8 @@ num_blocks=8)`; both are stored as the same plain dict, so that checkpoints load
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import UnionType
@@ -56,6 +57,7 @@ class ModuleSpec:
         known = self.builder_gives is not None
         defaults = {key: value for key, value in named.items() if known and value is not inspect.Parameter.empty}
         self.init_args = {**defaults, **init_args}
+        self._left_open = defaults.keys() - init_args.keys()
 
     def _takes(self) -> str:
         return f" that takes {' and '.join(self.builder_gives)} first" if self.builder_gives else ""
@@ -63,8 +65,8 @@ class ModuleSpec:
     def _is_no_such(self, first: list[inspect.Parameter]) -> bool:
         """Whether these first parameters are not the builder's: it gives a layer, and a number is wanted there."""
         names = self.builder_gives or ()
-        wanted = zip(names, first, strict=True)
-        return any(name == "layer" and p.annotation in (int, float, bool, str) for name, p in wanted)
+        hints, wanted = annotations(self.cls), zip(names, first, strict=True)
+        return any(name == "layer" and hints.get(p.name) in (int, float, bool, str) for name, p in wanted)
 
     @classmethod
     def of(cls, spec: "ModuleSpec | Mapping[str, Any] | Callable[..., nn.Module] | str") -> Self:
@@ -87,11 +89,13 @@ class ModuleSpec:
         """
         if "<" in self.class_path:
             raise ValueError(f"{self.class_path} cannot be imported again: define it at the top of a module of its own")
-        hints = annotations(self.cls)
-        stored = {
-            key: _stored(value, hints.get(key), f"{self.class_path}, argument {key}")
-            for key, value in self.init_args.items()
-        }
+        hints, stored = annotations(self.cls), {}
+        for key, value in self.init_args.items():
+            try:
+                stored[key] = _stored(value, hints.get(key), f"{self.class_path}, argument {key}")
+            except ValueError:
+                if key not in self._left_open:  # a default that is no plain value stays the class's own
+                    raise
         return {"class_path": self.class_path, "init_args": stored}
 
     def __call__(self, *given: Any) -> nn.Module:
@@ -139,10 +143,15 @@ class NetworkSpec(ModuleSpec):
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
     """Annotations by parameter, also where they are written as text; none where they cannot be resolved."""
+    own = function.__init__ if inspect.isclass(function) else function
     try:
-        return get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except (NameError, AttributeError, TypeError):
-        return {}
+        return get_type_hints(own)
+    except (NameError, AttributeError, TypeError):  # one of them: imported for type checkers alone
+        found = {}
+        for name, hint in getattr(own, "__annotations__", {}).items():
+            with suppress(Exception):
+                found[name] = eval(hint, getattr(own, "__globals__", {})) if isinstance(hint, str) else hint
+        return found
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -151,8 +160,12 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _item_hint(hint: Any) -> Any:
-    """What a list or dict of this annotation holds."""
-    return next((get_args(h)[-1] for h in _members(hint) if get_origin(h) in (list, tuple, dict) and get_args(h)), None)
+    """What a list, tuple or dict of this annotation holds."""
+    for one in _members(hint):
+        if inspect.isclass(get_origin(one)) and issubclass(get_origin(one), (Sequence, Mapping)):
+            held = [argument for argument in get_args(one) if argument is not ...]
+            return held[-1] if held else None
+    return None
 
 
 def wants_specification(hint: Any) -> bool:
@@ -179,6 +192,8 @@ def _specification(value: Any, hint: Any) -> ModuleSpec:
 
 def _passed(value: Any, hint: Any) -> Any:
     """An argument as the class takes it."""
+    if inspect.isclass(value) and any(inspect.isclass(h) and issubclass(h, nn.Module) for h in _members(hint)):
+        return value()
     if _is_spec(value):
         spec = _specification(value, hint)
         wanted = _members(hint)

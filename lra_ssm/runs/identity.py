@@ -10,7 +10,9 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,39 +64,52 @@ def without_trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """`value` as JSON has it, so that different values stay different.
+    """`value` as JSON has it, so that different values stay different: of an object its class and its attributes.
 
-    Of an object (a callback, say) its class and those of its attributes that are plain. Raises InputError naming
-    `where` for what nothing can be told of.
+    Raises InputError naming `where` for what cannot be told apart from another of its kind.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, (Path, timedelta)):
+        return f"{type(value).__name__} {value}"
     if isinstance(value, Enum):
-        return value.name
+        return f"{class_path(value)}.{value.name}"
     if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+        pairs = ((key if isinstance(key, str) else f"{type(key).__name__} {key!r}", key) for key in value)
+        return {name: plain(value[key], f"{where}.{name}") for name, key in pairs}
     if isinstance(value, (list, tuple)):
         return [plain(item, where) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted((plain(item, where) for item in value), key=repr)
-    if inspect.isclass(value) or inspect.isroutine(value):
-        return f"{value.__module__}.{value.__qualname__}"
-    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+    if isinstance(value, partial):
+        return {"partial": plain([value.func, value.args, value.keywords], where)}
+    if inspect.isclass(value) or (inspect.isroutine(value) and "<" not in value.__qualname__):
+        if inspect.isclass(value) or not hasattr(value, "__self__") or inspect.ismodule(value.__self__):
+            return f"{value.__module__}.{value.__qualname__}"
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
         return value.item()
-    if not hasattr(value, "__dict__") or type(value).__module__.partition(".")[0] in ("torch", "numpy"):
+    opaque = type(value).__module__.partition(".")[0] in ("torch", "numpy", "builtins")
+    if opaque or not hasattr(value, "__dict__") or hasattr(value, "__slots__"):
         raise InputError(f"{where} is a {type(value).__name__}: give it as plain values, a run is told by them")
-    attributes = {key: item for key, item in vars(value).items() if _is_plain(item)}
-    return {"class_path": class_path(value), "attributes": plain(attributes, where)}
+    return {"class_path": class_path(value), "attributes": plain(vars(value), where)}
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple, set)):
-        return all(map(_is_plain, value))
-    if isinstance(value, Mapping):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str, Path, Enum))
+def plain_trainer(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A Trainer's arguments that count. Of objects (callbacks, plugins) the class and the constructor's arguments, as
+    far as they are kept under their names and plain: what they have become since does not count."""
+
+    def settings(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [settings(item) for item in value]
+        try:
+            if type(value).__module__ == "builtins" or isinstance(value, (Path, timedelta, Enum)):
+                return plain(value, "trainer")
+        except InputError:
+            return class_path(value)
+        kept = {name: getattr(value, name, None) for name in inspect.signature(type(value)).parameters}
+        return {"class_path": class_path(value), "arguments": {name: settings(item) for name, item in kept.items()}}
+
+    return {name: settings(value) for name, value in given.items() if name not in TRAINER_NEUTRAL}
 
 
 def class_path(thing: Any) -> str:

@@ -5,6 +5,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from weakref import WeakSet
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -23,7 +24,7 @@ from lra_ssm.runs.checks import (
     load_checkpoint,
 )
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, run_identity
+from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
@@ -63,14 +64,17 @@ class Run(RunDirectory):
     seed: int = 0
     checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS
     checkpoint: Path | None = None  # where it starts from, if not anew
-    config: dict[str, Any]  # of a run made by `of`: what its identity is made of,
+    config: dict[str, Any] | None = None  # of a run made by `of`: what its identity is made of,
     given: dict[str, Any]  # and its Trainer's arguments
+    _outer: str | None = None
 
     @classmethod
     def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
-        """See `RunDirectory.find`; in a process that Lightning started beside a run (DDP), that run."""
-        path = _run_of_another_process()
-        return cls(path) if path else super().find(runs_dir, experiment, run_id, fresh)
+        """See `RunDirectory.find`; in a process that Lightning started beside this run (DDP), the first one's."""
+        path = Path(os.environ.get(_RUN_PATH, ""))
+        beside = int(os.environ.get("LOCAL_RANK") or 0) > 0 and path.parent == Path(runs_dir) / experiment
+        same = path.name == run_id or path.name.startswith(f"{run_id}-")
+        return cls(path) if beside and same else super().find(runs_dir, experiment, run_id, fresh)
 
     @classmethod
     def of(
@@ -100,13 +104,14 @@ class Run(RunDirectory):
         config = {
             "experiment": experiment,
             "seed_everything": int(seed),
-            "trainer": plain(trainer, "trainer"),
+            "trainer": plain_trainer(trainer),
             "model": described(task, "the task", settings),
             "data": described(data, "the data", settings),
             "checkpoint": asdict(checkpoints),
             "settings": plain(settings or {}, "settings"),
         }
-        neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": DATA_NEUTRAL}
+        own = () if hasattr(data, "identity") else getattr(data, "neutral_settings", DATA_NEUTRAL)
+        neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
         run = cls.find(runs_dir, experiment, run_identity(config, neutral), fresh)
         run.config, run.given, run.seed, run.checkpoints = config, trainer, int(seed), checkpoints
         return run
@@ -150,6 +155,8 @@ class Run(RunDirectory):
         if self.finished:
             print(f"{self.path} is finished (fresh=True trains it again)")
             return self.record.get("metrics", {})
+        if self.config is None:
+            raise InputError("Run.of makes the runs that fit takes")
         settings = self.config["settings"]
         for what, thing in {"model": task, "data": data}.items():
             if described(thing, what, settings) != self.config[what]:
@@ -158,7 +165,15 @@ class Run(RunDirectory):
                 )
         if not any(isinstance(c, SaveLast) and c.path == self.last for c in trainer.callbacks):  # type: ignore[attr-defined]
             raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments()")
+        for name, default in _DEFAULTS.items():
+            if (name in self.given or default is not ...) and getattr(trainer, name) != self.given.get(name, default):
+                raise InputError(f"this Trainer's {name} is {getattr(trainer, name)}, the run's another")
+        if os.environ.get("PL_GLOBAL_SEED") != str(self.seed):
+            raise InputError(f"the seed is {os.environ.get('PL_GLOBAL_SEED')}, the run's is {self.seed}")
         self.checkpoint = self.last if self.last.is_file() else None
+        if self.checkpoint is None and task in _fitted:
+            raise InputError("this task was trained before, and there is no checkpoint to go on from: build it anew")
+        _fitted.add(task)
         check_data(task, data)
         data.prepare_data()
         check_vocabulary(task, data)
@@ -187,12 +202,11 @@ class Run(RunDirectory):
         manifest = data.manifest() if hasattr(data, "manifest") else None
         if self.checkpoint == self.last and manifest is not None:
             check_same_data(self.path, self.record.get("data") or {}, manifest)
-        if _run_of_another_process() is None:
-            self.lock()
-            if self.finished or self.last.is_file() != (self.checkpoint == self.last):
-                self.close()
-                raise InputError(f"{self.path} was trained by another process just now; start again")
-            os.environ[_RUN_PATH] = f"{os.getpid()}:{self.path}"
+        self.lock()
+        if self.finished or self.last.is_file() != (self.checkpoint == self.last):
+            self.release()
+            raise InputError(f"{self.path} was trained by another process just now; start again")
+        self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
         self.save_config(yaml.safe_dump(config, sort_keys=False))
         starts = [*self.record.get("starts", []), environment()]
         experiment = config["experiment"]
@@ -233,15 +247,16 @@ class Run(RunDirectory):
         if not self.held:
             return
         os.environ.pop(_RUN_PATH, None)
+        if self._outer is not None:  # of a run within which this one was begun
+            os.environ[_RUN_PATH] = self._outer
         if self.record.get("status") == "started":
             self.write_record(status="interrupted")
         self.release()
 
 
-def _run_of_another_process() -> Path | None:
-    """The run that another process began and that this one trains beside it (DDP)."""
-    process, _, path = os.environ.get(_RUN_PATH, "").partition(":")
-    return Path(path) if path and int(process) != os.getpid() else None
+_fitted: WeakSet[LightningModule] = WeakSet()  # tasks that a run has begun to train
+# What a Trainer may not have otherwise than the run: with the default where none is given (... where it depends).
+_DEFAULTS = {"max_epochs": ..., "max_steps": -1, "accumulate_grad_batches": 1, "gradient_clip_val": None}
 
 
 def is_first_process() -> bool:

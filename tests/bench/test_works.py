@@ -129,8 +129,7 @@ def test_layers_run_and_their_truth_is_near(layer):
 def test_a_backend_that_cannot_run_a_layers_call_is_an_error(monkeypatch):
     from lra_ssm.ops import backends
 
-    monkeypatch.setitem(
-        backends.BACKENDS, "picky", backends.Backend(lambda inputs: None, lambda device, inputs: "it is picky")
-    )
+    picky = backends.Operation(lambda inputs: None, lambda device, inputs: "it is picky")
+    monkeypatch.setitem(backends.BACKENDS, "picky", backends.Backend(picky))
     with pytest.raises(ValueError, match="backend: 'picky' cannot run this call: it is picky"):
         LayerWork("S6", (("d_state", 4),), 2, 9, 16, "picky", CPU).build()

@@ -82,6 +82,12 @@ def test_padding_holds_the_state_still_whatever_stands_there():
         torch.testing.assert_close(y[i : i + 1, :n], both(x[i : i + 1, :n]))
 
 
+def test_lengths_of_any_integer_type():
+    layer, x = build(bidirectional=True), torch.randn(2, 300, D, dtype=torch.float64)
+    lengths = torch.tensor([255, 3])
+    torch.testing.assert_close(layer(x, lengths.to(torch.uint8)), layer(x, lengths))
+
+
 def test_documents_and_steps():
     layer, x = build(), sequences()
     reset = torch.zeros(3, 9, dtype=torch.bool)

@@ -146,3 +146,30 @@ def test_a_nested_class_is_found_again():
 def test_what_cannot_be_built_or_stored_is_said_at_once(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+class Odd(nn.Module):
+    """Defaults that are no plain values, and a hint that nobody can resolve beside ones that are needed."""
+
+    def __init__(
+        self,
+        inner: "nn.Module",
+        other: "Unheard" = None,  # noqa: F821
+        more: "tuple[nn.Module, ...]" = (),
+        act: Callable = torch.relu,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.inner, self.more, self.act, self.dtype = inner, nn.ModuleList(more), act, dtype
+
+
+def test_defaults_stay_the_classs_own_and_every_hint_counts_for_itself():
+    linear = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 5}}
+    spec = NetworkSpec(Odd, inner=nn.Identity, more=(linear, linear))
+    for one in (spec, NetworkSpec.of(spec.as_dict())):
+        network = one()
+        assert isinstance(network.inner, nn.Identity) and len(network.more) == 2
+        assert network.act is torch.relu and network.dtype == torch.float32
+    assert "act" not in spec.as_dict()["init_args"]
+    with pytest.raises(ValueError, match="argument dtype is a dtype; plain values"):
+        NetworkSpec(Odd, inner=nn.Identity, dtype=torch.float64).as_dict()

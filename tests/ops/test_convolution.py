@@ -193,6 +193,8 @@ def test_a_backend_that_makes_no_such_kernel_says_why():
         s4d_kernel(delta, A, B, C, 5, "bilinear", backend="cpu")
     with prefer_backend("triton"):  # it has a scan and no kernel: this stays with auto
         assert s4d_kernel(delta, A, B, C, 5).shape == (3, 5)
+    with prefer_backend("cpu"):  # nor has this one bilinear kernels
+        assert s4d_kernel(delta, A, B, C, 5, "bilinear").shape == (3, 5)
 
 
 @pytest.mark.parametrize("change, match", [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lra_ssm.layers import B2S6, S4D, S6
-from lra_ssm.ops import selective_scan
+from lra_ssm.ops import prefer_backend, selective_scan
 from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
 from tests.ops.scan_cases import OPTIONAL, assert_close, make_inputs, needs_compiled, random_reset, run
@@ -162,6 +162,14 @@ def test_operator_registration(complex_A):
         A, B, C = (torch.randn(*s, dtype=torch.complex128) - 1 for s in ((4, 3), (4, 3), (2, 4, 3)))
         system = [x.requires_grad_() for x in (torch.rand(4, dtype=torch.float64), A, B, C)]
         torch.library.opcheck(s4d_kernel_zoh, (*system, 70, False))
+
+
+def test_s4d_compiles_as_one_graph_without_cpp():
+    torch._dynamo.reset()
+    module, x = S4D(8), torch.randn(2, 40, 8)
+    with prefer_backend("eager"):
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), module(x))
 
 
 @pytest.mark.parametrize("layer", [S6, B2S6, S4D])

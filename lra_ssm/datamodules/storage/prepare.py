@@ -48,6 +48,8 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
     created_root = ensure_root(root)
     with _locked(root, folder):
         for leftover in folder.glob(f"{UNFINISHED}*"):
+            if leftover.is_file():
+                leftover.unlink(missing_ok=True)
             shutil.rmtree(leftover, ignore_errors=True)
         if target.exists():
             return target

@@ -67,6 +67,8 @@ class SplitWriter:
         found = np.asarray(values)
         if found.size and found.dtype.kind not in "iub":
             raise InputError(f"{self._where()}: {what} are {found.dtype}; they must be whole numbers")
+        if found.size and found.dtype == np.uint64 and found.max() >= 1 << 63:
+            raise InputError(f"{self._where()}: {what} are up to {found.max()}; they must be below 2^63")
         return found if found.dtype.kind in "iu" else found.astype(np.int64)
 
     def _check_labels(self, labels: IntArray) -> None:

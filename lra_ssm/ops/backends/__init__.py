@@ -63,7 +63,7 @@ _preferred = "auto"
 def prefer_backend(name: str) -> Iterator[None]:
     """Within it, for the whole process, backend "auto" means this one: layers name none.  An error if it cannot run.
 
-    An operation that the backend does not have (S4D's kernel) stays with "auto".
+    S4D's kernel, of which not every backend has every form, stays with "auto" where this one has not.
     """
     global _preferred
     before, _preferred = _preferred, name
@@ -92,6 +92,8 @@ def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
 def _run(operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
     if name == "auto" and (_preferred in operations or _preferred not in BACKENDS):
         name = _preferred
+        if isinstance(inputs, KernelInputs) and name in operations and operations[name].refusal(device, inputs):
+            name = "auto"
     if name == "auto":
         candidates = [key for key in AUTO.get(device.type, ("eager",)) if key in operations]
         name = next(key for key in candidates if operations[key].refusal(device, inputs) is None)

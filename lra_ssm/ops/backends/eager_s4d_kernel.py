@@ -43,7 +43,8 @@ def _real_rows(x: Tensor) -> Tensor:
 def _two_level(A_bar: Tensor, weights: Tensor, L: int, dtype: torch.dtype) -> Tensor:
     """2 Re sum_n weights_n A_bar_n^l (no 2 Re if real): A_bar (D, N), weights (K, D, N) -> (K, D, L)."""
     D, N = A_bar.shape
-    state_dtype = dtype.to_complex() if A_bar.is_complex() else dtype
+    wide = dtype == torch.float64
+    state_dtype = (torch.complex128 if wide else torch.complex64) if A_bar.is_complex() else dtype
     T = min(_T, L)
     blocks = -(-L // T)
     low, A_bar_T = _powers(A_bar, T)  # (D, N, T), (D, N); T is a power of two unless there is one block alone
