@@ -248,6 +248,12 @@ def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):
     assert "best val/accuracy" in metrics and list((tmp_path / "own").glob("*.ckpt")) and run.best.is_file()
 
 
+def test_a_run_may_end_by_steps(tmp_path):
+    task, data = parts(tmp_path / "data")
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": None, "max_steps": 3, "val_check_interval": 2})
+    assert run.fit(Trainer(**run.trainer_arguments()), task, data)["val/loss"] > 0
+
+
 def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(tmp_path):
     run, _ = fit(tmp_path / "data")
     first, second = Run(run.path), Run(run.path)

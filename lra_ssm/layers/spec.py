@@ -74,7 +74,7 @@ class ModuleSpec:
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, ModuleSpec):
-            return cls(spec.cls, **spec.init_args)
+            return cls(spec.cls, **{key: v for key, v in spec.init_args.items() if key not in spec._left_open})
         if isinstance(spec, Mapping):
             unknown = set(spec) - {"class_path", "init_args"}
             if "class_path" not in spec or unknown:
@@ -142,7 +142,7 @@ class NetworkSpec(ModuleSpec):
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations by parameter, also where they are written as text; none where they cannot be resolved."""
+    """Annotations by parameter, also where they are written as text; without those that cannot be resolved."""
     own = function.__init__ if inspect.isclass(function) else function
     try:
         return get_type_hints(own)

@@ -166,7 +166,8 @@ class Run(RunDirectory):
         if not any(isinstance(c, SaveLast) and c.path == self.last for c in trainer.callbacks):  # type: ignore[attr-defined]
             raise InputError("this Trainer keeps nothing in the run: make it of run.trainer_arguments()")
         for name, default in _DEFAULTS.items():
-            if (name in self.given or default is not ...) and getattr(trainer, name) != self.given.get(name, default):
+            expected = default if self.given.get(name) is None else self.given[name]
+            if expected is not ... and getattr(trainer, name) != expected:
                 raise InputError(f"this Trainer's {name} is {getattr(trainer, name)}, the run's another")
         if os.environ.get("PL_GLOBAL_SEED") != str(self.seed):
             raise InputError(f"the seed is {os.environ.get('PL_GLOBAL_SEED')}, the run's is {self.seed}")
