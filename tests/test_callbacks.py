@@ -1,0 +1,160 @@
+"""The callbacks and plugins of a run, each by itself under a small Trainer."""
+
+import csv
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lra_ssm.callbacks import (
+    AtomicCheckpointIO,
+    CSVRunLogger,
+    SaveBest,
+    SaveLast,
+    SeedByStep,
+    StopOnNonFinite,
+    Throughput,
+    WritePredictions,
+)
+from lra_ssm.errors import InputError
+from tests.runner import everything_below
+
+
+class Line(LightningModule):
+    """y = w x; the loss is infinite, or its gradient, at the step that it is told."""
+
+    def __init__(self, bad_loss=None, bad_gradient=None):
+        super().__init__()
+        self.linear, self.bad_loss, self.bad_gradient = nn.Linear(1, 3), bad_loss, bad_gradient
+
+    def training_step(self, batch, i):
+        loss = self.linear(batch[0]).square().mean()
+        if self.global_step == self.bad_gradient:
+            self.linear.weight.register_hook(lambda grad: grad * torch.inf)
+        return loss * (torch.nan if self.global_step == self.bad_loss else 1)
+
+    def validation_step(self, batch, i):
+        self.log("val/loss", self.linear(batch[0]).square().mean())
+
+    def predict_step(self, batch, i):
+        return self.linear(batch[0]).softmax(-1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(count=8):
+    return DataLoader(TensorDataset(torch.linspace(0.1, 1, count)[:, None]), batch_size=2)
+
+
+def fit(tmp_path, *callbacks, model=None, **settings):
+    given = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_checkpointing": False, **settings}
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+        default_root_dir=tmp_path, callbacks=list(callbacks), **given,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    trainer.fit(model or Line(), loader(), loader())
+    return trainer
+
+
+class Draws(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, *args):
+        self.seen.append((torch.rand(()).item(), np.random.rand(), random.random()))
+
+
+def test_randomness_belongs_to_the_step_and_the_seed(tmp_path):
+    draws = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(len(draws))
+        draws.append(Draws())
+        fit(tmp_path, SeedByStep(seed), draws[-1])
+    one, same, other = (d.seen for d in draws)
+    assert one == same and len(one) == 4
+    assert all(len({a[i] for a in one}) == 4 and not {a[i] for a in one} & {a[i] for a in other} for i in range(3))
+
+
+def test_a_loss_or_gradient_that_is_not_finite_names_step_and_parameter(tmp_path):
+    with pytest.raises(InputError, match=r"loss is nan at step 2 \(epoch 0\); the largest gradient of the step before"):
+        fit(tmp_path, StopOnNonFinite(), model=Line(bad_loss=2))
+    with pytest.raises(InputError, match="loss is nan at step 0 .*; no gradient was computed before"):
+        fit(tmp_path, StopOnNonFinite(), model=Line(bad_loss=0))
+    model = Line(bad_gradient=1)
+    with pytest.raises(InputError, match=r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"):
+        fit(tmp_path, StopOnNonFinite(), model=model)
+    assert model.linear.weight.isfinite().all()
+
+
+def test_throughput_is_samples_over_seconds(tmp_path, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("lra_ssm.callbacks.time.perf_counter", lambda: float(next(clock)))
+    trainer = fit(tmp_path, Throughput(), max_steps=1)
+    assert trainer.callback_metrics["train/samples_per_s"] == 2.0  # two samples; the clock was read a second apart
+
+
+def test_last_is_kept_every_few_steps_and_best_by_its_metric(tmp_path):
+    last = SaveLast(tmp_path / "last.ckpt", 3, "code")
+    best = SaveBest(dirpath=tmp_path, filename="best", monitor="val/loss", mode="min", save_on_train_epoch_end=False)
+    saved = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            at = torch.load(last.path, weights_only=True)["global_step"] if last.path.is_file() else None
+            saved.append((trainer.global_step, at))
+
+    fit(tmp_path, last, best, Watch(), max_epochs=2, enable_checkpointing=True)
+    assert [at for _, at in saved] == [None, None, None, 3, 4, 4, 6, 6]  # every third step, and the end of an epoch
+    state = torch.load(last.path, weights_only=True)
+    assert state["global_step"] == 8 and state["lra_ssm_code_version"] == "code"
+    assert (tmp_path / "best.ckpt").is_file() and best.best_model_score is not None
+    wrong = SaveBest(dirpath=tmp_path, monitor="val/acc", mode="max", save_on_train_epoch_end=False)
+    with pytest.raises(InputError, match="checkpoint.monitor is 'val/acc', which validation does not log; it logs"):
+        fit(tmp_path, wrong, enable_checkpointing=True, num_sanity_val_steps=1)
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path, io = tmp_path / "deep" / "a.ckpt", AtomicCheckpointIO()
+    io.save_checkpoint({"a": 1}, path)
+    monkeypatch.setattr(torch, "save", lambda *args: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        io.save_checkpoint({"a": 2}, path)
+    assert torch.load(path, weights_only=True) == {"a": 1} and everything_below(tmp_path) == ["deep", "deep/a.ckpt"]
+
+
+def test_predictions_have_a_row_each(tmp_path, capsys):
+    path = tmp_path / "predictions.csv"
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
+        enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    model = Line()
+    trainer.predict(model, loader(5))
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5 and "5 predictions in" in capsys.readouterr().out
+    for row, x in zip(rows, torch.linspace(0.1, 1, 5), strict=True):
+        expected = model.linear(x[None]).softmax(-1)
+        assert int(row["prediction"]) == expected.argmax() and float(row["p0"]) == pytest.approx(
+            expected[0].item(), 1e-4
+        )
+
+
+def test_the_log_grows_by_columns_and_forgets_what_will_be_made_again(tmp_path):
+    path = tmp_path / "exp" / "run" / "metrics.csv"
+    path.parent.mkdir(parents=True)
+    log = CSVRunLogger(path)
+    assert (log.name, log.version) == ("exp", "run")
+    log.log_metrics({"a": 1.0, "epoch": 0}, step=0)
+    log.log_metrics({"b": 2.0, "epoch": 1}, step=1)
+    with open(path, "a") as file:
+        file.write("2")  # a kill within a row
+    CSVRunLogger(path).forget_from(1)
+    with open(path, newline="") as file:
+        assert list(csv.DictReader(file)) == [{"step": "0", "epoch": "0", "a": "1.0", "b": ""}]
