@@ -217,6 +217,12 @@ def test_dotted_overrides_and_print_config(tmp_path):
     assert everything_below(tmp_path) == []
 
 
+def test_help_explains_a_layers_settings(tmp_path):
+    out = succeed([*FIT, "--model.network.layer.help", "lra_ssm.layers.B2S6"], tmp_path).out
+    assert "--layer.num_blocks" in out and "H, must divide D" in " ".join(out.split())
+    assert "give --config" in fail(["fit", "--model.network.layer.help", "lra_ssm.layers.B2S6"], tmp_path)
+
+
 def test_null_reaches_every_depth(tmp_path):
     """A library's parser of a class within a class makes the text None of it."""
     config = yaml.safe_load(TINY.read_text())

@@ -74,6 +74,8 @@ def _owner(message: str, found: re.Match[str]) -> str | None:
 
 def _unknown_below(keys: str, class_path: str, name: str) -> str:
     """Which part of a dotted name is no argument: of the class, or of a group of settings among its arguments."""
+    if class_path in ("lightning.LightningModule", "lightning.LightningDataModule"):  # what stands for no class
+        return f"{keys}: its class is not said; give --config, or --{keys}=CLASS, before its settings"
     owner, where, valid = import_object(class_path), class_path, _arguments(class_path)
     for part in name.split("."):
         if part not in valid:
