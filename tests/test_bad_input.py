@@ -33,7 +33,7 @@ BAD = {
         "data: lra_ssm.datamodules.ListOps takes no key 'batch'; did you mean 'batch_size'",
     ),
     "a key of what takes none": (["--model.network.pooling.foo=3"], "takes no key 'foo'; it takes none"),
-    "a key of null": (["--model.network.head.foo=3"], "model.network.head: is null here: give its class"),
+    "a key of null": (["--model.network.head.foo=3"], "model.network.head: no class is given here; give it"),
     "no settings": (["--model.optimizer=null"], "model.optimizer is null; give its settings, or leave it out"),
     "no layer": (["--model.network.layer=null"], "model.network: lra_ssm.models.Classifier needs layer"),
     "a block as layer": (

@@ -220,7 +220,8 @@ def test_dotted_overrides_and_print_config(tmp_path):
 def test_help_explains_a_layers_settings(tmp_path):
     out = succeed([*FIT, "--model.network.layer.help", "lra_ssm.layers.B2S6"], tmp_path).out
     assert "--layer.num_blocks" in out and "H, must divide D" in " ".join(out.split())
-    assert "give --config" in fail(["fit", "--model.network.layer.help", "lra_ssm.layers.B2S6"], tmp_path)
+    for early in (["--model.network.layer.help", "lra_ssm.layers.B2S6"], ["--data.limit=3"]):
+        assert "no class is given here; give it, or a --config" in fail(["fit", *early], tmp_path)
 
 
 def test_null_reaches_every_depth(tmp_path):

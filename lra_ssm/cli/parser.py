@@ -11,6 +11,11 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers.spec import annotations, import_object
 
 
+# What jsonargparse takes arguments for where no class was given: null, or none yet.
+_NO_CLASS = ("torch.nn.Module", "lightning.LightningModule", "lightning.LightningDataModule")
+_SAY_CLASS = "no class is given here; give it, or a --config that does, before its arguments"
+
+
 class RunParser(LightningArgumentParser):
     """Lightning's parser; what is wrong with the arguments is raised as one line (`InputError`)."""
 
@@ -39,8 +44,8 @@ def one_line(message: str, options: list[str]) -> str:
         return _unknown(f"key {found[1]!r}", found[1], options)
     if found := re.search(r"Option '([^']+)' is not accepted", message):
         owner = _owner(message, found)
-        if owner == "torch.nn.Module":  # what stands for null
-            return f"{at}is null here: give its class before its arguments"
+        if owner in _NO_CLASS:
+            return at + _SAY_CLASS
         return at + _unknown(f"{owner or 'this'} takes no key {found[1]!r}", found[1], _arguments(owner), verb="")
     if found := re.search(r"the following arguments are required: ([\w, ]+)", message):
         owner = _owner(message, found)
@@ -74,8 +79,8 @@ def _owner(message: str, found: re.Match[str]) -> str | None:
 
 def _unknown_below(keys: str, class_path: str, name: str) -> str:
     """Which part of a dotted name is no argument: of the class, or of a group of settings among its arguments."""
-    if class_path in ("lightning.LightningModule", "lightning.LightningDataModule"):  # what stands for no class
-        return f"{keys}: its class is not said; give --config, or --{keys}=CLASS, before its settings"
+    if class_path in _NO_CLASS:
+        return f"{keys}: {_SAY_CLASS}"
     owner, where, valid = import_object(class_path), class_path, _arguments(class_path)
     for part in name.split("."):
         if part not in valid:
