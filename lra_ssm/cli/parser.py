@@ -10,7 +10,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers.spec import annotations, import_object
 
-
 # What jsonargparse takes arguments for where no class was given: null, or none yet.
 _NO_CLASS = ("torch.nn.Module", "lightning.LightningModule", "lightning.LightningDataModule")
 _SAY_CLASS = "no class is given here; give it, or a --config that does, before its arguments"
