@@ -57,6 +57,10 @@ BAD = {
         ["--model.network.block.prenrm=true"],
         "lra_ssm.layers.S4Block takes no key 'prenrm'; did you mean 'prenorm'",
     ),
+    "a head's key": (
+        ["--model.network.head=lra_ssm.models.LinearHead", "--model.network.head.num_classes=3"],
+        "model.network.head: lra_ssm.models.LinearHead takes no key 'num_classes'; it takes none",
+    ),
     "unknown data key": (["--data.rooot=x"], "takes no key 'rooot'; did you mean 'root'"),
     "unknown layer key": (
         ["--model.network.layer.num_bloks=5"],

@@ -241,40 +241,6 @@ def test_null_reaches_every_depth(tmp_path):
     assert found == [None] * 4 and printed["data"]["init_args"]["eval_batch_size"] is None
 
 
-def test_a_layer_of_ones_own_by_class_path(tmp_path):
-    (tmp_path / "my_layer.py").write_text((Path(__file__).parent / "helpers.py").read_text())
-    config = yaml.safe_load(TINY.read_text())
-    own = {"class_path": "my_layer.Smooth", "init_args": {"width": 5}}
-    config["model"]["init_args"]["network"]["init_args"]["layer"] = own
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
-    succeed(["fit", "--config", "own.yaml", *SHORT], tmp_path)
-    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
-    assert layer_of(saved) == own
-
-
-OWN = {
-    "block": ["--model.network.block=tests.helpers.PlainBlock", "--model.network.block.scale=0.5"],
-    "network": ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth",
-                "--model.network.width=6"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("part", OWN)
-def test_a_block_and_a_network_of_ones_own_by_class_path(part, tmp_path):
-    from lra_ssm.layers import NetworkSpec
-
-    succeed([*FIT, *SHORT, *OWN[part]], tmp_path)
-    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())["model"]["init_args"]["network"]
-    checkpoint = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
-    if part == "block":
-        assert saved["init_args"]["block"] == {"class_path": "tests.helpers.PlainBlock", "init_args": {"scale": 0.5}}
-    else:
-        assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
-        assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
-    succeed(["test", *FIT[1:], *SHORT, *OWN[part]], tmp_path)
-
-
 @pytest.mark.parametrize("logger", ["WandbLogger", "TensorBoardLogger"])
 def test_other_loggers_by_config_stand_beside_the_csv(logger, tmp_path):
     init = {"offline": True, "project": "lra"} if logger == "WandbLogger" else {"save_dir": "."}
@@ -361,36 +327,6 @@ def test_max_time_stops_a_run_that_is_not_finished(tmp_path):
     flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:02"]
     assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path, {"DELAY": "0.1"}).out
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped by max_time"
-
-
-def test_a_module_and_data_of_ones_own(tmp_path):
-    (tmp_path / "own.py").write_text(
-        """
-import lightning as L, torch
-from torch.utils.data import DataLoader, TensorDataset
-
-class Module(L.LightningModule):
-    def __init__(self, width: int = 3):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, 2)
-    def training_step(self, batch, i):
-        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
-    def validation_step(self, batch, i):
-        self.log("val/accuracy", (self.linear(batch[0]).argmax(-1) == batch[1]).float().mean())
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-class Data(L.LightningDataModule):
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long)), batch_size=4)
-    val_dataloader = train_dataloader
-"""
-    )
-    monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
-    trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
-    out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=tiny", *trainer], tmp_path).out
-    assert "group 0" in out and "val/accuracy" in out
-    assert (only_run(tmp_path) / "checkpoints/best.ckpt").is_file()
 
 
 def test_without_a_logger_a_run_still_finishes(tmp_path):

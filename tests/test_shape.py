@@ -1,12 +1,14 @@
-"""A block, a pooling, a head, a task and a dataset of another kind are one new file: nothing of the package changes."""
+"""Layers, blocks, poolings, heads, networks, tasks, datasets of another kind: one new file, nothing of ours changes."""
 
 import csv
 import json
+from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
-from tests.runner import only_run, run, succeed
+from tests.runner import FIT, SHORT, TINY, only_run, run, succeed
 
 MINE = '''
 import lightning as L, numpy as np, torch
@@ -173,3 +175,70 @@ def test_a_task_with_its_network_and_data_without_labels(tmp_path):
     succeed([*command, "--fresh"], tmp_path)
     whole = torch.load(path.with_name(f"{path.name}-2") / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+# --- one part of one's own, the rest ours ---
+
+
+def test_a_layer_of_ones_own_by_class_path(tmp_path):
+    (tmp_path / "my_layer.py").write_text((Path(__file__).parent / "helpers.py").read_text())
+    config = yaml.safe_load(TINY.read_text())
+    own = {"class_path": "my_layer.Smooth", "init_args": {"width": 5}}
+    config["model"]["init_args"]["network"]["init_args"]["layer"] = own
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    succeed(["fit", "--config", "own.yaml", *SHORT], tmp_path)
+    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
+    assert saved["model"]["init_args"]["network"]["init_args"]["layer"] == own
+
+
+OWN = {
+    "block": ["--model.network.block=tests.helpers.PlainBlock", "--model.network.block.scale=0.5"],
+    "network": ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth",
+                "--model.network.width=6"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", OWN)
+def test_a_block_and_a_network_of_ones_own_by_class_path(part, tmp_path):
+    from lra_ssm.layers import NetworkSpec
+
+    succeed([*FIT, *SHORT, *OWN[part]], tmp_path)
+    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())["model"]["init_args"]["network"]
+    checkpoint = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
+    if part == "block":
+        assert saved["init_args"]["block"] == {"class_path": "tests.helpers.PlainBlock", "init_args": {"scale": 0.5}}
+    else:
+        assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
+        assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
+    succeed(["test", *FIT[1:], *SHORT, *OWN[part]], tmp_path)
+
+
+def test_a_module_and_data_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(
+        """
+import lightning as L, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(L.LightningModule):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 2)
+    def training_step(self, batch, i):
+        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+    def validation_step(self, batch, i):
+        self.log("val/accuracy", (self.linear(batch[0]).argmax(-1) == batch[1]).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(8, 3), torch.zeros(8, dtype=torch.long)), batch_size=4)
+    val_dataloader = train_dataloader
+"""
+    )
+    monitor = "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor"
+    trainer = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", monitor]
+    out = succeed(["fit", "--model=own.Module", "--data=own.Data", "--experiment=tiny", *trainer], tmp_path).out
+    assert "group 0" in out and "val/accuracy" in out
+    assert (only_run(tmp_path) / "checkpoints/best.ckpt").is_file()

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.layers.spec import annotations, import_object
+from lra_ssm.layers.spec import annotations, import_object, own_arguments
 
 # What jsonargparse takes arguments for where no class was given: null, or none yet.
 _NO_CLASS = ("torch.nn.Module", "lightning.LightningModule", "lightning.LightningDataModule")
@@ -100,9 +100,7 @@ def _unknown(what: str, name: str, valid: list[str], verb: str = "unknown ") -> 
 def _arguments(class_path: str | None) -> list[str]:
     if class_path is None:
         return []
-    names = list(inspect.signature(import_object(class_path)).parameters)
-    given = ["d_model", "layer"] if names[:2] == ["d_model", "layer"] else ["d_model"]  # by the model
-    return names[len(given) :] if names[: len(given)] == given else names
+    return own_arguments(import_object(class_path))
 
 
 def _options(parser: Any) -> list[str]:

@@ -141,6 +141,15 @@ class NetworkSpec(ModuleSpec):
     kind, builder_gives = "network", ()
 
 
+def own_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that a specification may set: without the first ones, where they are called as what the
+    builder of a layer, block or head gives."""
+    names = tuple(inspect.signature(function).parameters)
+    kinds = (LayerSpec, BlockSpec, PoolingSpec, HeadSpec)
+    given = [len(gives) for kind in kinds if names[: len(gives := kind.builder_gives)] == gives]
+    return list(names[max(given, default=0) :])
+
+
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
     """Annotations by parameter, also where they are written as text; without those that cannot be resolved."""
     own = function.__init__ if inspect.isclass(function) else function
