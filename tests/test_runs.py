@@ -240,6 +240,31 @@ def test_the_same_run_goes_on_after_a_failure_and_takes_no_other_parts(tmp_path)
     assert len(json.loads((run.path / "run.json").read_text())["starts"]) == 2
 
 
+def test_what_numpy_computed_is_a_plain_value(tmp_path):
+    task, data = parts(tmp_path / "data", lr=np.geomspace(1e-3, 1e-2, 3)[1])
+    arguments = {**QUIET, "max_epochs": 1, "gradient_clip_val": np.float64(0.5)}
+    settings = {"grid": np.float64(0.25), "at": np.int64(3)}
+    run = Run.of(task, data, trainer=arguments, checkpoints=CheckpointSettings(np.int64(2)), settings=settings)
+    run.fit(Trainer(**run.trainer_arguments()), task, data)
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["settings"] == {"grid": 0.25, "at": 3}
+    saved = torch.load(run.last, weights_only=True)["hyper_parameters"]["optimizer"]
+    assert saved["lr"] == pytest.approx(10**-2.5) and type(saved["lr"]) is float
+
+
+def test_a_start_that_fails_gives_the_directory_back_and_leaves_no_reason(tmp_path, monkeypatch):
+    task, data = parts(tmp_path / "data")
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1})
+    with monkeypatch.context() as broken:
+        broken.setattr(Run, "save_config", lambda *_: (_ for _ in ()).throw(InputError("the disk is full")))
+        with pytest.raises(InputError, match="the disk is full"):
+            run.fit(Trainer(**run.trainer_arguments()), task, data)
+    assert not run.held and "LRA_SSM_RUN_PATH" not in os.environ
+    assert run.record == {"status": "failed", "reason": "the disk is full"}
+    task, data = parts(tmp_path / "data")
+    run.fit(Trainer(**run.trainer_arguments()), task, data)
+    assert run.finished and "reason" not in run.record
+
+
 def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):
     task, data = parts(tmp_path / "data")
     own = ModelCheckpoint(dirpath=tmp_path / "own", monitor="val/loss")

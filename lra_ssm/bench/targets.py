@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from lra_ssm.bench.compare import Row, Settings, find
 from lra_ssm.bench.growth import slopes
@@ -126,7 +125,3 @@ def _both_devices(rows: Sequence[Row], ours: str, on_gpu: bool) -> list[Target]:
 def _words(size: dict[str, int]) -> str:
     letters = {"batch": "batch {}", "channels": "D = {}", "states": "N = {}", "length": "L = {}"}
     return ", ".join(letters[name].format(value) for name, value in size.items())
-
-
-def as_dicts(targets: Sequence[Target]) -> list[dict[str, Any]]:
-    return [asdict(target) for target in targets]

@@ -34,7 +34,7 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
-from lra_ssm.runs.run import CheckpointSettings, Run, chosen_loggers, show_metrics
+from lra_ssm.runs.run import CheckpointSettings, Run, as_list, chosen_loggers, final_metrics, show_metrics
 
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
 _NEUTRAL = (
@@ -246,8 +246,7 @@ class RunCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config, run, fit = self._get(self.config_init, "trainer"), self.run, self.subcommand == "fit"
-        given = config.get("callbacks") or []
-        callbacks = list(given) if isinstance(given, list) else [given]
+        callbacks = as_list(config.get("callbacks"))
         if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RichProgressBar())
         loggers: Any = False
@@ -263,11 +262,10 @@ class RunCLI(LightningCLI):
         if self.subcommand == "predict":
             # A checkpoint from outside a run directory gets its predictions into the working folder.
             callbacks.append(WritePredictions((directory.path if directory else Path()) / "predictions.csv"))
-        plugins = config.get("plugins") or []
         return super().instantiate_trainer(
             callbacks=callbacks,
             logger=loggers,
-            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
+            plugins=[*as_list(config.get("plugins")), AtomicCheckpointIO()],
             default_root_dir=str(directory.path) if directory else None,
             enable_checkpointing=run is not None,
             **kwargs,
@@ -280,7 +278,7 @@ class RunCLI(LightningCLI):
     def _after_evaluation(self) -> None:
         if self.scored is None or not self.trainer.is_global_zero:
             return
-        metrics = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
+        metrics = final_metrics(self.trainer)
         result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics}
         if hasattr(self.datamodule, "provenance"):
             result["data"] = self.datamodule.provenance()

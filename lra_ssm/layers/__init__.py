@@ -1,8 +1,8 @@
 """Sequence layers, modules that map (B, L, D) to (B, L, D), and the blocks that stand around them.
 
 A layer of your own needs `forward(x, lengths=None)` alone; `optim_roles`, `step`, `initial_state` and `reset` are
-asked for by name where they are needed. See the README, "A layer of your own". `RecurrentLayer` brings them to one
-that has a causal recurrence.
+asked for by name where they are needed. See docs/extending.md. `RecurrentLayer` brings them to one that has a causal
+recurrence.
 """
 
 from lra_ssm.layers.b2s6 import B2S6

@@ -18,7 +18,8 @@ class RecurrentLayer(nn.Module, ABC):
     """A causal recurrence, or two in opposite directions whose outputs are added. x (B, L, D) -> (B, L, D).
 
     A subclass sets `state_shape` and `complex_state`, and gives `scan` and `roles`. Where it is bidirectional it sets
-    `reverse`: a causal layer of the same kind, with parameters of its own, that reads the sequence from the right.
+    `reverse`: a causal layer of the same kind, with parameters of its own, that reads the sequence from the right; or
+    it overrides `bidirectional` and `scan_both`, where the directions share parameters.
     `zero_stays_zero` says that input 0 leaves state 0 at 0; padding, which the reversed scan meets first, then needs no
     care.
     """

@@ -68,12 +68,14 @@ def plain(value: Any, where: str) -> Any:
 
     Raises InputError naming `where` for what cannot be told apart from another of its kind.
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+        return plain(value.item(), where)  # a float64 is a float too, but none that a config could hold
     if isinstance(value, (Path, timedelta)):
         return f"{type(value).__name__} {value}"
     if isinstance(value, Enum):
         return f"{class_path(value)}.{value.name}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, Mapping):
         pairs = ((key if isinstance(key, str) else f"{type(key).__name__} {key!r}", key) for key in value)
         return {name: plain(value[key], f"{where}.{name}") for name, key in pairs}
@@ -86,8 +88,6 @@ def plain(value: Any, where: str) -> Any:
     if inspect.isclass(value) or (inspect.isroutine(value) and "<" not in value.__qualname__):
         if inspect.isclass(value) or not hasattr(value, "__self__") or inspect.ismodule(value.__self__):
             return f"{value.__module__}.{value.__qualname__}"
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-        return value.item()
     opaque = type(value).__module__.partition(".")[0] in ("torch", "numpy", "builtins")
     if opaque or not hasattr(value, "__dict__") or hasattr(value, "__slots__"):
         raise InputError(f"{where} is a {type(value).__name__}: give it as plain values, a run is told by them")
@@ -102,7 +102,7 @@ def plain_trainer(given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, (list, tuple)):
             return [settings(item) for item in value]
         try:
-            if type(value).__module__ == "builtins" or isinstance(value, (Path, timedelta, Enum)):
+            if type(value).__module__ in ("builtins", "numpy") or isinstance(value, (Path, timedelta, Enum)):
                 return plain(value, "trainer")
         except InputError:
             return class_path(value)

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import AtomicCheckpointIO, CSVRunLogger, SaveBest, SaveLast, fit_callbacks
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import write_json
 from lra_ssm.runs.checks import (
     check_checkpoint,
     check_data,
@@ -107,7 +108,7 @@ class Run(RunDirectory):
             "trainer": plain_trainer(trainer),
             "model": described(task, "the task", settings),
             "data": described(data, "the data", settings),
-            "checkpoint": asdict(checkpoints),
+            "checkpoint": plain(asdict(checkpoints), "checkpoint"),
             "settings": plain(settings or {}, "settings"),
         }
         own = () if hasattr(data, "identity") else getattr(data, "neutral_settings", DATA_NEUTRAL)
@@ -139,9 +140,9 @@ class Run(RunDirectory):
         """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them."""
         return {
             **self.given,
-            "callbacks": [*_as_list(self.given.get("callbacks")), *self.callbacks()],
+            "callbacks": [*as_list(self.given.get("callbacks")), *self.callbacks()],
             "logger": self.loggers(self.given.get("logger")),
-            "plugins": [*_as_list(self.given.get("plugins")), AtomicCheckpointIO()],
+            "plugins": [*as_list(self.given.get("plugins")), AtomicCheckpointIO()],
             "default_root_dir": str(self.path),
         }
 
@@ -180,8 +181,8 @@ class Run(RunDirectory):
         check_vocabulary(task, data)
         if self.checkpoint is not None:
             check_checkpoint(self.checkpoint, task)
-        self.begin(self.config, trainer, data)
         try:
+            self.begin(self.config, trainer, data)
             # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
             known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
             trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
@@ -215,7 +216,7 @@ class Run(RunDirectory):
         if manifest is not None:
             record["data"] = manifest
             print(data.describe())
-        self.write_record(**record)
+        write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
@@ -224,7 +225,7 @@ class Run(RunDirectory):
 
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Records how the fit ended; returns its metrics, the best one by name among them."""
-        metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        metrics = final_metrics(trainer)
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
         best = next((c for c in trainer.callbacks if isinstance(c, SaveBest)), None)  # type: ignore[attr-defined]
@@ -265,12 +266,18 @@ def is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
+def final_metrics(trainer: Trainer) -> dict[str, float]:
+    """What was logged, by name."""
+    return {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+
+
 def chosen_loggers(logger: Any) -> list[Any]:
     """The loggers that a configuration names."""
-    return [] if logger in (None, True, False) else _as_list(logger)
+    return [] if logger in (None, True, False) else as_list(logger)
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """What a Trainer takes as one or several, or None, as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 

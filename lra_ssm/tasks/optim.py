@@ -32,7 +32,8 @@ class OptimizerSettings:
     Args:
         lr: base learning rate.
         recurrent_lr: learning rate of the parameters with role "recurrent"; absolute.
-        delta_lr_factor: times lr it is the learning rate of role "delta"; None is recurrent_lr / lr, 0 freezes Δ.
+        delta_lr_factor: times lr it is the learning rate of role "delta"; None is recurrent_lr / lr, 0 freezes it.
+            S4D's Δ has role "recurrent".
         weight_decay: of role "base"; "no_decay" has none.
         recurrent_weight_decay: of role "recurrent".
         delta_weight_decay: of role "delta".
@@ -56,6 +57,8 @@ class OptimizerSettings:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
+            if isinstance(value, float):  # numpy's float64 is one, and no checkpoint could be read again with it
+                object.__setattr__(self, field.name, float(value))
         if self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number")
 

@@ -48,10 +48,12 @@ class BatchIndex(NamedTuple):
 
 
 class BatchDataset(Dataset[AnyBatch], ABC):
-    """A dataset of which torch's DataLoader takes whole batches."""
+    """A dataset of which torch's DataLoader takes whole batches; `split` is where from."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    split: SequenceSplit | ImageSplit
+
+    def __len__(self) -> int:
+        return len(self.split)
 
     @abstractmethod
     def batch(self, examples: IntArray, epoch: int) -> AnyBatch:
@@ -77,22 +79,23 @@ def _padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) ->
     return torch.from_numpy(rows)
 
 
-class SequenceDataset(BatchDataset):
+class _Sequences(BatchDataset):
+    split: SequenceSplit
+
+    def __init__(self, split: SequenceSplit) -> None:
+        self.split = split
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.split.lengths.max(1)
+
+
+class SequenceDataset(_Sequences):
     """Padded token sequences with a class, or pairs of them.
 
     Args:
         split: where from.
     """
-
-    def __init__(self, split: SequenceSplit) -> None:
-        self.split = split
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    @property
-    def lengths(self) -> IntArray:
-        return self.split.lengths.max(1)
 
     def batch(self, examples: IntArray, epoch: int) -> Batch:
         split, per_example = self.split, self.split.per_example
@@ -106,7 +109,7 @@ class SequenceDataset(BatchDataset):
         return Batch(inputs, lengths, torch.from_numpy(split.labels[examples]))
 
 
-class TokenDataset(BatchDataset):
+class TokenDataset(_Sequences):
     """Padded token sequences with a target at each position: the stored one, or the next token where none is stored.
 
     Args:
@@ -117,17 +120,10 @@ class TokenDataset(BatchDataset):
     """
 
     def __init__(self, split: SequenceSplit) -> None:
-        self.split = split
+        super().__init__(split)
         shortest = split.entry["length"]["min"]
         if not split.has_targets and shortest < 2:
             raise InputError(f"{split.folder}: its shortest sequence has length {shortest}; a next token needs 2")
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    @property
-    def lengths(self) -> IntArray:
-        return self.split.lengths.max(1)
 
     def batch(self, examples: IntArray, epoch: int) -> TokenBatch:
         split, offsets = self.split, self.split.offsets
@@ -149,11 +145,10 @@ class ImageDataset(BatchDataset):
         transform: makes model inputs of uint8 images. It is sent to worker processes.
     """
 
+    split: ImageSplit
+
     def __init__(self, split: ImageSplit, transform: Transform) -> None:
         self.split, self.transform = split, transform
-
-    def __len__(self) -> int:
-        return len(self.split)
 
     def batch(self, examples: IntArray, epoch: int) -> Batch:
         inputs = self.transform(self.split.images[examples], examples, epoch)

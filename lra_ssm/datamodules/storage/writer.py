@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lra_ssm.datamodules.storage.format import MANIFEST, NOT_SCORED, IntArray
 from lra_ssm.errors import InputError
+from lra_ssm.files import replacing
 
 
 class _ArrayFile:
@@ -302,8 +303,6 @@ class DatasetWriter:
             InputError: a split has no examples.
         """
         manifest = {**self._head, "source": source, "splits": {split.name: split.close() for split in self._splits}}
-        with open(self._folder / MANIFEST, "w", encoding="utf-8") as file:
+        with replacing(self._folder / MANIFEST, encoding="utf-8") as file:
             json.dump(manifest, file, indent=1, ensure_ascii=False)
             file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())

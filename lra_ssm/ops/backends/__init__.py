@@ -80,20 +80,20 @@ def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
 
 def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
-    return _run({key: backend.scan for key, backend in BACKENDS.items()}, name, inputs.u.device, inputs)
+    operations = {key: backend.scan for key, backend in BACKENDS.items()}
+    return _run(operations, _preferred if name == "auto" else name, inputs.u.device, inputs)
 
 
 def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
     """S4D's kernel (K, D, L), chosen as `run_scan` does."""
     operations = {key: backend.s4d_kernel for key, backend in BACKENDS.items() if backend.s4d_kernel is not None}
-    return _run(operations, name, inputs.delta.device, inputs)
+    device, preferred = inputs.delta.device, operations.get(_preferred)
+    if name == "auto" and (_preferred not in BACKENDS or (preferred and preferred.refusal(device, inputs) is None)):
+        name = _preferred
+    return _run(operations, name, device, inputs)
 
 
 def _run(operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
-    if name == "auto" and (_preferred in operations or _preferred not in BACKENDS):
-        name = _preferred
-        if isinstance(inputs, KernelInputs) and name in operations and operations[name].refusal(device, inputs):
-            name = "auto"
     if name == "auto":
         candidates = [key for key in AUTO.get(device.type, ("eager",)) if key in operations]
         name = next(key for key in candidates if operations[key].refusal(device, inputs) is None)
