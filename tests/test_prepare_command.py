@@ -81,7 +81,7 @@ def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path:
     out = succeed(["doctor", f"--root={root}", "--verify"], tmp_path).out
     assert "torch 2." in out and "reference  runs" in out and "kind: generated" in out
     assert "all digests of 4 prepared folders are as recorded" in out
-    assert "inputs: s4" in out and "split" in out
+    assert "inputs: characters" in out and "split" in out
 
 
 def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Counting(PreparedDataModule):
     def __init__(self, root: str | None = None, batch_size: int = 4) -> None:
         super().__init__(root, "generated", batch_size, None, None, 0, None)
 
-    def record(self):
+    def content_settings(self):
         return {"version": 1}
 
     def build(self, folder):

@@ -2,5 +2,5 @@
 
 work.py says what a measured thing is; measure.py and memory.py take its time and its memory, compare.py puts several
 side by side; operators.py (scan.py, s4d.py, growth.py, ceilings.py), layers.py, steps.py (profile.py) and data.py are
-the four suites; targets.py, report.py and plot.py say what came out.
+the four suites; report.py and plot.py say what came out.
 """

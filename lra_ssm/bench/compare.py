@@ -180,13 +180,3 @@ def _memory(contender: Contender, rows: Sequence[Row], settings: Settings) -> st
 
 def _reason(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def find(rows: Sequence[Row], comparison: str, contender: str, mode: str, **shape: Any) -> Row | None:
-    """The row that was timed or measured there, None if there is none."""
-    for row in rows:
-        if (row.comparison, row.contender, row.mode) == (comparison, contender, mode) and all(
-            row.shape.get(key) == value for key, value in shape.items()
-        ):
-            return row
-    return None

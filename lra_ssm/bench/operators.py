@@ -22,7 +22,6 @@ from lra_ssm.bench.scan import (
     ScanTruth,
     ScanWork,
 )
-from lra_ssm.bench.targets import operator_targets
 from lra_ssm.bench.work import Shape
 
 AGAINST = "{case} against other ways to write it"
@@ -50,7 +49,7 @@ def shapes_of(settings: Settings) -> list[Shape]:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Rows, targets, and the smaller tables of the suite, ready for the report."""
+    """Rows and the smaller tables of the suite, ready for the report."""
     rows: list[Row] = []
     for shape in shapes_of(settings):
         rows += _against(S6, shape, settings)
@@ -68,7 +67,6 @@ def run(settings: Settings) -> dict[str, Any]:
         "slopes": slopes(growth),
         "ceilings": ceilings,
         "shares of ceilings": shares(rows, ceilings),
-        "targets": operator_targets([*rows, *growth], settings),
     }
 
 

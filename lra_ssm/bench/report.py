@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.bench.compare import Row, Settings
-from lra_ssm.bench.targets import Target
 from lra_ssm.errors import InputError
 from lra_ssm.runs.provenance import environment
 from lra_ssm.tables import table
@@ -79,10 +78,6 @@ LEGEND = (
 )
 
 
-def targets_text(targets: Sequence[Target]) -> str:
-    return table(("target", "measured", "verdict"), [(t.target, t.measured, t.verdict) for t in targets], left=3)
-
-
 def plain(value: Any) -> Any:
     """Results as JSON takes them."""
     if isinstance(value, Row):
@@ -107,11 +102,8 @@ def check_folder(folder: Path) -> None:
 
 
 def suite_text(suite: str, result: dict[str, Any]) -> str:
-    """Everything a suite found: its targets, its rows, its smaller tables."""
-    blocks = [f"== {suite} =="]
-    if targets := result.get("targets"):
-        blocks.append(f"targets\n{targets_text(targets)}")
-    blocks.append(rows_text(result["rows"]))
+    """Everything a suite found: its rows, its smaller tables."""
+    blocks = [f"== {suite} ==", rows_text(result["rows"])]
     if fits := result.get("slopes"):
         lines = [
             (name, *(f"{fit[k]:.2f}" if k in fit else "" for k in ("time", "memory"))) for name, fit in fits.items()

@@ -23,7 +23,7 @@ STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pre
 class PreparedDataModule(LightningDataModule, ABC):
     """A dataset that is prepared once into `<root>/<dataset>/<kind>-<hash of what decides its content>`.
 
-    A dataset gives `dataset`, `sources`, `record` and `build`, and `fetch` where its files can be downloaded.
+    A dataset gives `dataset`, `sources`, `content_settings` and `build`, and `fetch` where its files can be downloaded.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
@@ -35,6 +35,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         num_workers: processes that load ahead.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
         bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
+        limit: at most so many examples in each split; None for all.
 
     Raises:
         InputError: settings that cannot be met.
@@ -47,7 +48,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     d_input: int | None = None  # features per position; None for tokens
     per_example: int = 1  # sequences per example: 2 for pairs
     neutral_settings = ("root", "eval_batch_size", "num_workers", "pin_memory")  # cannot change what a run learns
-    inputs: str = "s4"  # what batches hold, by the code that introduced it: s4, s5, or lra for the original benchmark
+    inputs: str = "tokens"  # what batches hold; or characters, bytes; of pixels unit, symmetric, normalized, integers
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         num_workers: int,
         pin_memory: bool | None,
         bucket_batches: int = 1,
+        limit: int | None = None,
     ) -> None:
         super().__init__()
         self.root = resolve_root(root)
@@ -68,13 +70,14 @@ class PreparedDataModule(LightningDataModule, ABC):
         self.shuffle_seed = shuffle_seed
         self.num_workers = num_workers
         self.pin_memory = pin_memory
-        self.bucket_batches = bucket_batches
+        self.bucket_batches, self.limit = bucket_batches, limit
         self._datasets: dict[str, BatchDataset] = {}
         self._loaders: WeakSet[ResumableLoader] = WeakSet()  # those that somebody still uses
         self._prepared: PreparedDataset | None = None
         for name in ("batch_size", "eval_batch_size", "bucket_batches"):
             self.require(getattr(self, name) >= 1, name, "must be at least 1")
         self.require(num_workers >= 0, "num_workers", "must be at least 0")
+        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
 
     def require(self, holds: bool, name: str, what: str) -> None:
         """Raises InputError naming the setting and its value unless `holds`."""
@@ -88,7 +91,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     # -- what a dataset gives --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def record(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         """Everything that decides what the prepared data is, as plain values: its hash is in the folder's name.
 
         Raises:
@@ -130,7 +133,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         Raises:
             InputError: the source's files are missing.
         """
-        digest = hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(self.content_settings(), sort_keys=True).encode()).hexdigest()
         return self.root / self.dataset / f"{self.kind()}-{digest[:12]}"
 
     def is_prepared(self) -> bool:
@@ -181,7 +184,7 @@ class PreparedDataModule(LightningDataModule, ABC):
         """What of this data decides a run's result: the data, the batches and their order; not where it lies."""
         order = {name: getattr(self, name) for name in ("batch_size", "shuffle_seed", "bucket_batches")}
         batches = {"inputs": self.inputs, **self.batch_settings(), **order}
-        return {"dataset": self.dataset, "kind": self.kind(), "record": self.record(), "batches": batches}
+        return {"dataset": self.dataset, "kind": self.kind(), "content": self.content_settings(), "batches": batches}
 
     def describe(self) -> str:
         """One line on the prepared data."""

@@ -328,7 +328,7 @@ def test_image_and_scifar(tmp_path: Path) -> None:
     assert torch.allclose(torch.cat([batch.inputs for batch in got]), expected, atol=1e-6)
     assert (image.d_input, image.vocab_size, image.num_classes) == (1, None, 10)
 
-    tokens = prepared(Image(root=root, inputs="lra"))
+    tokens = prepared(Image(root=root, inputs="integers"))
     assert (tokens.d_input, tokens.vocab_size) == (None, 256) and tokens.manifest()["source"]["vocab_size"] == 256
     batch = next(iter(tokens.val_dataloader()))
     assert batch.inputs.shape == (5, 1024) and batch.inputs.dtype == torch.int64

@@ -148,9 +148,9 @@ def test_hugging_face(tmp_path: Path) -> None:
     source = data.manifest()["source"]
     assert source["kind"] == source["layout"] == "huggingface"
     assert source["revision"] == "unknown" and "repository" not in source  # a user has put it there
-    before = data.record(), reader.watched_files(data._path())
+    before = data.content_settings(), reader.watched_files(data._path())
     (tmp_path / "mnist" / "huggingface" / "train" / "cache-0123.arrow").write_bytes(b"x")
-    assert (data.record(), reader.watched_files(data._path())) == before
+    assert (data.content_settings(), reader.watched_files(data._path())) == before
 
 
 def test_what_models_get(tmp_path: Path) -> None:

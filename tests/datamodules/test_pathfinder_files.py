@@ -110,7 +110,7 @@ def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
     folder = write_pathfinder(tmp_path / "images", IMAGES)
     for name in ("imgs/0/sample_3.png", "imgs/11/sample_9.png"):
         (folder / name).write_bytes(b"")
-    data = prepared(Pathfinder(root=str(tmp_path / "root"), source=str(folder), split="lra"))
+    data = prepared(Pathfinder(root=str(tmp_path / "root"), source=str(folder), split="file_order"))
     assert [split["examples"] for split in data.manifest()["splits"].values()] == [96, 11, 11]
     record = data.manifest()["source"]["files"]
     assert record["empty_images"] == ["imgs/0/sample_3.png", "imgs/11/sample_9.png"] and record["listed_images"] == 120
@@ -189,8 +189,11 @@ def test_splits(tmp_path: Path, folder: Path) -> None:
         split = data._datasets[name].split
         assert np.array_equal(split.images, IMAGES[list(part)])
         assert split.labels.tolist() == [LABELS[index] for index in part]
-    ordered = prepared(Pathfinder(root=str(tmp_path), source=str(folder), split="lra"))
-    assert ordered.manifest()["source"]["split"]["kind"] == "lra" and ordered.prepared_folder != data.prepared_folder
+    ordered = prepared(Pathfinder(root=str(tmp_path), source=str(folder), split="file_order"))
+    assert (
+        ordered.manifest()["source"]["split"]["kind"] == "file_order"
+        and ordered.prepared_folder != data.prepared_folder
+    )
     assert np.array_equal(ordered._datasets["test"].split.images, IMAGES[108:])
     limited = prepared(Pathfinder(root=str(tmp_path), source=str(folder), limit=10))
     assert limited.manifest()["splits"]["train"]["class_counts"] == [5, 5]
@@ -200,8 +203,8 @@ def test_splits(tmp_path: Path, folder: Path) -> None:
 def test_scalings_share_the_prepared_data(tmp_path: Path, folder: Path) -> None:
     pixels = None
     folders = set()
-    for kind, scale in (("lra", lambda x: x), ("s4", lambda x: x / 255), ("s5", lambda x: x / 127.5 - 1)):
-        data = prepared(Pathfinder(root=str(tmp_path), source=str(folder), inputs=kind, split="lra"))  # type: ignore
+    for kind, scale in (("integers", lambda x: x), ("unit", lambda x: x / 255), ("symmetric", lambda x: x / 127.5 - 1)):
+        data = prepared(Pathfinder(root=str(tmp_path), source=str(folder), inputs=kind, split="file_order"))  # type: ignore
         got = inputs(data.val_dataloader())
         folders.add(data.prepared_folder)
         if pixels is None:

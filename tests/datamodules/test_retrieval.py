@@ -95,7 +95,7 @@ def test_documents_are_cut_one_by_one(tmp_path: Path) -> None:
     assert pairs(data, "train") == [(1, "abc", "abc"), (0, "ab", "abé")]
     assert data.manifest()["vocabulary"] == [*SPECIALS, "a", "b", "c", "é"]
     assert data.manifest()["max_length"] == data.manifest()["splits"]["train"]["length"]["max"] == 4
-    split = open_prepared(prepared(tmp_path, max_length=4, inputs="lra").prepared_folder).split("train")
+    split = open_prepared(prepared(tmp_path, max_length=4, inputs="bytes").prepared_folder).split("train")
     assert isinstance(split, SequenceSplit)
     assert [split.sequence(index).tolist() for index in range(4)] == [
         [98, 99, 100, 101],
@@ -144,7 +144,7 @@ def test_limit_is_balanced_and_keeps_the_vocabulary(tmp_path: Path) -> None:
     assert pairs(some, "train") != pairs(whole, "train")[:11]
     assert some.manifest()["vocabulary"] == whole.manifest()["vocabulary"]
     assert some.manifest()["source"]["files"] == whole.manifest()["source"]["files"]
-    assert prepared(tmp_path, limit=30, inputs="lra").manifest()["splits"]["val"]["class_counts"] == [10, 20]
+    assert prepared(tmp_path, limit=30, inputs="bytes").manifest()["splits"]["val"]["class_counts"] == [10, 20]
 
 
 def test_batches(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_cut_off_and_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_class_and_files_sorted_by_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_files(tmp_path, ROWS | {"train": ["1.0\ta\tb\tc\td"] * 3}) / FILES["train"]
-    for settings in ({}, {"inputs": "lra"}, {"limit": 2}):
+    for settings in ({}, {"inputs": "bytes"}, {"limit": 2}):
         with pytest.raises(InputError, match=f"^{re.escape(str(path))}: all 3 training pairs have label 1$"):
             prepared(tmp_path, **settings)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(FILES.values())

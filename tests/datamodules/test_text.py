@@ -123,7 +123,7 @@ def test_sorted_by_name_and_read_as_it_stands(tmp_path: Path) -> None:
     assert sorted(texts(prepared(tmp_path, validation="test"), "train")) == sorted(train.texts)
 
 
-@pytest.mark.parametrize("settings", [{}, {"validation": "test"}, {"limit": 30}, {"inputs": "lra"}])
+@pytest.mark.parametrize("settings", [{}, {"validation": "test"}, {"limit": 30}, {"inputs": "bytes"}])
 def test_the_first_batch_of_every_split_has_both_classes(tmp_path: Path, settings: dict[str, object]) -> None:
     write_folder(tmp_path / "aclImdb", some_reviews(count=100))
     data = prepared(tmp_path, batch_size=10, **settings)
@@ -147,14 +147,14 @@ def test_vocabulary_is_of_the_cut_training_texts(tmp_path: Path) -> None:
 
 def test_bytes_of_the_original_code(tmp_path: Path) -> None:
     write_folder(tmp_path / "aclImdb", some_reviews(count=3) | {"test/neg/0_3.txt": "é" * 30, "test/neg/1_3.txt": ""})
-    data = prepared(tmp_path, inputs="lra", max_length=15)
+    data = prepared(tmp_path, inputs="bytes", max_length=15)
     test = open_prepared(data.prepared_folder).split("test")
     sequences = [test.sequence(index).tolist() for index in range(len(test))]  # type: ignore[union-attr]
     assert [0xC4, 0xAA] * 7 + [0xC4] in sequences and [0] in sequences
     manifest = data.manifest()
     assert manifest["source"]["inputs"] == "lra" and len(manifest["vocabulary"]) == 257
     assert "min_freq" not in manifest["source"]
-    assert data.prepared_folder == Text(root=str(tmp_path), inputs="lra", max_length=15, min_freq=3).prepared_folder
+    assert data.prepared_folder == Text(root=str(tmp_path), inputs="bytes", max_length=15, min_freq=3).prepared_folder
     characters = prepared(tmp_path)
     for key in ("held_out_sha256", "content_sha256"):
         assert characters.manifest()["source"][key] == manifest["source"][key]

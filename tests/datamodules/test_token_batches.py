@@ -31,7 +31,7 @@ class Documents(PreparedDataModule):
     def __init__(self, root: Path, batch_size: int = 4, num_workers: int = 0, bucket_batches: int = 1) -> None:
         super().__init__(str(root), "made-up", batch_size, None, 7, num_workers, False, bucket_batches)
 
-    def record(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         return {"version": 1}
 
     def build(self, folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_the_commands_show_what_has_no_labels(tmp_path: Path) -> None:
     for cls in (Documents, Marked):
         data = prepared(cls(tmp_path))
         assert data.provenance()["examples"] == {"train": 14, "val": 3, "test": 2}
-    assert data.describe().endswith("2 classes at 14 scored positions; inputs as s4")
+    assert data.describe().endswith("2 classes at 14 scored positions; inputs as tokens")
     table = succeed(["prepare", "--summary", f"--root={tmp_path}"], tmp_path).out.splitlines()
     assert [line.split() for line in table[1::3]] == [
         ["documents", "made-up", "tokens", "train", "14", "70000", "3.9", "6"],

@@ -14,7 +14,7 @@ class Image(Cifar10):
     """LRA Image. Batches are `batches.Batch` without lengths: 45,000 train, 5,000 val, 10,000 test images.
 
     Inputs are (B, 1024, 1) float32, normalized with mean 122.6 / 255 and std 61 / 255 (`d_input` 1), or for inputs
-    "lra" (B, 1024) int64 tokens (`vocab_size` 256). Validation images are a random tenth of the training images.
+    "integers" (B, 1024) int64 tokens (`vocab_size` 256). Validation images are a random tenth of the training images.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
@@ -26,8 +26,8 @@ class Image(Cifar10):
             becomes the test set, and the manifest says published_test false.
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        inputs: "s4": as in the public S4 code; "lra": as in LRA's own, integers 0 to 255 of TensorFlow's gray. Results
-            of the two do not belong into one table.
+        inputs: "normalized", as in the public S4 code; "integers" 0 to 255 of TensorFlow's gray, as in LRA's own.
+            Results of the two do not belong into one table.
         augment: "crop_flip": random crops out of a black border of 4 pixels, and mirroring, in training alone. They
             depend on the seed of shuffling, the epoch and the image's number.
         split_seed: of the choice of validation images; 42 is the public S4 code's.
@@ -49,7 +49,7 @@ class Image(Cifar10):
         source: str = "original",
         batch_size: int = 50,
         eval_batch_size: int | None = None,
-        inputs: Literal["s4", "lra"] = "s4",
+        inputs: Literal["normalized", "integers"] = "normalized",
         augment: Literal["none", "crop_flip"] = "none",
         split_seed: int = 42,
         shuffle_seed: int | None = None,
@@ -62,15 +62,15 @@ class Image(Cifar10):
             shuffle_seed=shuffle_seed, num_workers=num_workers, pin_memory=pin_memory, limit=limit, augment=augment,
         )  # fmt: skip
         self.inputs = inputs
-        self.require(inputs in ("s4", "lra"), "inputs", "must be s4 or lra")
-        self.stored = "gray" if inputs == "s4" else "gray-lra"
-        self.d_input = 1 if inputs == "s4" else None
-        self.vocab_size = 256 if inputs == "lra" else None
+        self.require(inputs in ("normalized", "integers"), "inputs", "must be normalized or integers")
+        self.stored = "gray" if inputs == "normalized" else "gray-lra"
+        self.d_input = 1 if inputs == "normalized" else None
+        self.vocab_size = 256 if inputs == "integers" else None
 
-    def record_stored(self) -> dict[str, Any]:
-        return super().record_stored() | ({"vocab_size": 256} if self.inputs == "lra" else {})
+    def stored_settings(self) -> dict[str, Any]:
+        return super().stored_settings() | ({"vocab_size": 256} if self.inputs == "integers" else {})
 
     def transform(self, augment: CropFlip | None) -> PixelSequence:
-        if self.inputs == "lra":
+        if self.inputs == "integers":
             return PixelSequence(None, None, augment=augment)
         return PixelSequence(IMAGE_MEAN, IMAGE_STD, augment=augment)

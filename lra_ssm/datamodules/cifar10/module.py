@@ -22,7 +22,7 @@ class Cifar10(PublishedImages):
     image_size = cifar_files.SIZE
     stored: Stored
 
-    def record_stored(self) -> dict[str, Any]:
+    def stored_settings(self) -> dict[str, Any]:
         return {"pixels": self.stored}
 
     def convert(self, images: Pixels) -> Pixels:

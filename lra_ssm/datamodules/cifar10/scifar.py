@@ -42,6 +42,7 @@ class SCIFAR(Cifar10):
     """
 
     command = "scifar"
+    inputs = "normalized"
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from lra_ssm.errors import InputError
 class PublishedImages(PreparedDataModule):
     """Reads published files once; gives pixels as sequences.
 
-    A dataset gives the class attributes, `record_stored`, `convert` and `transform`.
+    A dataset gives the class attributes, `stored_settings`, `convert` and `transform`.
 
     Args:
         root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory: as in the datasets.
@@ -53,14 +53,13 @@ class PublishedImages(PreparedDataModule):
         limit: int | None,
         augment: Literal["none", "crop_flip"] = "none",
     ) -> None:
-        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
-        self.split_seed, self.limit, self.augment = split_seed, limit, augment
-        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, limit=limit)
+        self.split_seed, self.augment = split_seed, augment
         self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
         self.require(augment in ("none", "crop_flip"), "augment", "must be none or crop_flip")
 
     @abstractmethod
-    def record_stored(self) -> dict[str, Any]:
+    def stored_settings(self) -> dict[str, Any]:
         """How stored pixels are made of the files': for folder name and manifest."""
 
     @abstractmethod
@@ -81,10 +80,10 @@ class PublishedImages(PreparedDataModule):
 
     # -- preparation -----------------------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(self.files.watched_files(self._path()))} if self.kind() == "files" else {}
         settings = {"version": READER_VERSION, "split_seed": self.split_seed, "limit": self.limit}
-        return settings | files | self.record_stored()
+        return settings | files | self.stored_settings()
 
     def build(self, folder: Path) -> None:
         path = self._path()
@@ -100,7 +99,7 @@ class PublishedImages(PreparedDataModule):
             published_counts=self.files.PUBLISHED_COUNTS,
             split_seed=self.split_seed,
             limit=self.limit,
-            source={"kind": self.kind()} | hub | self.record_stored(),
+            source={"kind": self.kind()} | hub | self.stored_settings(),
             convert=self.convert,
         )
 

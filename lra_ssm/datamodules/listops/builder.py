@@ -25,7 +25,7 @@ GENERATOR_VERSION = 1
 READER_VERSION = 1
 
 
-def generator_record(trees: TreeSettings, seed: int, counts: Mapping[str, int]) -> dict[str, Any]:
+def generator_settings(trees: TreeSettings, seed: int, counts: Mapping[str, int]) -> dict[str, Any]:
     """Everything that decides what is generated."""
     return {
         "version": GENERATOR_VERSION,
@@ -66,7 +66,7 @@ def build_generated(
                 _extend(split, Block(block.expressions[:room], block.labels[:room]))
                 rest = Block(block.expressions[room:], block.labels[room:])
                 progress.advance(task, min(room, len(block.labels)))
-    writer.finish({"kind": "generated", **generator_record(trees, seed, counts)})
+    writer.finish({"kind": "generated", **generator_settings(trees, seed, counts)})
 
 
 def build_from_files(

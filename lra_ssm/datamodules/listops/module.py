@@ -15,7 +15,7 @@ from lra_ssm.datamodules.listops.builder import (
     READER_VERSION,
     build_from_files,
     build_generated,
-    generator_record,
+    generator_settings,
 )
 from lra_ssm.datamodules.listops.generator import check_settings
 from lra_ssm.datamodules.listops.reader import FILES, LAYOUTS
@@ -82,14 +82,14 @@ class ListOps(PreparedDataModule):
     ) -> None:
         super().__init__(
             root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
-            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches,
+            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches, limit=limit,
         )  # fmt: skip
-        self.max_length, self.limit = max_length, limit
-        self.trees = TreeSettings(*length_bounds, max_depth, max_args)
+        self.max_length = max_length
+        shortest, longest = length_bounds
+        self.trees = TreeSettings(min_length=shortest, max_length=longest, max_depth=max_depth, max_args=max_args)
         counts = {"train": num_train, "val": num_val, "test": num_test}
         self.counts = {split: count if limit is None else min(count, limit) for split, count in counts.items()}
         self.generator_seed = generator_seed
-        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
         if source == "generated":
             self._check()
 
@@ -104,9 +104,9 @@ class ListOps(PreparedDataModule):
                 f" {self.trees.max_length} tokens, more than max_length {self.max_length}; nothing is cut silently"
             )
 
-    def record(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         if self.source == "generated":
-            return generator_record(self.trees, self.generator_seed, self.counts)
+            return generator_settings(self.trees, self.generator_seed, self.counts)
         files = {"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {}
         return {"version": READER_VERSION, "max_length": self.max_length, "limit": self.limit, **files}
 

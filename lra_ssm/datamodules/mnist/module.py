@@ -52,6 +52,7 @@ class MNIST(PublishedImages):
     class_names = mnist_files.CLASS_NAMES
     image_size = mnist_files.SIZE
     d_input: int = 1
+    inputs = "unit"
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class MNIST(PublishedImages):
         self.permutation, self.permutation_seed = permutation, permutation_seed
         self.require(permutation in ("none", "bitreversal", "random"), "permutation", "none, bitreversal or random")
 
-    def record_stored(self) -> dict[str, Any]:
+    def stored_settings(self) -> dict[str, Any]:
         return {"pixels": "gray"}  # the permutation is applied to batches: one folder serves all
 
     def transform(self, augment: CropFlip | None) -> PixelSequence:

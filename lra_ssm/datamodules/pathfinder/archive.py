@@ -35,7 +35,7 @@ BLOCK_SIZE = 1000
 RECORD = "generator.json"
 
 
-def generator_record(settings: PathfinderSettings, seed: int, num_images: int) -> dict[str, Any]:
+def generator_settings(settings: PathfinderSettings, seed: int, num_images: int) -> dict[str, Any]:
     """Everything that decides what is generated, as it comes back from JSON."""
     values = {
         "version": GENERATOR_VERSION,
@@ -84,7 +84,7 @@ def write_archive(
             f" {', '.join(f'{name} ({length})' for name, length in DIFFICULTIES.items())}"
         )
     target = folder / f"pathfinder{settings.image_size}" / difficulty
-    _claim(target, generator_record(settings, seed, num_images))
+    _claim(target, generator_settings(settings, seed, num_images))
     (target / "metadata").mkdir(exist_ok=True)
     (target / "imgs").mkdir(exist_ok=True)
     missing = missing_blocks(folder, settings.image_size, difficulty, num_images)

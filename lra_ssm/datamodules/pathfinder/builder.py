@@ -33,7 +33,7 @@ def build_from_folder(
     images: Path,
     *,
     resolution: int,
-    split: Literal["s4", "lra"],
+    split: Literal["random", "file_order"],
     split_seed: int,
     limit: int | None,
     source: dict[str, Any],
@@ -45,7 +45,7 @@ def build_from_folder(
         folder: where to.
         images: the folder with `metadata` and `imgs`.
         resolution: side of the images.
-        split: "s4": a random split of all images; "lra": consecutive parts.
+        split: "random", of all images; "file_order": consecutive parts.
         split_seed: of the random one.
         limit: at most so many images in a split, classes as balanced as they can be; None for all.
         source: goes into the manifest before what is recorded here.
@@ -59,7 +59,7 @@ def build_from_folder(
     num, listed = len(listing.labels), listing.record["listed_images"]
     if listed != PUBLISHED_COUNT and generator_of(images) is None:
         log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
-    parts = random_split(num, FRACTIONS, split_seed) if split == "s4" else ordered_split(num, FRACTIONS)
+    parts = random_split(num, FRACTIONS, split_seed) if split == "random" else ordered_split(num, FRACTIONS)
     indices = dict(zip(("train", "val", "test"), parts, strict=True))
     require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
     chosen = {name: part[limited(listing.labels[part], limit)] for name, part in indices.items()}
@@ -82,7 +82,7 @@ def build_from_folder(
             "published_counts": listed == PUBLISHED_COUNT,
             "split": {
                 "kind": split,
-                "seed": split_seed if split == "s4" else None,
+                "seed": split_seed if split == "random" else None,
                 "sha256": {name: indices_sha256(part) for name, part in indices.items()},
             },
             "files": listing.record,

@@ -15,7 +15,7 @@ from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
-from lra_ssm.datamodules.pathfinder.archive import generator_record, missing_blocks, write_archive
+from lra_ssm.datamodules.pathfinder.archive import generator_settings, missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
 from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, watched_files
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
@@ -23,11 +23,14 @@ from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
 
+# inputs -> mean and standard deviation of pixels in [0, 1]
+SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
+
 
 class Pathfinder(PreparedDataModule):
     """Pathfinder; Path-X is resolution 128. Batches are `batches.Batch` without lengths, L = resolution² pixels.
 
-    Inputs are (B, L, 1) float32 (`d_input` 1), or for inputs "lra" (B, L) int64 tokens (`vocab_size` 256). Of 200,000
+    Inputs are (B, L, 1) float32 (`d_input` 1), or for "integers" (B, L) int64 tokens (`vocab_size` 256). Of 200,000
     images 160,000 are for training, 20,000 for validation, 20,000 for test; all have two classes.
 
     Args:
@@ -43,9 +46,9 @@ class Pathfinder(PreparedDataModule):
         generator_seed: of the generated images.
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        inputs: "s4": pixels in [0, 1], as in the public S4 code's experiments; "s5": in [−1, 1], as in S5's; "lra":
-            integers 0 to 255, as in LRA's own.
-        split: "s4": 80, 10 and 10 % at random over the whole set, as in the public S4 code; "lra": in the files' order.
+        inputs: "unit": pixels in [0, 1], as in the public S4 code's experiments; "symmetric": in [−1, 1], as in S5's;
+            "integers": 0 to 255, as in LRA's own.
+        split: 80, 10 and 10 % of the whole set, "random", as in the public S4 code, or in "file_order", as in LRA's.
         split_seed: of the random split; 42 is the public S4 code's.
         shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
             seed_everything sets), else 0.
@@ -74,38 +77,36 @@ class Pathfinder(PreparedDataModule):
         generator_seed: int = 0,
         batch_size: int = 64,
         eval_batch_size: int | None = None,
-        inputs: Literal["s4", "s5", "lra"] = "s4",
-        split: Literal["s4", "lra"] = "s4",
+        inputs: Literal["unit", "symmetric", "integers"] = "unit",
+        split: Literal["random", "file_order"] = "random",
         split_seed: int = 42,
         shuffle_seed: int | None = None,
         num_workers: int = 0,
         pin_memory: bool | None = None,
         limit: int | None = None,
     ) -> None:
-        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
+        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, limit=limit)
         self.resolution, self.difficulty = resolution, difficulty
         self.generator_seed = generator_seed
         # A limited dataset is generated no larger than it has to be: four fifths of the images are for training.
         self.num_images = num_images if limit is None else min(num_images, max(10, -(-limit * 5 // 4)))
-        self.inputs, self.split, self.split_seed, self.limit = inputs, split, split_seed, limit
+        self.inputs, self.split, self.split_seed = inputs, split, split_seed
         self.require(resolution in SIZES, "resolution", f"must be one of {', '.join(map(str, SIZES))}")
         self.require(difficulty in DIFFICULTIES, "difficulty", f"must be one of {', '.join(DIFFICULTIES)}")
-        self.require(inputs in ("s4", "s5", "lra"), "inputs", "must be s4, s5 or lra")
-        self.require(split in ("s4", "lra"), "split", "must be s4 or lra")
+        self.require(inputs in SCALINGS, "inputs", f"must be one of {', '.join(SCALINGS)}")
+        self.require(split in ("random", "file_order"), "split", "must be random or file_order")
         self.require(num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
         self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
-        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
         self.image_size = (resolution, resolution)
-        self.d_input = None if inputs == "lra" else 1
-        self.vocab_size = 256 if inputs == "lra" else None
+        self.d_input = None if inputs == "integers" else 1
+        self.vocab_size = 256 if inputs == "integers" else None
 
     def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
-        transforms = {"s4": PixelSequence(), "s5": PixelSequence((0.5,), (0.5,)), "lra": PixelSequence(None, None)}
-        return ImageDataset(split, transforms[self.inputs])
+        return ImageDataset(split, PixelSequence(*SCALINGS[self.inputs]))
 
-    def record(self) -> dict[str, Any]:
-        split = {"split": self.split} | ({"split_seed": self.split_seed} if self.split == "s4" else {})
+    def content_settings(self) -> dict[str, Any]:
+        split = {"split": self.split} | ({"split_seed": self.split_seed} if self.split == "random" else {})
         common = {"reader": READER_VERSION, "resolution": self.resolution, **split, "limit": self.limit}
         if self.source == "generated":
             return common | {"generator": self._generator()}
@@ -163,7 +164,7 @@ class Pathfinder(PreparedDataModule):
         check_disk_space(folder, pictures + prepared * (area + 8), f"generating {num:,} Pathfinder images")
 
     def _generator(self) -> dict[str, Any]:
-        return generator_record(settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images)
+        return generator_settings(settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images)
 
     def _find(self) -> Path | None:
         if self.source == "lra":

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,7 @@ from rich.progress import Progress
 from lra_ssm.datamodules.retrieval.reader import PUBLISHED_COUNTS, PairsFile
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, random_keys
-from lra_ssm.datamodules.storage.vocabulary import (
-    ByteEncoder,
-    CharacterCounts,
-    CharacterEncoder,
-    Encoder,
-    seen_characters,
-)
+from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, TokenSettings
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
 
@@ -31,28 +25,14 @@ NUM_CLASSES = 2
 READER_VERSION = 1
 
 
-class RetrievalSettings(NamedTuple):
-    """What decides the prepared data besides the pairs; meanings as for `Retrieval`."""
-
-    inputs: str
-    max_length: int
-    min_freq: int
-    limit: int | None
-
-    @property
-    def reads(self) -> int:
-        """Characters of a document beyond which none is looked at."""
-        return seen_characters(self.max_length) if self.inputs == "s4" else self.max_length
-
-    def record(self) -> dict[str, Any]:
-        """The settings that matter: min_freq for characters alone."""
-        record: dict[str, Any] = {"inputs": self.inputs, "max_length": self.max_length}
-        if self.inputs == "s4":
-            record["min_freq"] = self.min_freq
-        return record | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
+def content_settings(settings: TokenSettings, limit: int | None) -> dict[str, Any]:
+    """What decides the prepared data besides the pairs."""
+    return settings.content_settings() | ({} if limit is None else {"limit": limit, "limit_seed": LIMIT_SEED})
 
 
-def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, source: Mapping[str, Any]) -> None:
+def build(
+    folder: Path, files: Mapping[str, Path], settings: TokenSettings, limit: int | None, source: Mapping[str, Any]
+) -> None:
     """Encodes files in LRA's layout into an empty folder, with a chunk of them in memory at a time.
 
     The vocabulary is made of all training pairs, whatever `limit`.
@@ -61,6 +41,7 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
         folder: where to.
         files: by split.
         settings: how.
+        limit: as for `Retrieval`.
         source: what the manifest says besides the settings and files; kind is "lra" or "files".
 
     Raises:
@@ -68,10 +49,10 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
             the disk has no room.
     """
     readers = {split: PairsFile(path, settings.reads) for split, path in files.items()}
-    limited = settings.limit is not None
-    first_pass = [name for name in readers if limited or (name == "train" and settings.inputs == "s4")]
+    limited = limit is not None
+    first_pass = [name for name in readers if limited or (name == "train" and settings.counts_characters)]
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    _check_room(folder, sizes, settings)
+    _check_room(folder, sizes, settings.max_length, limit)
     total = sum(sizes.values()) + sum(sizes[name] for name in first_pass)
     chosen: dict[str, npt.NDArray[np.int64] | None] = dict.fromkeys(readers)
     counts = CharacterCounts()
@@ -85,16 +66,16 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
             labels = []
             for chunk in readers[name].chunks(advance):
                 labels += chunk.labels
-                if name == "train" and settings.inputs == "s4":
+                if name == "train" and settings.counts_characters:
                     counts.add(chunk.texts)
             _check_classes(readers[name], name)
-            if settings.limit is not None:
-                chosen[name] = choose(np.array(labels), settings.limit, random_keys(len(labels), LIMIT_SEED))
-        encoder = _encoder(settings, counts)
+            if limit is not None:
+                chosen[name] = choose(np.array(labels), limit, random_keys(len(labels), LIMIT_SEED))
+        tokenizer = settings.tokenizer(counts)
         writer = DatasetWriter(
             folder,
             dataset=DATASET,
-            vocabulary=encoder.vocabulary,
+            vocabulary=tokenizer.vocabulary,
             num_classes=NUM_CLASSES,
             max_length=settings.max_length,
             per_example=2,
@@ -102,14 +83,14 @@ def build(folder: Path, files: Mapping[str, Path], settings: RetrievalSettings, 
         for name, reader in readers.items():
             split = writer.split(name)
             for chunk in reader.chunks(advance, chosen[name]):
-                split.extend(*encoder.encode(chunk.texts), chunk.labels)
+                split.extend(*tokenizer.encode(chunk.texts), chunk.labels)
             _check_classes(reader, name)
     pairs = {name: reader.record["pairs"] for name, reader in readers.items()}
     published = pairs == PUBLISHED_COUNTS
     if not published:
         log.warning("AAN files hold %s pairs; the published ones hold %s", pairs, PUBLISHED_COUNTS)
     records = {name: reader.record for name, reader in readers.items()}
-    writer.finish({**source, **settings.record(), "published_counts": published, "files": records})
+    writer.finish({**source, **content_settings(settings, limit), "published_counts": published, "files": records})
 
 
 def _check_classes(reader: PairsFile, split: str) -> None:
@@ -118,15 +99,9 @@ def _check_classes(reader: PairsFile, split: str) -> None:
         raise InputError(f"{reader.path}: all {sum(counts):,} training pairs have label {int(counts[1] > 0)}")
 
 
-def _check_room(folder: Path, sizes: Mapping[str, int], settings: RetrievalSettings) -> None:
+def _check_room(folder: Path, sizes: Mapping[str, int], max_length: int, limit: int | None) -> None:
     """A token takes a byte, or two beside a large vocabulary; long documents are cut: the files' sizes lie between."""
     needed = sum(sizes.values())
-    if settings.limit is not None:
-        needed = min(needed, len(sizes) * settings.limit * 2 * settings.max_length)
+    if limit is not None:
+        needed = min(needed, len(sizes) * limit * 2 * max_length)
     check_disk_space(folder, needed, "preparing Retrieval")
-
-
-def _encoder(settings: RetrievalSettings, counts: CharacterCounts) -> Encoder:
-    if settings.inputs == "lra":
-        return ByteEncoder(settings.max_length)
-    return CharacterEncoder(counts.frequent(settings.min_freq), settings.max_length)

@@ -12,15 +12,9 @@ from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.download_record import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source, split_files
-from lra_ssm.datamodules.retrieval.builder import (
-    DATASET,
-    NUM_CLASSES,
-    READER_VERSION,
-    RetrievalSettings,
-    build,
-)
+from lra_ssm.datamodules.retrieval.builder import DATASET, NUM_CLASSES, READER_VERSION, build, content_settings
 from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS
-from lra_ssm.datamodules.storage.vocabulary import INPUTS
+from lra_ssm.datamodules.storage.vocabulary import TokenSettings
 from lra_ssm.errors import InputError
 
 
@@ -35,11 +29,11 @@ class Retrieval(PreparedDataModule):
         source: "lra" for LRA's files below the root (layouts: data/README.md), or a folder with them.
         batch_size: pairs per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        inputs: "s4" for characters and `<eos>` as in the S4 code; "lra" for the bytes of the original LRA code. The
+        inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code. The
             two are different tasks: never put their numbers in one table.
         max_length: a longer document is cut to it, `<eos>` included. 4000 in both codes.
         min_freq: characters that occur less often in the training documents, each cut to max_length − 1, are `<unk>`
-            (inputs "s4").
+            ("characters" alone).
         shuffle_seed: of the order of training pairs; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
             sets), else 0.
         num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
@@ -64,7 +58,7 @@ class Retrieval(PreparedDataModule):
         source: str = "lra",
         batch_size: int = 64,
         eval_batch_size: int | None = None,
-        inputs: Literal["s4", "lra"] = "s4",
+        inputs: Literal["characters", "bytes"] = "characters",
         max_length: int = 4000,
         min_freq: int = 1,
         shuffle_seed: int | None = None,
@@ -75,27 +69,18 @@ class Retrieval(PreparedDataModule):
     ) -> None:
         super().__init__(
             root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
-            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches,
+            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches, limit=limit,
         )  # fmt: skip
-        self.inputs, self.max_length, self.min_freq, self.limit = inputs, max_length, min_freq, limit
-        self.require(inputs in INPUTS, "inputs", "must be s4 or lra")
-        self.require(max_length >= 2, "max_length", "must be at least 2")
-        self.require(min_freq >= 1, "min_freq", "must be at least 1")
-        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        self.inputs, self.tokens = inputs, TokenSettings(inputs, max_length, min_freq)
 
-    @property
-    def settings(self) -> RetrievalSettings:
-        """What decides the prepared data besides the pairs."""
-        return RetrievalSettings(self.inputs, self.max_length, self.min_freq, self.limit)
-
-    def record(self) -> dict[str, Any]:
-        record = {"version": READER_VERSION, **self.settings.record()}
-        return record | ({"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {})
+    def content_settings(self) -> dict[str, Any]:
+        settings = {"version": READER_VERSION, **content_settings(self.tokens, self.limit)}
+        return settings | ({"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {})
 
     def build(self, folder: Path) -> None:
         files = self._files()
         archive = read_note(files["train"].parent)
-        build(folder, files, self.settings, {"kind": self.kind()} | ({"archive": archive} if archive else {}))
+        build(folder, files, self.tokens, self.limit, {"kind": self.kind()} | ({"archive": archive} if archive else {}))
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.

@@ -1,11 +1,11 @@
 """Texts as tokens, many at a time: the characters of the S4 code, or the bytes of the original LRA code.
 
-"s4" (state-spaces/s4, src/dataloaders/lra.py at e757cef): a text is cut to max_length − 1 characters, `<eos>` follows.
-Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that the cut training texts hold at least min_freq times,
-the most frequent first and equally frequent ones by code point: the order of torchtext's build_vocab_from_iterator
-(torchtext.vocab.vocab_factory).
+"characters" (state-spaces/s4, src/dataloaders/lra.py at e757cef): a text is cut to max_length − 1 characters, `<eos>`
+follows. Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that the cut training texts hold at least min_freq
+times, the most frequent first and equally frequent ones by code point: the order of torchtext's
+build_vocab_from_iterator (torchtext.vocab.vocab_factory).
 
-"lra" (google-research/long-range-arena at cd31e5c, {text_classification,matching}/input_pipeline.py): the UTF-8 bytes
+"bytes" (google-research/long-range-arena at cd31e5c, {text_classification,matching}/input_pipeline.py): the UTF-8 bytes
 of a text, cut to max_length of them, without an end token, by TFDS' ByteTextEncoder (tensorflow_datasets/core/
 deprecated/text/text_encoder.py): id = byte + 1, 0 pads, 257 ids. All read in the sources, nothing from memory. One
 departure: a text without bytes is one `<pad>` here, for a sequence must not be empty (there it is nothing but padding).
@@ -14,7 +14,8 @@ Needs numpy alone.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,7 @@ import numpy.typing as npt
 from lra_ssm.datamodules.storage.format import IntArray
 from lra_ssm.errors import InputError
 
-Inputs = Literal["s4", "lra"]
-INPUTS: tuple[Inputs, ...] = ("s4", "lra")
+Inputs = Literal["characters", "bytes"]
 SPECIALS = ("<pad>", "<unk>", "<eos>")
 PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
 BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
@@ -39,14 +39,14 @@ class Encoded(NamedTuple):
     lengths: npt.NDArray[np.int64]
 
 
-class Encoder(Protocol):
+class Tokenizer(Protocol):
     """Makes tokens of texts."""
 
     vocabulary: tuple[str, ...]  # tokens in the order of their ids
     reads: int  # characters of a text beyond which it looks at none
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The sequences of texts (n), none of them empty or longer than the encoder's max_length."""
+        """The sequences of texts (n), none of them empty or longer than the tokenizer's max_length."""
         ...
 
 
@@ -67,7 +67,7 @@ class CharacterCounts:
         return tuple(chr(code) for code in codes[order])
 
 
-class CharacterEncoder:
+class CharacterTokenizer:
     """Characters as the S4 code has them; others than the given ones are `<unk>`.
 
     Args:
@@ -98,7 +98,7 @@ class CharacterEncoder:
         return Encoded(tokens, lengths)
 
 
-class ByteEncoder:
+class ByteTokenizer:
     """UTF-8 bytes as the original LRA code has them.
 
     Args:
@@ -121,9 +121,41 @@ class ByteEncoder:
         return Encoded(tokens.astype(np.uint16, copy=False), lengths)
 
 
-def seen_characters(max_length: int) -> int:
-    """Of how many characters of each training text the vocabulary of "s4" is made: as many as a sequence can hold."""
-    return max_length - 1
+@dataclass(frozen=True)
+class TokenSettings:
+    """How texts become tokens; meanings as for `Text`. Raises InputError for what cannot be."""
+
+    inputs: Inputs
+    max_length: int
+    min_freq: int
+
+    def __post_init__(self) -> None:
+        if self.inputs not in get_args(Inputs):
+            raise InputError(f"inputs {self.inputs!r}: must be {' or '.join(get_args(Inputs))}")
+        for name, least in {"max_length": 2, "min_freq": 1}.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name} {getattr(self, name)!r}: must be at least {least}")
+
+    @property
+    def counts_characters(self) -> bool:
+        """Whether the vocabulary is made of the training texts."""
+        return self.inputs == "characters"
+
+    @property
+    def reads(self) -> int:
+        """Characters of a text beyond which none is looked at: with "characters" as many as a sequence can hold."""
+        return self.max_length - 1 if self.counts_characters else self.max_length
+
+    def tokenizer(self, counts: CharacterCounts) -> Tokenizer:
+        """counts: of the training texts, each cut to `reads`."""
+        if self.counts_characters:
+            return CharacterTokenizer(counts.frequent(self.min_freq), self.max_length)
+        return ByteTokenizer(self.max_length)
+
+    def content_settings(self) -> dict[str, Any]:
+        """The settings that matter: min_freq for characters alone."""
+        counted = {"min_freq": self.min_freq} if self.counts_characters else {}
+        return {"inputs": self.inputs, "max_length": self.max_length, **counted}
 
 
 def _code_points(texts: Sequence[str]) -> IntArray:

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,7 @@ import numpy.typing as npt
 from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, text_keys, texts_digest
-from lra_ssm.datamodules.storage.vocabulary import (
-    ByteEncoder,
-    CharacterCounts,
-    CharacterEncoder,
-    Encoder,
-    seen_characters,
-)
+from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, Tokenizer, TokenSettings
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.datamodules.text.reader import Reviews
 from lra_ssm.errors import InputError
@@ -35,25 +30,22 @@ ORDER_SEED = 42  # of the order that every split is written in
 _TEXTS_PER_CHUNK = 1000
 
 
-class TextSettings(NamedTuple):
+@dataclass(frozen=True)
+class TextSettings:
     """What decides the prepared data besides the reviews; meanings as for `Text`."""
 
-    inputs: str
-    max_length: int
-    min_freq: int
+    tokens: TokenSettings
     validation: str
     val_fraction: float
     split_seed: int
     limit: int | None
 
-    def record(self) -> dict[str, Any]:
-        """The settings that matter: min_freq for characters alone, fraction and seed for held_out alone."""
-        record: dict[str, Any] = {"inputs": self.inputs, "max_length": self.max_length, "validation": self.validation}
-        if self.inputs == "s4":
-            record["min_freq"] = self.min_freq
+    def content_settings(self) -> dict[str, Any]:
+        """The settings that matter: fraction and seed for held_out alone."""
+        matter = {"validation": self.validation, **self.tokens.content_settings()}
         if self.validation == "held_out":
-            record |= {"val_fraction": self.val_fraction, "split_seed": self.split_seed}
-        return record | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
+            matter |= {"val_fraction": self.val_fraction, "split_seed": self.split_seed}
+        return matter | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
 
 
 def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, source: Mapping[str, Any]) -> None:
@@ -78,7 +70,7 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     counts = {name: len(split.texts) for name, split in reviews.items()}
     if counts != PUBLISHED_COUNTS:
         log.warning("IMDb: %s labelled reviews; the published ones are %s", counts, PUBLISHED_COUNTS)
-    encoder = make_encoder(settings, train.texts)
+    tokenizer = make_tokenizer(settings.tokens, train.texts)
     held_out = np.empty(0, dtype=np.int64)
     split_record: dict[str, Any] = {}
     if settings.validation == "held_out":
@@ -95,25 +87,25 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     splits = {"train": kept, "val": val, "test": test}
     if settings.limit is not None:
         splits = {name: _limited(split, settings.limit) for name, split in splits.items()}
-    _check_room(folder, encoder, splits.values())
+    _check_room(folder, tokenizer, splits.values())
     writer = DatasetWriter(
         folder,
         dataset=DATASET,
-        vocabulary=encoder.vocabulary,
+        vocabulary=tokenizer.vocabulary,
         num_classes=NUM_CLASSES,
-        max_length=settings.max_length,
+        max_length=settings.tokens.max_length,
     )
     for name, split in splits.items():
         target = writer.split(name)
         starts = range(0, len(split.texts), _TEXTS_PER_CHUNK)
         for start in with_bar(starts, f"encoding {name}", len(starts)):
             end = start + _TEXTS_PER_CHUNK
-            target.extend(*encoder.encode(split.texts[start:end]), split.labels[start:end])
+            target.extend(*tokenizer.encode(split.texts[start:end]), split.labels[start:end])
     digests = {name: texts_digest(split.texts, split.labels) for name, split in reviews.items()}
     writer.finish(
         {
             **source,
-            **settings.record(),
+            **settings.content_settings(),
             **split_record,
             "order_seed": ORDER_SEED,
             "counts": counts,
@@ -123,14 +115,12 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     )
 
 
-def make_encoder(settings: TextSettings, texts: list[str]) -> Encoder:
-    """The encoder of the settings' inputs; characters are counted in the training texts, cut as they are encoded."""
-    if settings.inputs == "lra":
-        return ByteEncoder(settings.max_length)
-    counts, seen = CharacterCounts(), seen_characters(settings.max_length)
-    for start in range(0, len(texts), _TEXTS_PER_CHUNK):
-        counts.add([text[:seen] for text in texts[start : start + _TEXTS_PER_CHUNK]])
-    return CharacterEncoder(counts.frequent(settings.min_freq), settings.max_length)
+def make_tokenizer(settings: TokenSettings, texts: list[str]) -> Tokenizer:
+    """Characters are counted in the training texts, cut as they are encoded."""
+    counts = CharacterCounts()
+    for start in range(0, len(texts) if settings.counts_characters else 0, _TEXTS_PER_CHUNK):
+        counts.add([text[: settings.reads] for text in texts[start : start + _TEXTS_PER_CHUNK]])
+    return settings.tokenizer(counts)
 
 
 def hold_out(train: Reviews, fraction: float, seed: int) -> npt.NDArray[np.int64]:
@@ -151,11 +141,11 @@ def _limited(split: Reviews, limit: int) -> Reviews:
     return _take(split, choose(np.array(split.labels), limit, text_keys(split.texts, LIMIT_SEED)))
 
 
-def _check_room(folder: Path, encoder: Encoder, splits: Iterable[Reviews]) -> None:
-    """Of the bytes of "lra" at least: a character has several of them where it is not ASCII."""
-    bytes_per_token = 1 if len(encoder.vocabulary) <= 1 << 8 else 2
+def _check_room(folder: Path, tokenizer: Tokenizer, splits: Iterable[Reviews]) -> None:
+    """Of "bytes" at least: a character has several of them where it is not ASCII."""
+    bytes_per_token = 1 if len(tokenizer.vocabulary) <= 1 << 8 else 2
     texts = [text for split in splits for text in split.texts]
-    tokens = sum(min(len(text), encoder.reads) for text in texts)
+    tokens = sum(min(len(text), tokenizer.reads) for text in texts)
     check_disk_space(folder, bytes_per_token * tokens + 16 * len(texts), "preparing Text")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.storage.vocabulary import INPUTS
+from lra_ssm.datamodules.storage.vocabulary import TokenSettings
 from lra_ssm.datamodules.text.builder import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
 from lra_ssm.datamodules.text.reader import (
     HUB_NAME,
@@ -42,12 +42,12 @@ class Text(PreparedDataModule):
             such an archive or folder, or to a folder that Hugging Face's `datasets` wrote (save_to_disk, or parquet).
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        inputs: "s4" for characters and `<eos>` as in the S4 code; "lra" for the bytes of the original LRA code. The
+        inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code. The
             two are different tasks: never put their numbers in one table. Both have the same splits.
         max_length: a longer review is cut to it, `<eos>` included. 4096 is the S4 code's; the base configuration of
             the original LRA code has 1000.
-        min_freq: characters that occur less often in the training reviews are `<unk>` (inputs "s4"; 15 as in the S4
-            code). Counted in all training reviews, held out or not, each cut to max_length − 1: 131 characters and 3
+        min_freq: characters that occur less often in the training reviews are `<unk>` ("characters" alone; 15 as in the
+            S4 code). Counted in all training reviews, held out or not, each cut to max_length − 1: 131 characters and 3
             special tokens with the defaults, 134. (How the S4 code came to its 135 is not known: these and a `<bos>`
             would be 135, and so would the 133 characters of whole reviews with 2 special tokens.)
         validation: "held_out" for a part of the training reviews, which are then not trained on; "test" for the test
@@ -76,7 +76,7 @@ class Text(PreparedDataModule):
         source: str = "original",
         batch_size: int = 16,
         eval_batch_size: int | None = None,
-        inputs: Literal["s4", "lra"] = "s4",
+        inputs: Literal["characters", "bytes"] = "characters",
         max_length: int = 4096,
         min_freq: int = 15,
         validation: Literal["held_out", "test"] = "held_out",
@@ -90,28 +90,28 @@ class Text(PreparedDataModule):
     ) -> None:
         super().__init__(
             root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
-            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches,
+            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches, limit=limit,
         )  # fmt: skip
-        self.inputs, self.max_length, self.min_freq = inputs, max_length, min_freq
+        self.inputs, self.tokens = inputs, TokenSettings(inputs, max_length, min_freq)
         self.validation, self.val_fraction, self.split_seed = validation, val_fraction, split_seed
-        self.limit = limit
-        self.require(inputs in INPUTS, "inputs", "must be s4 or lra")
-        self.require(max_length >= 2, "max_length", "must be at least 2")
-        self.require(min_freq >= 1, "min_freq", "must be at least 1")
         self.require(validation in ("held_out", "test"), "validation", "must be held_out or test")
         self.require(0 < val_fraction < 1, "val_fraction", "must be between 0 and 1")
         self.require(0 <= split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
-        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
 
     @property
     def settings(self) -> TextSettings:
         """What decides the prepared data besides the reviews."""
-        split = (self.validation, self.val_fraction, self.split_seed)
-        return TextSettings(self.inputs, self.max_length, self.min_freq, *split, self.limit)
+        return TextSettings(
+            tokens=self.tokens,
+            validation=self.validation,
+            val_fraction=self.val_fraction,
+            split_seed=self.split_seed,
+            limit=self.limit,
+        )
 
-    def record(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(stamped_files(self._found()))} if self.kind() == "files" else {}
-        return {"version": READER_VERSION, **self.settings.record(), **files}
+        return {"version": READER_VERSION, **self.settings.content_settings(), **files}
 
     def build(self, folder: Path) -> None:
         found = self._found()
