@@ -193,5 +193,5 @@ def test_prepare_says_what_it_made_and_refuses_what_it_cannot(tmp_path):
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     assert succeed(["prepare", "listops", "--root=data", *flags], tmp_path).out == first.out
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
-    assert "unknown dataset 'lisops'; did you mean listops?" in fail(["prepare", "lisops"], tmp_path)
+    assert "unknown dataset 'lisops'; did you mean 'listops'?" in fail(["prepare", "lisops"], tmp_path)
     assert "num_trian" in fail(["prepare", "listops", "--num_trian=3"], tmp_path)

@@ -34,7 +34,7 @@ def test_all_three_ways_to_start(command):
     out = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
     assert "usage: lra-ssm COMMAND" in out and "lightning fit --config" in out
     wrong = subprocess.run([*command, "fitt"], capture_output=True, text=True)
-    assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean fit?\n"
+    assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean 'fit'?\n"
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare", "doctor", "bench"])

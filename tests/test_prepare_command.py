@@ -108,7 +108,7 @@ def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["txet"], "unknown dataset 'txet'; did you mean text?"),
+        (["txet"], "unknown dataset 'txet'; did you mean 'text'?"),
         (["--summary", "--verify"], "unknown dataset '--verify'"),
         (["text", "--limt=3"], "unknown option --limt; did you mean 'limit'?"),
         (["text", "--batch_size=3"], "unknown option --batch_size"),

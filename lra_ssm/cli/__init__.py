@@ -4,7 +4,6 @@ This module loads neither torch nor lightning, so that `--help` and a mistyped c
 own module does.
 """
 
-import difflib
 import os
 import sys
 import traceback
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lra_ssm import __version__
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, hint
 
 # name -> (module, what it does); the module's main(command, arguments) returns an exit code.
 COMMANDS = {
@@ -50,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lra_ssm {__version__}")
         return 0
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        return _fail(f"unknown command {command!r}; {hint}")
+        return _fail(f"unknown command {command!r}; {hint(command, COMMANDS)}")
     # A console script does not search the working folder; a user's own layer lives there (class_path: my_layer.Mine).
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

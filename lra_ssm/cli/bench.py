@@ -4,8 +4,9 @@ import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing, write_json
 
@@ -27,14 +28,8 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
-
-def _parser() -> _Parser:
-    parser = _Parser("lra-ssm bench", description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+def _parser() -> PlainParser:
+    parser = PlainParser("lra-ssm bench", DESCRIPTION, EXAMPLE)
     parser.add_argument("suite", nargs="?", default="operators", choices=(*SUITES, "all"), metavar="SUITE",
                         help=f"{', '.join(SUITES)} or all; default: operators")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

@@ -1,11 +1,11 @@
 """`lra-ssm doctor`: what this installation has and can do, and what data is prepared."""
 
-import argparse
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
+from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
@@ -20,19 +20,8 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
-
 def main(command: str, arguments: list[str]) -> int:
-    parser = _Parser(
-        prog="lra-ssm doctor",
-        description="Shows versions, hardware, backends and prepared data.",
-        epilog=EXAMPLE,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = PlainParser("lra-ssm doctor", "Shows versions, hardware, backends and prepared data.", EXAMPLE)
     parser.add_argument("--root", metavar="FOLDER", help="data root; default: LRA_SSM_DATA, else ./data")
     parser.add_argument("--verify", action="store_true", help="read all prepared data and compare its digests")
     options = parser.parse_args(arguments)

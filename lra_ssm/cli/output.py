@@ -1,9 +1,23 @@
 """What a command says and where its loggers write."""
 
+import argparse
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from lra_ssm.errors import InputError
+
+
+class PlainParser(argparse.ArgumentParser):
+    """Of the commands that train nothing: exact option names, a wrong one is one line."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False, formatter_class=raw)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
 
 
 def quiet() -> None:

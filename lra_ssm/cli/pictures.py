@@ -8,6 +8,7 @@ from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.batches import Batch, ImageDataset
 from lra_ssm.errors import InputError
+from lra_ssm.files import replacing
 
 COLUMNS, ROWS = 6, 3
 INK, FAINT = "#222222", "#777777"
@@ -122,12 +123,8 @@ def _permuted(dataset: ImageDataset) -> str:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Writes beside, then renames: no half a picture is left."""
-    temporary = path.with_name(f".unfinished-{path.name}-{os.getpid()}")
     try:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
-        temporary.replace(path)
+        with replacing(path, "wb") as file:
+            figure.savefig(file, format="png", metadata={"Software": None})
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)

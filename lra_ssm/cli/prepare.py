@@ -1,6 +1,5 @@
 """`lra-ssm prepare DATASET`: makes a dataset ready ahead of a fit."""
 
-import difflib
 import inspect
 import os
 from importlib import import_module
@@ -13,7 +12,7 @@ from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.root import resolve_root
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, hint
 from lra_ssm.tables import table
 
 # name -> (data module, what is another default than its own)
@@ -70,10 +69,7 @@ def main(command: str, arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        raise InputError(
-            f"unknown dataset {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(DATASETS)}")
-        )
+        raise InputError(f"unknown dataset {name!r}; {hint(name, DATASETS)}")
     class_path, defaults = DATASETS[name]
     module, _, cls = class_path.rpartition(".")
     datamodule_class = getattr(import_module(module), cls)

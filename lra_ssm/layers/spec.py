@@ -5,7 +5,6 @@ In YAML it is `{class_path: lra_ssm.layers.B2S6, init_args: {num_blocks: 8}}`, i
 num_blocks=8)`; both are stored as the same plain dict, so that checkpoints load with `weights_only=True`.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,8 @@ from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
+
+from lra_ssm.errors import hint
 
 LayerFactory = Callable[[int], nn.Module]  # d_model ->
 BlockFactory = Callable[[int, LayerFactory], nn.Module]  # d_model, layer ->
@@ -49,10 +50,7 @@ class ModuleSpec:
         named = {p.name: p.default for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         for key in init_args if len(named) == len(parameters[given:]) else ():
             if key not in named:
-                near = difflib.get_close_matches(key, named, n=1)
-                takes = f"it takes {', '.join(named)}" if named else "it takes none"
-                hint = f"did you mean {near[0]!r}?" if near else takes
-                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint}")
+                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint(key, named, 'it takes')}")
         # Defaults are written out, as in the configuration: a checkpoint says everything.
         known = self.builder_gives is not None
         defaults = {key: value for key, value in named.items() if known and value is not inspect.Parameter.empty}

@@ -9,7 +9,6 @@ Shapes: B batch, D channels.
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers import Role
 from lra_ssm.layers.roles import biases_without_decay
 
 
@@ -17,18 +16,17 @@ class LinearHead(nn.Linear):
     """One linear map."""
 
     per_example = 1
+    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(d_model, num_classes)
-
-    def optim_roles(self) -> dict[str, Role]:
-        return biases_without_decay(self)
 
 
 class NLIHead(nn.Sequential):
     """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's for Retrieval."""
 
     per_example = 2
+    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(nn.Linear(4 * d_model, d_model), nn.GELU(), nn.Linear(d_model, num_classes))
@@ -36,14 +34,12 @@ class NLIHead(nn.Sequential):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y, x - y, x * y], -1))
 
-    def optim_roles(self) -> dict[str, Role]:
-        return biases_without_decay(self)
-
 
 class LRAPairHead(nn.Sequential):
     """[x, y] (2D) -> D -> ReLU -> D/2 -> ReLU -> num_classes: LRA's own for Retrieval (Tay et al. 2021)."""
 
     per_example = 2
+    optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         half = nn.Linear(d_model, d_model // 2), nn.ReLU(), nn.Linear(d_model // 2, num_classes)
@@ -51,6 +47,3 @@ class LRAPairHead(nn.Sequential):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y], -1))
-
-    def optim_roles(self) -> dict[str, Role]:
-        return biases_without_decay(self)

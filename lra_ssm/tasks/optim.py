@@ -11,7 +11,6 @@ Sources: A, B and Δ of S4D at a lower learning rate without decay: Gu et al. 20
 learning rate on Δ's parameters: Yu & Erichson 2025, section 5 (the factor is not given there, so it is a setting).
 """
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from lra_ssm.errors import hint
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.tables import table
 
@@ -70,9 +70,7 @@ class OptimizerSettings:
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(known)}"
-                raise ValueError(f"{name!r} is no optimizer setting; {hint}")
+                raise ValueError(f"{name!r} is no optimizer setting; {hint(name, known)}")
         return cls(**settings)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +63,33 @@ def make_inputs(
         "initial_state": randn(batch, D, N, of=state_dtype),
     }
     return {name: x for name, x in inputs.items() if name not in OPTIONAL or name in optional}
+
+
+class Case(NamedTuple):
+    """A form of the call; B and C as in `make_inputs`."""
+
+    B: str
+    C: str
+    complex_A: bool = False
+    zoh: bool = False
+    softplus: bool = False
+    reset: bool = False
+    optional: tuple[str, ...] = ()
+    tied_A: bool = False
+
+    def inputs(self, **sizes: object) -> Inputs:
+        return make_inputs(
+            self.complex_A, self.B, self.C, **{"optional": self.optional, "tied_A": self.tied_A, **sizes}
+        )
+
+    def flags(self, batch: int = 2, L: int = 37) -> dict[str, object]:
+        reset = random_reset(batch, L) if self.reset else None
+        return dict(discretization="zoh" if self.zoh else "euler", delta_softplus=self.softplus, reset=reset)
+
+    def __str__(self) -> str:
+        options = [name for name in ("zoh", "softplus", "reset", "tied_A") if getattr(self, name)]
+        A = "complex" if self.complex_A else "real"
+        return "-".join([f"{A} A", f"B {self.B}", f"C {self.C}", *options, *self.optional])
 
 
 def leaves(inputs: Inputs) -> Inputs:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lra_ssm.ops import scan_backends, selective_scan, selective_scan_reference
 from lra_ssm.ops.backends import BACKENDS, mamba_ssm_scan
-from tests.ops.scan_cases import assert_close, leaves, make_inputs, random_reset, run
+from tests.ops.scan_cases import Case, assert_close, leaves, make_inputs, run
 from tests.ops.test_selective_scan import CASES
 
 SUPPORTED = ("D", "z", "delta_bias", "B_bias")
@@ -121,55 +121,50 @@ def compare(inputs, rtol=1e-6, **flags):
 
 def case_inputs(case, **changes):
     """A case without what the backend refuses."""
-    complex_A, B, C, _, softplus, _, optional, tied_A = case
-    optional = tuple(name for name in optional if name in SUPPORTED)
-    inputs = stable_inputs(complex_A, B, C, optional=optional, tied_A=tied_A, batch=3, **changes)
-    return inputs, dict(delta_softplus=softplus)
+    optional = tuple(name for name in case.optional if name in SUPPORTED)
+    inputs = stable_inputs(case.complex_A, case.B, case.C, optional=optional, tied_A=case.tied_A, batch=3, **changes)
+    return inputs, dict(delta_softplus=case.softplus)
 
 
-def case_id(case):
-    return "-".join(map(str, (*case[:3], *case[6], "tied" if case[7] else "")))
-
-
-@pytest.mark.parametrize("case", CASES, ids=case_id)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_forms(case, stand_in):
     inputs, flags = case_inputs(case)
     compare(inputs, **flags)
-    refused = [case[3] == "zoh", case[5], "initial_state" in case[6]]
-    if any(refused):
-        complete = make_inputs(*case[:3], optional=case[6], tied_A=case[7], batch=3, dtype=torch.float32)
-        reset = random_reset(3, 37) if case[5] else None
+    if case.zoh or case.reset or "initial_state" in case.optional:
+        complete = case.inputs(batch=3, dtype=torch.float32)
         with pytest.raises(ValueError, match="backend: 'mamba_ssm' cannot run this call: (discr|reset|initial_state)"):
-            selective_scan(**complete, **flags, discretization=case[3], reset=reset, backend="mamba_ssm")
+            selective_scan(**complete, **case.flags(batch=3), backend="mamba_ssm")
 
 
-@pytest.mark.parametrize("complex_A, B, C, options, launches", [
-    (False, "constant", "constant", {}, 1),
-    (False, "3 real", "3 real", {}, 1),
-    (False, "3 real", "constant", {}, 1),
-    (False, "2 real", "3 real", {}, 1),  # both with 6 groups
-    (False, "constant", "no group real", {}, 1),
-    (False, "constant", "3 real", {}, 3),
-    (False, "3 real", "3 real", dict(optional=SUPPORTED), 1 + 3),
-    (False, "3 real", "constant", dict(optional=SUPPORTED), 1 + 1),
-    (False, "constant", "3 real", dict(optional=SUPPORTED), 3),  # the bias is part of a constant B
-    (True, "constant", "3 interleaved", {}, 3),
-    (True, "3 real", "constant", {}, 3),
-    (True, "1 complex", "no group real", {}, 1),
-    (True, "3 complex", "3 complex", {}, 3),
-    (True, "2 complex", "3 complex", {}, 6),
-    (True, "3 complex", "3 complex", dict(tied_A=True), 1),
-    (True, "1 complex", "3 real", dict(tied_A=True), 1),
-    (True, "2 interleaved", "3 complex", dict(tied_A=True), 1),
-    (True, "3 interleaved", "3 interleaved", dict(tied_A=True, optional=SUPPORTED), 1 + 3),  # B2S6
-    (True, "3 interleaved", "3 interleaved", dict(optional=SUPPORTED), 3 + 3),
-    (True, "3 interleaved", "no group real", dict(tied_A=True, optional=SUPPORTED), 1 + 1),
-])  # fmt: skip
-def test_launches(complex_A, B, C, options, launches, stand_in):
-    inputs = make_inputs(complex_A, B, C, D=6, dtype=torch.float32, **{"optional": (), **options})
+@pytest.mark.parametrize("case, launches", [
+    (Case(B="constant", C="constant"), 1),
+    (Case(B="3 real", C="3 real"), 1),
+    (Case(B="3 real", C="constant"), 1),
+    (Case(B="2 real", C="3 real"), 1),  # both with 6 groups
+    (Case(B="constant", C="no group real"), 1),
+    (Case(B="constant", C="3 real"), 3),
+    (Case(B="3 real", C="3 real", optional=SUPPORTED), 1 + 3),
+    (Case(B="3 real", C="constant", optional=SUPPORTED), 1 + 1),
+    (Case(B="constant", C="3 real", optional=SUPPORTED), 3),  # the bias is part of a constant B
+    (Case(complex_A=True, B="constant", C="3 interleaved"), 3),
+    (Case(complex_A=True, B="3 real", C="constant"), 3),
+    (Case(complex_A=True, B="1 complex", C="no group real"), 1),
+    (Case(complex_A=True, B="3 complex", C="3 complex"), 3),
+    (Case(complex_A=True, B="2 complex", C="3 complex"), 6),
+    (Case(complex_A=True, B="3 complex", C="3 complex", tied_A=True), 1),
+    (Case(complex_A=True, B="1 complex", C="3 real", tied_A=True), 1),
+    (Case(complex_A=True, B="2 interleaved", C="3 complex", tied_A=True), 1),
+    (Case(complex_A=True, B="3 interleaved", C="3 interleaved", tied_A=True, optional=SUPPORTED), 1 + 3),  # B2S6
+    (Case(complex_A=True, B="3 interleaved", C="3 interleaved", optional=SUPPORTED), 3 + 3),
+    (Case(complex_A=True, B="3 interleaved", C="no group real", tied_A=True, optional=SUPPORTED), 1 + 1),
+], ids=str)  # fmt: skip
+def test_launches(case, launches, stand_in):
+    inputs = case.inputs(D=6, dtype=torch.float32)
     compare(inputs, delta_softplus=True)
     assert len(stand_in.launches) == launches
-    assert sum(batch * D for batch, D, _ in stand_in.launches) == 2 * 6 * (1 + ("B_bias" in inputs and B[0] != "c"))
+    assert sum(batch * D for batch, D, _ in stand_in.launches) == 2 * 6 * (
+        1 + ("B_bias" in inputs and case.B != "constant")
+    )
 
 
 @pytest.mark.parametrize("optional", [(), ("D",), ("z",), ("delta_bias",), ("D", "z", "B_bias"), SUPPORTED])
@@ -391,7 +386,7 @@ def test_refused_devices(monkeypatch):
 
 @gpu
 @needs_the_kernel
-@pytest.mark.parametrize("case", CASES, ids=case_id)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("L", [37, 128, 2500])
 def test_forms_on_the_kernel(L, case):
     inputs, flags = case_inputs(case, L=L)

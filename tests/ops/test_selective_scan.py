@@ -7,7 +7,7 @@ import torch
 
 from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan, selective_scan_reference
 from lra_ssm.ops.backends import eager
-from tests.ops.scan_cases import BACKENDS, OPTIONAL, assert_close, make_inputs, random_reset, run
+from tests.ops.scan_cases import BACKENDS, OPTIONAL, Case, assert_close, make_inputs, random_reset, run
 
 
 @pytest.fixture(params=[False, True], ids=["large pieces", "small pieces"])
@@ -18,43 +18,76 @@ def pieces(request, monkeypatch):
         assert eager.piece_size(3, 64, 37, "cpu") == (1, 16)
 
 
-# (complex A, B, C, discretization, softplus, reset, optional inputs, A tied): a covering set, every form of B and C
-# and every option in some combination, different groups for B and C.
+# A covering set: every form of B and C and every option in some combination, different groups for B and C.
 CASES = [
-    (False, "constant", "constant", "euler", False, False, (), False),
-    (False, "constant", "2 real", "euler", True, True, OPTIONAL, False),
-    (False, "2 real", "constant", "euler", True, False, ("D", "B_bias"), True),
-    (False, "no group real", "no group real", "euler", True, False, ("D", "z", "delta_bias"), False),
-    (False, "1 real", "4 real", "euler", True, True, ("B_bias", "initial_state"), False),
-    (False, "4 real", "2 real", "euler", False, True, OPTIONAL, True),
-    (False, "constant", "constant", "zoh", True, True, OPTIONAL, True),
-    (False, "no group real", "2 real", "zoh", False, False, ("initial_state",), False),
-    (False, "2 real", "no group real", "zoh", True, True, OPTIONAL, False),
-    (False, "2 real", "constant", "zoh", True, False, ("z", "B_bias"), False),
-    (False, "4 real", "1 real", "zoh", True, False, ("D", "z", "delta_bias"), True),
-    (True, "constant", "constant", "euler", False, False, (), True),
-    (True, "constant real", "2 complex", "euler", True, True, OPTIONAL, False),
-    (True, "constant", "4 interleaved", "euler", True, False, ("delta_bias", "B_bias"), False),
-    (True, "2 interleaved", "constant", "euler", True, True, OPTIONAL, False),
-    (True, "no group interleaved", "no group interleaved", "euler", True, False, ("D", "z", "delta_bias"), False),
-    (True, "1 real", "2 complex", "euler", False, True, ("B_bias",), False),
-    (True, "4 complex", "no group real", "euler", True, True, OPTIONAL, True),
-    (True, "2 interleaved", "4 real", "zoh", True, False, OPTIONAL, True),
-    (True, "2 real", "constant real", "zoh", True, True, ("D", "z", "delta_bias", "initial_state"), False),
-    (True, "constant", "constant", "zoh", True, True, OPTIONAL, False),
-    (True, "constant real", "1 interleaved", "zoh", False, False, ("B_bias", "initial_state"), True),
-    (True, "no group complex", "2 interleaved", "zoh", True, True, OPTIONAL, False),
-    (True, "4 interleaved", "4 complex", "zoh", False, True, ("z",), False),
+    Case(B="constant", C="constant"),
+    Case(B="constant", C="2 real", softplus=True, reset=True, optional=OPTIONAL),
+    Case(B="2 real", C="constant", softplus=True, optional=("D", "B_bias"), tied_A=True),
+    Case(B="no group real", C="no group real", softplus=True, optional=("D", "z", "delta_bias")),
+    Case(B="1 real", C="4 real", softplus=True, reset=True, optional=("B_bias", "initial_state")),
+    Case(B="4 real", C="2 real", reset=True, optional=OPTIONAL, tied_A=True),
+    Case(B="constant", C="constant", zoh=True, softplus=True, reset=True, optional=OPTIONAL, tied_A=True),
+    Case(B="no group real", C="2 real", zoh=True, optional=("initial_state",)),
+    Case(B="2 real", C="no group real", zoh=True, softplus=True, reset=True, optional=OPTIONAL),
+    Case(B="2 real", C="constant", zoh=True, softplus=True, optional=("z", "B_bias")),
+    Case(B="4 real", C="1 real", zoh=True, softplus=True, optional=("D", "z", "delta_bias"), tied_A=True),
+    Case(complex_A=True, B="constant", C="constant", tied_A=True),
+    Case(complex_A=True, B="constant real", C="2 complex", softplus=True, reset=True, optional=OPTIONAL),
+    Case(complex_A=True, B="constant", C="4 interleaved", softplus=True, optional=("delta_bias", "B_bias")),
+    Case(complex_A=True, B="2 interleaved", C="constant", softplus=True, reset=True, optional=OPTIONAL),
+    Case(
+        complex_A=True,
+        B="no group interleaved",
+        C="no group interleaved",
+        softplus=True,
+        optional=("D", "z", "delta_bias"),
+    ),
+    Case(complex_A=True, B="1 real", C="2 complex", reset=True, optional=("B_bias",)),
+    Case(complex_A=True, B="4 complex", C="no group real", softplus=True, reset=True, optional=OPTIONAL, tied_A=True),
+    Case(
+        complex_A=True,
+        B="2 interleaved",
+        C="4 real",
+        zoh=True,
+        softplus=True,
+        optional=OPTIONAL,
+        tied_A=True,
+    ),
+    Case(
+        complex_A=True,
+        B="2 real",
+        C="constant real",
+        zoh=True,
+        softplus=True,
+        reset=True,
+        optional=("D", "z", "delta_bias", "initial_state"),
+    ),
+    Case(complex_A=True, B="constant", C="constant", zoh=True, softplus=True, reset=True, optional=OPTIONAL),
+    Case(
+        complex_A=True,
+        B="constant real",
+        C="1 interleaved",
+        zoh=True,
+        optional=("B_bias", "initial_state"),
+        tied_A=True,
+    ),
+    Case(
+        complex_A=True,
+        B="no group complex",
+        C="2 interleaved",
+        zoh=True,
+        softplus=True,
+        reset=True,
+        optional=OPTIONAL,
+    ),
+    Case(complex_A=True, B="4 interleaved", C="4 complex", zoh=True, reset=True, optional=("z",)),
 ]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:4])))
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_forms_and_options(case, backend, pieces):
-    complex_A, B, C, discretization, softplus, with_reset, optional, tied_A = case
-    inputs = make_inputs(complex_A, B, C, optional=optional, tied_A=tied_A, batch=3)
-    reset = random_reset(3, 37) if with_reset else None
-    flags = dict(discretization=discretization, delta_softplus=softplus, reset=reset)
+    inputs, flags = case.inputs(batch=3), case.flags(batch=3)
     assert_close(run(inputs, backend, **flags), run(inputs, "reference", **flags))
 
 

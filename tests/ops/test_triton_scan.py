@@ -77,13 +77,10 @@ def compare(inputs, **flags):
 ALL_CASES = [pytest.param(case, marks=[pytest.mark.slow] if i % 2 else []) for i, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: "-".join(map(str, case[:4])))
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_forms_and_options(case, cut):
     cut()
-    complex_A, B, C, discretization, softplus, with_reset, optional, tied_A = case
-    inputs = make_inputs(complex_A, B, C, optional=optional, tied_A=tied_A, L=11)
-    reset = random_reset(2, 11) if with_reset else None
-    compare(inputs, discretization=discretization, delta_softplus=softplus, reset=reset)
+    compare(case.inputs(L=11), **case.flags(L=11))
 
 
 @pytest.mark.parametrize("complex_A", [False, True])
