@@ -5,6 +5,7 @@ import inspect
 import re
 from typing import Any, NoReturn
 
+from jsonargparse import Namespace, _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.errors import InputError, squeeze
@@ -16,7 +17,11 @@ _SAY_CLASS = "no class is given here; give it, or a --config that does, before i
 
 
 class RunParser(LightningArgumentParser):
-    """Lightning's parser; what is wrong with the arguments is raised as one line (`InputError`)."""
+    """Lightning's parser: exact option names, a new class starts from its own defaults, and what is wrong with the
+    arguments is raised as one line (`InputError`)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, *positional: Any, **keywords: Any) -> Any:
         """jsonargparse hands an option of a class within a class to a parser of that class, as text that `str` made:
@@ -29,6 +34,26 @@ class RunParser(LightningArgumentParser):
         if not self.exit_on_error:  # jsonargparse tries alternatives with such parsers
             super().error(message, ex)
         raise InputError(one_line(message, _options(self))) from ex
+
+
+def _drop_arguments(parser_or_action: Any, before: Any, now: Any) -> None:
+    """Takes from a specification whose class is about to be replaced all its arguments.
+
+    jsonargparse would keep those that the new class takes too: S6 in the place of an S4D would have its d_state."""
+    if before and before.get("init_args") and not _same(before["class_path"], now["class_path"]):
+        before["init_args"] = Namespace()
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return path == other or import_object(path) is import_object(other)
+    except ValueError:  # the parser will say it better
+        return False
+
+
+# It has no setting for this. Where a later version has no such function, `setattr` alone would go unnoticed.
+assert callable(_typehints.discard_init_args_on_class_path_change)
+_typehints.discard_init_args_on_class_path_change = _drop_arguments
 
 
 def one_line(message: str, options: list[str]) -> str:

@@ -1,0 +1,66 @@
+"""What an override leaves of the configuration before it: nothing of a class that another one replaces."""
+
+import inspect
+
+import pytest
+import yaml
+
+from lra_ssm import datamodules, layers
+from tests.runner import FIT, fail, succeed
+
+
+def model_of(tmp_path, *flags):
+    return yaml.safe_load(succeed([*FIT, *flags, "--print_config"], tmp_path).out)["model"]["init_args"]
+
+
+def defaults(cls, *given):
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in given}
+
+
+@pytest.mark.parametrize("layer", [layers.S6, layers.S4D])
+def test_a_new_layer_starts_from_its_own_defaults(layer, tmp_path):
+    network = model_of(tmp_path, f"--model.network.layer=lra_ssm.layers.{layer.__name__}")["network"]["init_args"]
+    assert network["layer"]["init_args"] == defaults(layer) and network["d_model"] == 8
+
+
+def test_what_is_given_after_the_class_belongs_to_it_and_what_before_does_not(tmp_path):
+    layer, state = "--model.network.layer=lra_ssm.layers.S6", "--model.network.layer.d_state=2"
+    for flags, d_state in (((layer, state), 2), ((state, layer), 16), ((layer, state, layer), 2)):
+        network = model_of(tmp_path, *flags)["network"]["init_args"]
+        assert network["layer"]["init_args"]["d_state"] == d_state, flags
+
+
+def test_the_same_class_by_another_path_keeps_its_arguments(tmp_path):
+    network = model_of(tmp_path, "--model.network.layer=lra_ssm.layers.b2s6.B2S6")["network"]["init_args"]
+    assert network["layer"]["init_args"]["num_blocks"] == 2
+
+
+def test_a_second_file_replaces_a_class_whole(tmp_path):
+    (tmp_path / "block.yaml").write_text(
+        "model: {init_args: {network: {init_args: {block: {class_path: lra_ssm.layers.MambaBlock}}}}}"
+    )
+    network = model_of(tmp_path, "--config", "block.yaml")["network"]["init_args"]
+    assert network["block"]["init_args"] == defaults(layers.MambaBlock)
+    assert network["layer"]["init_args"]["num_blocks"] == 2  # beside it nothing changes
+
+
+def test_new_data_and_a_new_network_start_from_their_own_defaults(tmp_path):
+    flags = [*FIT, "--data=lra_ssm.datamodules.Text", "--print_config"]
+    data = yaml.safe_load(succeed(flags, tmp_path).out)["data"]["init_args"]
+    assert data == defaults(datamodules.Text)
+    network = "--model.network=lra_ssm.models.DualEncoder"
+    assert "model.network" in fail([*FIT, network], tmp_path)  # it needs a layer of its own
+    flags = [network, "--model.network.layer=lra_ssm.layers.S6", "--model.network.num_classes=2"]
+    network = model_of(tmp_path, *flags, "--model.network.vocab_size=9")["network"]["init_args"]
+    assert network["d_model"] == 128
+
+
+@pytest.mark.parametrize("flag", [
+    "--trainer.max_step=3", "--trainer.max_epoch=1", "--experimen=x", "--data.roo=x", "--model.network.d_mode=4",
+    "--model.network.layer.num_block=2", "--model.optimizer.warmup=3", "--fres", "--strict",
+])  # fmt: skip
+def test_names_are_exact(flag, tmp_path):
+    """The beginning of a name is not the name."""
+    assert "did you mean" in fail([*FIT, flag], tmp_path)
+    assert not list(tmp_path.iterdir())
