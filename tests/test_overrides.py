@@ -64,3 +64,17 @@ def test_names_are_exact(flag, tmp_path):
     """The beginning of a name is not the name."""
     assert "did you mean" in fail([*FIT, flag], tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+OVERRULING = {
+    "LearningRateFinder": [], "BatchSizeFinder": [], "BackboneFinetuning": [],
+    "StochasticWeightAveraging": ["--trainer.callbacks.swa_lrs=0.1"],
+    "GradientAccumulationScheduler": ["--trainer.callbacks.scheduling={4: 2}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("callback", OVERRULING)
+def test_callbacks_that_train_otherwise_than_the_configuration_says_are_refused(callback, tmp_path):
+    flags = [f"--trainer.callbacks+=lightning.pytorch.callbacks.{callback}", *OVERRULING[callback]]
+    assert f"trainer.callbacks: {callback} sets" in fail([*FIT, *flags], tmp_path)
+    assert not list(tmp_path.iterdir())

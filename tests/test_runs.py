@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint, StochasticWeightAveraging
 
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
@@ -312,3 +312,10 @@ def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
     provenance.code_version.cache_clear()
     changed = {name for name in files if seen[name] != seen[None]}
     assert changed == {"ops/a.py", "ops/backends/native/a.cpp", "callbacks.py"}
+
+
+def test_callbacks_that_would_overrule_the_run_are_refused():
+    task, data = parts("data")
+    for callback in (LearningRateFinder(), StochasticWeightAveraging(swa_lrs=0.1)):
+        with pytest.raises(InputError, match=f"{type(callback).__name__} sets .* and would overrule"):
+            Run.of(task, data, {"max_epochs": 1, "callbacks": [callback]})

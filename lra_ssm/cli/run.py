@@ -24,6 +24,7 @@ from lra_ssm.files import write_json
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, wants_specification
 from lra_ssm.runs.checks import (
+    check_callbacks,
     check_checkpoint,
     check_data,
     check_end,
@@ -247,6 +248,7 @@ class RunCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config, run, fit = self._get(self.config_init, "trainer"), self.run, self.subcommand == "fit"
         callbacks = as_list(config.get("callbacks"))
+        check_callbacks(callbacks)
         if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RichProgressBar())
         loggers: Any = False

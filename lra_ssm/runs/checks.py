@@ -1,9 +1,17 @@
 """What must fit together before a run starts: checkpoint and task, task and data. One line where it does not."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.provenance import code_version
@@ -113,6 +121,26 @@ def check_end(trainer: Any) -> None:
     endless = max_epochs == -1 or (max_epochs is None and trainer.get("max_time") is not None)
     if endless and max_steps == -1:
         raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> None:
+    """None of them trains with other rates, groups or batches than the configuration says. Raises InputError."""
+    for callback in callbacks:
+        for kind, what in _OVERRULING.items():
+            if isinstance(callback, kind):
+                raise InputError(
+                    f"trainer.callbacks: {type(callback).__name__} sets {what} and would overrule the configuration;"
+                    " leave it out"
+                )
+
+
+_OVERRULING = {
+    LearningRateFinder: "one learning rate for all parameters",
+    StochasticWeightAveraging: "learning rates of its own",
+    BaseFinetuning: "parameter groups of its own",
+    BatchSizeFinder: "the batch size",
+    GradientAccumulationScheduler: "accumulate_grad_batches",
+}
 
 
 def _network_settings(task: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lra_ssm.callbacks import AtomicCheckpointIO, CSVRunLogger, SaveBest, SaveLa
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.runs.checks import (
+    check_callbacks,
     check_checkpoint,
     check_data,
     check_end,
@@ -100,6 +101,7 @@ class Run(RunDirectory):
         if not seed:
             raise InputError("a run's identity has a seed: call lightning.seed_everything(…) before the task is built")
         check_end(trainer)
+        check_callbacks(as_list(trainer.get("callbacks")))
         if trainer.get("fast_dev_run"):
             raise InputError("fast_dev_run leaves nothing: give it to a Trainer without a run")
         config = {
