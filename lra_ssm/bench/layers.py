@@ -19,14 +19,9 @@ from lra_ssm.ops import prefer_backend
 # Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"), and the S4D
 # paper's public settings for S4D's batch of 50.
 _SELECTIVE = {"d_state": 64, "bidirectional": True}
-SIZES: tuple[tuple[str, str, dict[str, Any], int, int, int], ...] = (  # task, layer, arguments, batch, length, d_model
-    ("ListOps", "S4D", _SELECTIVE, 50, 2048, 128),
-    ("ListOps", "S6", _SELECTIVE, 32, 2048, 128),
-    ("ListOps", "B2S6", {**_SELECTIVE, "num_blocks": 8}, 32, 2048, 128),
-    ("sCIFAR", "S4D", _SELECTIVE, 50, 1024, 512),
-    ("sCIFAR", "S6", _SELECTIVE, 48, 1024, 512),
-    ("sCIFAR", "B2S6", {**_SELECTIVE, "num_blocks": 8}, 48, 1024, 512),
-)
+LAYERS = {"S4D": _SELECTIVE, "S6": _SELECTIVE, "B2S6": {**_SELECTIVE, "num_blocks": 8}}
+BATCHES = {"ListOps": {"S4D": 50, "S6": 32, "B2S6": 32}, "sCIFAR": {"S4D": 50, "S6": 48, "B2S6": 48}}
+SIZES = {"ListOps": {"length": 2048, "d_model": 128}, "sCIFAR": {"length": 1024, "d_model": 512}}
 _CPU_BATCH = 2  # of the published batches on a CPU, unless --batch says more
 
 
@@ -79,13 +74,14 @@ class LayerTruth:
 
 def run(settings: Settings) -> dict[str, Any]:
     rows: list[Row] = []
-    for task, batch, length, d_model in dict.fromkeys((s[0], *s[3:]) for s in SIZES):
-        for length_ in settings.lengths or [length]:
-            sized = batch if settings.device.type == "cuda" else min(batch, _CPU_BATCH)
-            sized, d_model = settings.batch or sized, settings.channels or d_model
-            if settings.quick:
-                sized, length_, d_model = 2, 32, 16
-            rows += _compare(task, batch, sized, length_, d_model, settings)
+    for task, size in SIZES.items():
+        for published in dict.fromkeys(BATCHES[task].values()):
+            for length in settings.lengths or [size["length"]]:
+                batch = settings.batch or (published if settings.device.type == "cuda" else min(published, _CPU_BATCH))
+                d_model = settings.channels or size["d_model"]
+                if settings.quick:
+                    batch, length, d_model = 2, 32, 16
+                rows += _compare(task, published, batch, length, d_model, settings)
     return {
         "rows": rows,
         "bars": [(_title(row), row.extra["tokens/s"]) for row in rows if row.timing],
@@ -99,7 +95,9 @@ def _title(row: Row) -> str:
 
 def _compare(task: str, published: int, batch: int, length: int, d_model: int, settings: Settings) -> list[Row]:
     contenders = []
-    for _, layer, arguments, *_ in (size for size in SIZES if size[0] == task and size[3] == published):
+    for layer, arguments in LAYERS.items():
+        if BATCHES[task][layer] != published:
+            continue
         for i, backend in enumerate(settings.backends):
             if i > 0 and layer == "S4D":
                 continue  # it has no scan

@@ -121,8 +121,9 @@ def _settings(given: argparse.Namespace) -> "Settings":
         torch.set_num_threads(given.threads)
     tiny = Effort(repeats=given.repeats or 3, budget=0.2, least=1, sample=0.0)
     effort = tiny if given.quick else Effort(given.repeats or 15, given.budget)
-    return Settings(device, backends, torch.get_num_threads(), effort, given.quick, given.batch, given.channels,
-                    given.states, lengths, given.compile, given.config)  # fmt: skip
+    same = {name: getattr(given, name) for name in ("quick", "batch", "channels", "states", "config")}
+    threads = torch.get_num_threads()
+    return Settings(device, backends, threads, effort, lengths=lengths, compiled=given.compile, **same)
 
 
 def _measured(suite: str, settings: "Settings") -> dict[str, Any]:
