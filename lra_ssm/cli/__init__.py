@@ -15,7 +15,7 @@ from lra_ssm.errors import InputError, hint
 
 # name -> (module, what it does); the module's main(command, arguments) returns an exit code.
 COMMANDS = {
-    "fit": ("lra_ssm.cli.run", "train a model; started again, a killed run goes on where it was"),
+    "fit": ("lra_ssm.cli.run", "train a model; started again, a killed run is resumed"),
     "validate": ("lra_ssm.cli.run", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.run", "write a run's predictions on the validation split"),

@@ -46,7 +46,7 @@ def place_loggers(given: Any, run: Path, experiment: str) -> None:
     """wandb and TensorBoard loggers of a configuration learn the run's identity where it leaves them open."""
     for logger in given if isinstance(given, list) else [given]:
         name = getattr(logger, "class_path", "").rpartition(".")[2]
-        if name == "WandbLogger":  # the fixed id makes a requeued job go on in the same wandb run
+        if name == "WandbLogger":  # the fixed id keeps a requeued job in the same wandb run
             open_values: dict[str, Any] = {"id": None, "name": None, "save_dir": "."}
             ours = {"id": run.name, "name": f"{experiment}/{run.name}", "save_dir": str(run)}
         elif name == "TensorBoardLogger":

@@ -34,7 +34,7 @@ HELP = f"""usage: lra-ssm prepare DATASET [options]
 
 Makes a dataset ready below the data root (--root, else LRA_SSM_DATA, else ./data): downloaded, generated, or read from
 files you have. Atomic and locked: any number of processes may start it, at any moment it may be killed and started
-again; a download goes on where it was.
+again; a download is resumed.
 
 datasets: {", ".join(DATASETS)}
 

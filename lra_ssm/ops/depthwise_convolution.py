@@ -1,4 +1,4 @@
-"""Short causal convolutions along time, one filter per channel, and what they need to go on from where they stopped.
+"""Short causal convolutions along time, one filter per channel, and what they need to continue from where they stopped.
 
 Shapes: u, y (B, D, L); weight (D, W); bias (D,); initial (B, D, W-1), the inputs before position 0; reset (B, L).
 (B batch, D channels, L length, W width of the filter.)
@@ -238,7 +238,7 @@ def last_taps(
     initial: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> Tensor:
-    """The `initial` (B, D, W-1) with which a convolution of width W goes on where u ends: the last W-1 inputs.
+    """The `initial` (B, D, W-1) with which a convolution of width W continues where u ends: the last W-1 inputs.
 
     Args:
         u: (B, D, L), real.

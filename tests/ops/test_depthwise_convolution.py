@@ -1,4 +1,4 @@
-"""Short causal convolutions against their definition: values and every gradient; and how they go on after a stop."""
+"""Short causal convolutions against their definition: values and every gradient; and how they continue after a stop."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Pathfinder(PreparedDataModule):
         difficulty: curv_baseline is LRA's easy one, curv_contour_length_9 intermediate, curv_contour_length_14 hard,
             which is what LRA reports.
         num_images: how many are generated, over all splits; for source "generated" alone. They are written in the
-            layout of LRA's archive below `<root>/pathfinder/`, going on where a killed process was, and may be deleted
+            layout of LRA's archive below `<root>/pathfinder/`, resumed after a kill, and may be deleted
             once they are prepared.
         generator_seed: of the generated images.
         batch_size: examples per optimizer batch over all devices together.
