@@ -45,15 +45,17 @@ def test_a_second_file_replaces_a_class_whole(tmp_path):
     assert network["layer"]["init_args"]["num_blocks"] == 2  # beside it nothing changes
 
 
-def test_new_data_and_a_new_network_start_from_their_own_defaults(tmp_path):
+def test_new_data_start_from_their_own_defaults(tmp_path):
     flags = [*FIT, "--data=lra_ssm.datamodules.Text", "--print_config"]
     data = yaml.safe_load(succeed(flags, tmp_path).out)["data"]["init_args"]
     assert data == defaults(datamodules.Text)
-    network = "--model.network=lra_ssm.models.DualEncoder"
-    assert "model.network" in fail([*FIT, network], tmp_path)  # it needs a layer of its own
-    flags = [network, "--model.network.layer=lra_ssm.layers.S6", "--model.network.num_classes=2"]
-    network = model_of(tmp_path, *flags, "--model.network.vocab_size=9")["network"]["init_args"]
-    assert network["d_model"] == 128
+
+
+def test_a_derived_class_keeps_what_its_base_was_given_and_says_so(tmp_path):
+    result = succeed([*FIT, "--model.network=DualEncoder", "--print_config"], tmp_path)
+    assert yaml.safe_load(result.out)["model"]["init_args"]["network"]["init_args"]["d_model"] == 8
+    (line,) = result.err.splitlines()
+    assert line.startswith("note: DualEncoder keeps what was given to Classifier: ") and "d_model" in line
 
 
 @pytest.mark.parametrize("flag", [

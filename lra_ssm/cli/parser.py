@@ -3,11 +3,13 @@
 import difflib
 import inspect
 import re
+import sys
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace, _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lra_ssm.cli.help import Help, arrange
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers.spec import annotations, import_object, own_arguments
 
@@ -21,13 +23,19 @@ class RunParser(LightningArgumentParser):
     arguments is raised as one line (`InputError`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, allow_abbrev=False)
+        super().__init__(*args, **kwargs, allow_abbrev=False, formatter_class=Help)
+
+    def format_help(self, *formatter: Any) -> str:
+        self._action_groups = arrange(list(self._action_groups))
+        return super().format_help(*formatter)
 
     def parse_args(self, args: Any = None, *positional: Any, **keywords: Any) -> Any:
         """jsonargparse hands an option of a class within a class to a parser of that class, as text that `str` made:
         None of null. Such parsers do not exit on errors."""
         if args is not None and not self.exit_on_error:
             args = [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
+        else:
+            _said.clear()
         return super().parse_args(args, *positional, **keywords)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -36,24 +44,34 @@ class RunParser(LightningArgumentParser):
         raise InputError(one_line(message, _options(self))) from ex
 
 
-def _drop_arguments(parser_or_action: Any, before: Any, now: Any) -> None:
-    """Takes from a specification whose class is about to be replaced all its arguments.
+# Keeps, of a specification whose class is about to be replaced, the arguments that the new class takes too.
+_keep_common = _typehints.discard_init_args_on_class_path_change
+_said: set[str] = set()
 
-    jsonargparse would keep those that the new class takes too: S6 in the place of an S4D would have its d_state."""
-    if before and before.get("init_args") and not _same(before["class_path"], now["class_path"]):
+
+def _start_anew(parser_or_action: Any, before: Any, now: Any) -> None:
+    """A new class starts from its own defaults: S6 in the place of an S4D has not its d_state.
+
+    A class derived from the one that it replaces, or the other way round, keeps what both have, and that is said.
+    """
+    if not (before and before.get("init_args")):
+        return
+    try:
+        old, new = (import_object(spec["class_path"]) for spec in (before, now))
+    except ValueError:  # the parser will say it better
+        return
+    if inspect.isclass(old) and inspect.isclass(new) and (issubclass(new, old) or issubclass(old, new)):
+        _keep_common(parser_or_action, before, now)
+        kept, line = before["init_args"].keys(), f"note: {new.__name__} keeps what was given to {old.__name__}: "
+        if old is not new and kept and line not in _said:
+            _said.add(line)  # arguments are parsed several times
+            print(line + ", ".join(kept), file=sys.stderr)
+    elif old is not new:
         before["init_args"] = Namespace()
 
 
-def _same(path: str, other: str) -> bool:
-    try:
-        return path == other or import_object(path) is import_object(other)
-    except ValueError:  # the parser will say it better
-        return False
-
-
-# It has no setting for this. Where a later version has no such function, `setattr` alone would go unnoticed.
-assert callable(_typehints.discard_init_args_on_class_path_change)
-_typehints.discard_init_args_on_class_path_change = _drop_arguments
+# jsonargparse has no setting for this.
+_typehints.discard_init_args_on_class_path_change = _start_anew
 
 
 def one_line(message: str, options: list[str]) -> str:

@@ -17,6 +17,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from lra_ssm.callbacks import AtomicCheckpointIO, WritePredictions, fit_callbacks
+from lra_ssm.cli import COMMANDS
+from lra_ssm.cli.help import description
 from lra_ssm.cli.output import place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause
 from lra_ssm.errors import InputError, squeeze
@@ -83,7 +85,13 @@ class RunCLI(LightningCLI):
         self.held = held
         epilog = "example: lightning {} --config configs/quickstart.yaml"
         super().__init__(
-            parser_kwargs={command: {"epilog": epilog.format(command)} for command in self.subcommands()},
+            parser_kwargs={
+                command: {
+                    "description": description(COMMANDS[command][1]),
+                    "epilog": epilog.format(command),
+                }
+                for command in self.subcommands()
+            },
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,

@@ -1,0 +1,97 @@
+"""What `--help` of the run commands shows: our classes and options first, Lightning's Trainer last and briefly."""
+
+import inspect
+import re
+import textwrap
+from argparse import SUPPRESS
+from collections.abc import Iterable
+from typing import Any
+
+from jsonargparse import DefaultHelpFormatter
+
+from lra_ssm import datamodules, layers, models, tasks
+
+# Option -> classes of ours that it takes, by their short names. Importing them here is what makes the names known.
+CHOICES: dict[str, tuple[type, ...]] = {
+    "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
+    "--model": (tasks.Classification,),
+    "--model.network": (models.Classifier, models.DualEncoder),
+    "--model.network.layer": (layers.S4D, layers.S6, layers.B2S6),
+    "--model.network.block": (layers.S4Block, layers.MambaBlock),
+    "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
+    "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead),
+}
+_NAMES = max(len(option) for option in CHOICES)
+
+# Beginnings of jsonargparse's titles, which are docstrings, and ours; in this order.
+_TITLES = {
+    "options": "Configuration",
+    "Run": "Run",
+    "Start": "Checkpoint to start from",
+    "Which checkpoints a run keeps": "Checkpoints",
+    "<class 'lightning.pytorch.core.module.LightningModule'>": "Model",
+    "A DataModule standardizes": "Data",
+    "Customize every aspect of training": "Trainer (Lightning's own; its documentation says more)",
+}
+_CKPT_PATH = "best, last, or a file; default: last.ckpt of a run that is resumed, best.ckpt of one that is scored"
+
+
+def description(what: str) -> str:
+    """What a command does, and every class of ours that its options take, with the first sentence on each."""
+    lines = [f"{what[0].upper()}{what[1:]}.\n\nOur classes by their names; your own by their path, module.Class:"]
+    for option, classes in CHOICES.items():
+        for i, cls in enumerate(classes):
+            file_of_its_own = option in ("--data", "--model.network.layer")
+            text = _sentence(inspect.getdoc(inspect.getmodule(cls) if file_of_its_own else cls) or "")
+            text = text.replace(" as a LightningDataModule", "").removeprefix(f"{cls.__name__}, ")
+            shown = f"  {option if i == 0 else '':<{_NAMES}}  {cls.__name__:<14}  "
+            lines.append(textwrap.fill(text, 100, initial_indent=shown, subsequent_indent=" " * len(shown)))
+    lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
+    return "\n".join(lines)
+
+
+class Help(DefaultHelpFormatter):
+    """Without the names of every module of torch, and without the whole documentation of the Trainer."""
+
+    def add_usage(self, usage: Any, actions: Iterable[Any], groups: Iterable[Any], prefix: Any = None) -> None:
+        command = re.search(r"\[options\] (\w+)$", self._prog)
+        if command or " " in self._prog:  # else the explanation of a class
+            prog = f"lightning {command[1]} --config FILE" if command else self._prog
+            super().add_usage(usage if usage is SUPPRESS else f"{prog} [options]", actions, groups, prefix)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _expand_help(self, action: Any) -> str:
+        text = super()._expand_help(action)
+        text = re.sub(r", known subclasses: ([^)]*)", _ours, text)
+        if action.dest.startswith("trainer."):
+            said, _, kind = text.rpartition(" (type: ")
+            text = f"{_sentence(said)} (type: {kind}" if said else text
+        return text
+
+
+def _ours(found: re.Match[str]) -> str:
+    """Of the classes that an option takes the user's own and ours, by their names."""
+    others = ("torch.", "lightning.", "torchmetrics.")
+    names = sorted({path.rpartition(".")[2] for path in found[1].split(", ") if not path.startswith(others)})
+    names = [name for name in names if not name.startswith("_")]
+    return f", among them {', '.join(names)}" if names and len(names) < 12 else ""
+
+
+def _sentence(text: str) -> str:
+    return re.split(r"(?<!al\.)(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]
+
+
+def arrange(groups: list[Any]) -> list[Any]:
+    """The groups of a run command's options, ours first, under titles that a person would write."""
+    titles = list(_TITLES.values())
+    for group in groups:
+        for action in group._group_actions:
+            if action.dest == "ckpt_path":
+                group.title, action.help = "Start", _CKPT_PATH
+            if action.dest in ("weights_only", "verbose", "return_predictions"):  # of Lightning's methods, not ours
+                action.help = SUPPRESS
+        known = [title for title in _TITLES if (group.title or "").startswith(title)]
+        group.title = _TITLES[known[0]] if known else group.title
+    return sorted(groups, key=lambda group: titles.index(group.title) if group.title in titles else len(titles))

@@ -1,0 +1,50 @@
+"""`--help` of the run commands: ours first, and short; our classes have short names."""
+
+import pytest
+import yaml
+
+from lra_ssm.cli.help import CHOICES
+from tests.runner import FIT, succeed
+
+WIDE = {"COLUMNS": "100"}
+
+
+def test_our_classes_and_options_come_first(tmp_path):
+    out = succeed(["fit", "--help"], tmp_path, WIDE).out
+    assert out.startswith("usage: lightning fit --config FILE [options]\n") and "example: lightning fit" in out
+    titles = ["Our classes", "Configuration:", "Run:", "Checkpoint to start from:", "Checkpoints:", "Model:", "Data:"]
+    places = [out.index(title) for title in [*titles, "Trainer (Lightning's own"]]
+    assert places == sorted(places)
+    for option, classes in CHOICES.items():
+        assert f"  {option} " in out
+        for cls in classes:
+            assert f"  {cls.__name__} " in out
+    assert len(out.splitlines()) < 260 and max(map(len, out.splitlines())) <= 100
+    assert "<class" not in out and "torch.nn." not in out and "weights_only" not in out
+
+
+@pytest.mark.parametrize("option", CHOICES)
+def test_every_class_is_explained_by_its_short_name(option, tmp_path):
+    config = FIT if option.startswith("--model.network") else ["fit"]
+    for cls in CHOICES[option]:
+        out = succeed([*config, f"{option}.help", cls.__name__], tmp_path, WIDE).out
+        assert cls.__name__ in out and "torch.nn" not in out and len(out.splitlines()) < 110, out
+        assert "usage" not in out
+
+
+def test_short_names_serve_as_values_on_the_command_line_and_in_files(tmp_path):
+    (tmp_path / "short.yaml").write_text(
+        "model: {class_path: Classification, init_args: {network: {class_path: Classifier, init_args:"
+        " {layer: S4D, num_classes: 2, vocab_size: 134, block: {class_path: MambaBlock}}}}}\ndata: Text\n"
+    )
+    printed = yaml.safe_load(succeed(["fit", "--config", "short.yaml", "--print_config"], tmp_path).out)
+    network = printed["model"]["init_args"]["network"]["init_args"]
+    assert printed["data"]["class_path"] == "lra_ssm.datamodules.Text"
+    assert network["layer"]["class_path"] == "lra_ssm.layers.S4D"
+    assert network["block"]["class_path"] == "lra_ssm.layers.MambaBlock"
+    flags = ["--data=MNIST", "--model.network.pooling=LastPooling", "--model.network.layer=S6"]
+    printed = yaml.safe_load(succeed([*FIT, *flags, "--print_config"], tmp_path).out)
+    network = printed["model"]["init_args"]["network"]["init_args"]
+    assert printed["data"]["class_path"] == "lra_ssm.datamodules.MNIST"
+    assert network["pooling"]["class_path"] == "lra_ssm.models.LastPooling"
+    assert network["layer"]["init_args"]["d_state"] == 16
