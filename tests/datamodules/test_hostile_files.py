@@ -64,7 +64,7 @@ NAMES = {
     "empty": b"", "zero byte first": b"\0aaa", "zero byte last": b"aaa\0", "zero bytes": b"\0\0\0\0", "slash": b"/",
     "slashes": b"////", "dot": b".", "dots": b"..", "blank": b" ", "newline": b"\n", "escape": b"\x1b[2J",
     "surrogate": b"\xed\xa0\x80", "no UTF-8": b"\xff\xfe", "bidi": "\u202egnp".encode(), "long": b"a" * 60_000,
-    "long part": b"a" * 300, "deep": b"a/" * 2000 + b"b", "drive": b"c:", "backslash": b"\\", "star": b"*?|<>",
+    "long part": b"a" * 300, "deep": b"a/" * 1500 + b"b", "drive": b"c:", "backslash": b"\\", "star": b"*?|<>",
 }  # fmt: skip
 
 
