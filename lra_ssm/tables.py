@@ -3,9 +3,13 @@
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
+from lra_ssm.errors import printable
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right.
+
+    What cannot be printed in a cell stands there as its escape.
 
     Raises ValueError for a row of another width.
     """
@@ -20,7 +24,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     for i, name in enumerate(columns):
         drawn.add_column(Text(name), justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
-        drawn.add_row(*(Text(" ".join(cell.split())) for cell in row))
+        drawn.add_row(*(Text(printable(" ".join(cell.split()))) for cell in row))
     text = StringIO()
     # In a notebook rich would show it there and write nothing.
     Console(file=text, width=10_000, color_system=None, force_jupyter=False, force_terminal=False).print(drawn)

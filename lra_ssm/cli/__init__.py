@@ -4,6 +4,8 @@ This module loads neither torch nor lightning, so that `--help` and a mistyped c
 own module does.
 """
 
+import io
+import logging
 import os
 import sys
 import traceback
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lra_ssm import __version__
-from lra_ssm.errors import InputError, hint
+from lra_ssm.errors import InputError, hint, printable, squeeze
 
 # name -> (module, what it does); the module's main(command, arguments) returns an exit code.
 COMMANDS = {
@@ -40,6 +42,7 @@ example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Bad input is one line on stderr and exit code 2."""
+    _plain_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -57,17 +60,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return import_module(module).main(command, rest)
     except InputError as error:
-        if os.environ.get("LRA_SSM_DEBUG"):
-            traceback.print_exc()
+        _show_traceback()
         return _fail(str(error))
     except PermissionError as error:  # some folder on the way that nobody thought of
-        if os.environ.get("LRA_SSM_DEBUG"):
-            traceback.print_exc()
+        _show_traceback()
         return _fail(f"{error.filename}: cannot be read or written ({error.strerror})")
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
 
 
 def _fail(reason: str, code: int = 2) -> int:
-    print(f"lra-ssm: error: {reason}", file=sys.stderr)
+    print(f"lra-ssm: error: {squeeze(reason)}", file=sys.stderr)
     return code
+
+
+def _show_traceback() -> None:
+    if os.environ.get("LRA_SSM_DEBUG"):
+        print("\n".join(map(printable, traceback.format_exc().split("\n"))), end="", file=sys.stderr)
+
+
+def _plain_output() -> None:
+    """What is printed may quote what others wrote: no character of it fails, and a warning is a printable line."""
+
+    class Line(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return squeeze(super().format(record))
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:  # what prints our warnings, as these commands set up no logging
+        logging.lastResort.setFormatter(Line())

@@ -9,7 +9,7 @@ from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.provenance import environment
 from lra_ssm.tables import table
 
@@ -28,7 +28,7 @@ def main(command: str, arguments: list[str]) -> int:
     _show_installation()
     root = resolve_root(options.root)
     opened, damaged = open_all(root)
-    print(f"\nprepared data below {root}" + ("" if opened or damaged else ": none"))
+    print(f"\nprepared data below {squeeze(str(root))}" + ("" if opened or damaged else ": none"))
     for prepared in opened:
         _show_data(prepared)
     if opened:
@@ -72,9 +72,9 @@ def _show_installation() -> None:
 
 def _show_data(prepared: PreparedDataset) -> None:
     """Prints where a prepared folder's data came from."""
-    print(f"  {prepared.folder.parent.name}/{prepared.folder.name}")
+    print("  " + squeeze(f"{prepared.folder.parent.name}/{prepared.folder.name}"))
     for key, value in prepared.manifest["source"].items():
-        print(f"    {key}: {_short(value)}")
+        print("    " + squeeze(f"{key}: {_short(value)}"))
 
 
 def _short(value: Any) -> str:

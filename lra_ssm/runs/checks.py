@@ -43,14 +43,14 @@ def check_checkpoint(path: Path, task: Any, strict: bool = False, resuming: bool
         line = f"{path} was made with other settings: {differing}"
         if resuming:
             raise InputError(f"{line}; give the same to go on with it, or --init_from to start from its weights")
-        print(f"note: {line}")
+        print(squeeze(f"note: {line}"))
     check_shapes(task, state, path)
     made_by = state.get("lra_ssm_code_version")
     if resuming and made_by != code_version():
         line = f"{path} was made by lra_ssm {made_by}, this is {code_version()}"
         if strict:
             raise InputError(f"{line}; --strict-resume refuses to go on")
-        print(f"warning: {line}: the run may not end as it would have")
+        print(squeeze(f"warning: {line}: the run may not end as it would have"))
 
 
 def differing_settings(task: Any, state: dict[str, Any]) -> str:

@@ -217,7 +217,7 @@ class Run(RunDirectory):
         record = {"run_id": self.path.name, "experiment": experiment, "status": "started", "starts": starts}
         if manifest is not None:
             record["data"] = manifest
-            print(data.describe())
+            print(squeeze(data.describe()))
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
         for logger in trainer.loggers:

@@ -10,7 +10,6 @@ import lzma
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,20 +35,6 @@ TAR_KINDS = {
     tarfile.AREGTYPE: "file",
     tarfile.CONTTYPE: "file",
 }
-# What the readers raise where the bytes make no sense. Theirs alone: the disk's errors have an errno.
-SENSELESS = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    ValueError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    RecursionError,
-    NotImplementedError,
-)
 
 
 class Damaged(Exception):
@@ -213,9 +198,10 @@ def zip_members(source: Source) -> Iterator[Member]:
         archive = zipfile.ZipFile(source.file)
     with archive:
         for info in archive.infolist():
-            mode = info.external_attr >> 16
+            # orig_filename: on Windows, filename has other separators, and both end at a zero byte.
+            name, mode = info.orig_filename, info.external_attr >> 16
             kind = "file"
-            if info.is_dir():
+            if name.endswith("/"):
                 kind = "folder"
             elif stat.S_ISLNK(mode):
                 kind = "symbolic link"
@@ -223,8 +209,6 @@ def zip_members(source: Source) -> Iterator[Member]:
                 kind = "special file"
             elif info.flag_bits & 1:
                 kind = "file that is encrypted"
-            # orig_filename: on Windows, filename has other separators, and both end at a zero byte.
-            name = info.orig_filename
             yield Member(name, kind, info.file_size, partial(_zip_chunks, archive, info))
 
 
@@ -242,15 +226,16 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> I
 
 @contextmanager
 def _sense() -> Iterator[None]:
-    """What the readers raise as `Damaged`; for reading alone, never around what the caller does."""
+    """What the readers raise as `Damaged`; for reading alone, never around what the caller does.
+
+    Where the bytes make no sense, that may be any error at all. The disk's alone have an errno.
+    """
     try:
         yield
-    except SENSELESS as error:
-        raise _broken(str(error)) from error
-    except OSError as error:
-        if error.errno is not None:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise _broken(str(error)) from error  # gzip's and bz2's
+        raise _broken(str(error) or type(error).__name__) from error
 
 
 def _broken(why: str) -> Damaged:

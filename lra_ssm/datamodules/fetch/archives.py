@@ -31,6 +31,8 @@ CHECK_EVERY = 1 << 26  # announced bytes between two looks at the free disk spac
 # Of all members, wanted or not: some ten times LRA's archive, an hour or less of unpacking.
 ALL_BYTES = 1 << 39
 ALL_MEMBERS = 20_000_000
+NAMES = 1 << 28  # characters of all wanted files' paths, which are kept
+DEEPEST = 64  # folders of one path
 
 Wanted = Callable[[str], bool]
 
@@ -53,6 +55,7 @@ class _Bounds:
     all_members: int
     files: int = 0
     bytes: int = 0
+    names: int = 0
 
     def come(self, member: Member) -> None:
         """Any member, wanted or passed over."""
@@ -67,6 +70,9 @@ class _Bounds:
         self.files += 1
         if self.files > self.max_files:
             raise Damaged(f"holds more than {self.max_files:,} files; refused")
+        self.names += len(member.name)
+        if self.names > NAMES:
+            raise Damaged(f"has names of more than {NAMES:,} characters; refused")
         self.take(0, member, member.size)
 
     def take(self, count: int, member: Member, announced: int = 0) -> None:
@@ -209,9 +215,19 @@ def _problem(member: Member) -> str | None:
         return "has a path through a parent folder"
     if "\\" in member.name or re.match(r"[A-Za-z]:", member.name):
         return "has a Windows path"
-    if not path.parts or "\0" in member.name or "\n" in member.name:
+    if not path.parts or "\0" in member.name or "\n" in member.name or not _encodable(member.name):
         return "has no usable name"
+    if len(path.parts) > DEEPEST:
+        return "lies too many folders deep"
     return None
+
+
+def _encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _write(member: Member, folder: Path, bounds: _Bounds) -> None:

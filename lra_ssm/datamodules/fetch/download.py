@@ -8,7 +8,6 @@ beside the file and says where it came from.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -16,13 +15,15 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.datamodules.fetch.answers import Answer, Broken, PastTheEnd, Refused, date, read_answer, strong_etag
 from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
-from lra_ssm.datamodules.fetch.web import SCHEMES, Broken, PastTheEnd, Refused, open_url, reason
+from lra_ssm.datamodules.fetch.partial import PartialFile, Version
+from lra_ssm.datamodules.fetch.web import LEAST_BYTES, SCHEMES, open_url, reason
 from lra_ssm.datamodules.storage.bars import ByteBar
 from lra_ssm.datamodules.storage.disk import check_disk_space, sync_folder
 from lra_ssm.datamodules.storage.locking import locked
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 LONGEST_WAIT = 60.0  # seconds between two tries, whatever the server asks for
+MOST_REQUESTS = 1000  # for one file from one address, however little each brings
+MOST_BYTES = 1 << 36  # of a file whose size is not published: some nine times LRA's archive
+CHECK_EVERY = 1 << 26  # bytes between two looks at the free disk space
 _HEX_DIGITS = {"md5": 32, "sha256": 64}
 
 
@@ -82,14 +86,14 @@ def download(
 
     A file that is there is checked and used without the network; one with a wrong digest or size is removed and
     downloaded anew. Broken connections, 429 and 5xx are tried again, going on where they broke off; a mirror that does
-    not have the file gives way to the next at once. Several processes may call this at the same time: one downloads,
-    the others wait. Whatever else happens in the folder is for the caller to lock.
+    not have the file, or sends something else, gives way to the next at once. Several processes may call this at the
+    same time: one downloads, the others wait. Whatever else happens in the folder is for the caller to lock.
 
     Args:
         file: what to download.
         folder: where to; created if only it is missing.
-        timeout: seconds that a server may take to answer or to send something more.
-        tries: how often in a row a mirror may bring nothing new before it is given up.
+        timeout: seconds that a server may take to answer, or to send another kilobyte.
+        tries: how often in a row a mirror may bring nothing new (less than a kilobyte) before it is given up.
         backoff: seconds before the first further try, doubled with each that brings nothing, up to 60.
         progress: show a bar on the standard error if the file is not small.
 
@@ -120,152 +124,144 @@ class _Transfer:
     ) -> None:
         self.file, self.folder = file, folder
         self.timeout, self.tries, self.backoff, self.bar = timeout, tries, backoff, bar
-        self.partial, self.state_file = _partial_files(file, folder)
+        self.partial = PartialFile(folder, file.name)
+        self.most = MOST_BYTES if file.size is None else file.size
         self.resumed = False
 
     def run(self) -> DownloadRecord:
         if self.file.size is not None:
-            check_disk_space(self.folder, self.file.size - self._received(), self.file.name)
+            check_disk_space(self.folder, self.file.size - self.partial.received(), self.file.name)
         failures = []
         for url in self.file.urls:
             try:
                 self._fetch(url)
-                sha256, wrong = _check(self.file, self.partial, self.bar)
+                sha256, wrong = _check(self.file, self.partial.path, self.bar)
                 if wrong and self.resumed:  # an older part may be to blame
                     log.warning("%s: %s %s; downloading it from its beginning", self.file.name, url, wrong)
-                    self._discard()
+                    self.partial.discard()
                     self._fetch(url)
-                    sha256, wrong = _check(self.file, self.partial, self.bar)
+                    sha256, wrong = _check(self.file, self.partial.path, self.bar)
                 if wrong:
-                    self._discard()
+                    self.partial.discard()
                     raise Refused(f"{wrong}; what was downloaded is removed")
             except Refused as error:
                 failures.append(f"{url}: {error}")
                 if len(failures) < len(self.file.urls):
                     log.warning("%s; trying the next address", failures[-1])
             else:
-                size, path = self.partial.stat().st_size, self.folder / self.file.name
+                size, path = self.partial.received(), self.folder / self.file.name
                 record = DownloadRecord(url, size, sha256, "published" if self.file.digest else "unknown")
                 write_note(note_of(path), record)  # first, so that no downloaded file is without
-                os.replace(self.partial, path)
+                os.replace(self.partial.path, path)
                 sync_folder(self.folder)
-                self.state_file.unlink(missing_ok=True)
+                self.partial.finish()
                 return record
         raise InputError(f"{self.file.name} cannot be downloaded: {'; '.join(failures)}")
 
     def _fetch(self, url: str) -> None:
-        """Completes the partial file, with as many requests as it takes."""
-        furthest, failed = self._received(), 0  # a server without ranges makes progress beyond the furthest alone
-        while True:
+        """Completes the partial file, with as many requests as it takes, of which there are not too many."""
+        furthest, failed = self.partial.received(), 0  # a server without ranges makes progress beyond it alone
+        for _ in range(MOST_REQUESTS):
             try:
                 return self._request(url)
             except Broken as error:
-                received = self._received()
-                failed = 0 if received > furthest else failed + 1
-                furthest = max(furthest, received)
+                received = self.partial.received()
+                if received >= furthest + LEAST_BYTES:
+                    furthest, failed = received, 0
+                else:
+                    failed += 1
+                kept = f"; the first {received:,} bytes are kept, start again to go on" if received else ""
                 if failed >= self.tries:
-                    kept = f"; the first {received:,} bytes are kept, start again to go on" if received else ""
                     raise Refused(f"{error}, {failed} tries without progress{kept}") from error
                 wait = min(max(self.backoff * 2 ** max(failed - 1, 0), error.wait), LONGEST_WAIT)
                 log.warning("%s: %s at %d bytes; trying again in %.0f s", url, error, received, wait)
                 time.sleep(wait)
+        raise Refused(f"not whole after {MOST_REQUESTS} requests{kept}")
 
     def _request(self, url: str) -> None:
         """One request for what is missing."""
-        state = self._state()
-        offset = self._received() if state else 0
-        validator = None
-        if state.get("url") == url:
-            validator = state.get("etag") or state.get("last_modified")
+        version = self.partial.version()
+        offset = self.partial.received() if version else 0
+        validator = version.validator if version and version.url == url else None
         if validator is None and self.file.digest is None:
             offset = 0  # nothing would show that these are parts of two versions
-        if offset:
+        if version and version.size is not None and offset > version.size:
+            offset = 0  # nobody wrote that
+        headers = {}
+        if version and offset:
             self.resumed = True
-            if offset == state.get("size"):
+            if offset == version.size:
                 return  # killed after the last byte
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
-        if offset and validator:
-            headers["If-Range"] = validator  # the whole file instead, if it is another version
+            headers = {"Range": f"bytes={offset}-"}
+            if validator:
+                headers["If-Range"] = validator  # the whole file instead, if it is another version
         try:
             response = open_url(url, headers, self.timeout)
         except PastTheEnd as error:
-            if error.size == offset:
+            if version and error.size == offset and version.size is None:
                 return
-            self._discard()
-            raise Broken("the server has fewer bytes than are here") from error
+            self.partial.discard()
+            raise Broken("the server has another number of bytes than before") from error
         with response:
-            if response.status == 206:
-                total = self._go_on(response, state, offset, validator)
-            else:
-                offset, total = 0, self._begin(response, url)
-            check_disk_space(self.folder, (total or 0) - offset, self.file.name)
-            self._receive(response, offset, total)
+            try:
+                answer = read_answer(response, offset, self.file.name)
+                if version and answer.start:
+                    answer = self._rest(answer, version, bool(validator))
+            except Broken:
+                self.partial.discard()  # to ask for the whole file the next time
+                raise
+            if not answer.start:
+                self._begin(answer, url)
+            self._receive(response, answer)
 
-    def _begin(self, response: Any, url: str) -> int | None:
-        """A whole file is coming: forgets what was received and notes what this is. Returns its size if known."""
-        length = response.headers.get("Content-Length")
-        size = int(length) if length and length.isdigit() else None
-        if None not in (size, self.file.size) and size != self.file.size:
-            raise Refused(f"has {size:,} bytes instead of the published {self.file.size:,}")
-        self._discard()  # before the new state is written: the two must never disagree
-        etag = response.headers.get("ETag")
-        state = {
-            "url": url,
-            "etag": etag if etag and not etag.startswith("W/") else None,  # a weak one may stand for other bytes
-            "last_modified": response.headers.get("Last-Modified"),
-            "size": size,
-        }
-        self.state_file.write_text(json.dumps(state), encoding="utf-8")
-        return size if size is not None else self.file.size
+    def _begin(self, answer: Answer, url: str) -> None:
+        """A whole file is coming: forgets what was received and notes what this is."""
+        if answer.total is not None and self.file.size not in (None, answer.total):
+            raise Refused(f"has {answer.total:,} bytes instead of the published {self.file.size:,}")
+        if answer.total is not None and answer.total > self.most:
+            raise Refused(f"has {answer.total:,} bytes, more than {self.most:,}")
+        if not answer.marked and self.file.size is None and self.file.digest is None:
+            raise Refused("does not say how many bytes it has, and no size or digest is published to compare with")
+        self.partial.begin(Version(url, strong_etag(answer.etag), date(answer.last_modified), answer.total))
 
-    def _go_on(self, response: Any, state: dict[str, Any], offset: int, validator: str | None) -> int | None:
-        """The rest is coming: makes sure that it is the rest of this. Returns the size of the whole if known."""
-        matched = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range") or "")
-        size = int(matched[2]) if matched and matched[2] != "*" else state.get("size")
-        known = state.get("size") or self.file.size
-        now = response.headers.get("ETag" if state.get("etag") else "Last-Modified")
-        changed = validator and now and now != validator  # a server that ignores If-Range
-        if not matched or int(matched[1]) != offset or (known and size != known) or changed:
-            self._discard()
+    def _rest(self, answer: Answer, version: Version, same_url: bool) -> Answer:
+        """The rest is coming: makes sure that it is the rest of this, and adds its size where that is known before."""
+        known = version.size if version.size is not None else self.file.size
+        total = answer.total if answer.total is not None else known
+        # Without a digest, only what says so is the same version: a server may not look at If-Range.
+        changed = same_url and not version.is_of(answer, lenient=self.file.digest is not None)
+        fits = total is not None and known in (None, total) and (answer.stop or 0) <= total <= self.most
+        if changed or not fits:
             raise Broken("the server sent a part of another version")
-        return size
+        return replace(answer, total=total)
 
-    def _receive(self, response: Any, offset: int, total: int | None) -> None:
+    def _receive(self, response: Any, answer: Answer) -> None:
         """Appends what comes; everything received is with the kernel at once, so that a kill does not lose it."""
-        with open(self.partial, "ab") as out:
-            while total is None or offset < total:
+        offset, total = answer.start, answer.total if answer.total is not None else self.file.size
+        check_disk_space(self.folder, (total or 0) - offset, self.file.name)
+        unchecked = 0  # bytes since the last look at the disk, where nobody knows how many come
+        limit = answer.stop if answer.stop is not None else self.most + 1  # one byte more shows that there are more
+        with open(self.partial.path, "ab") as out:
+            while offset < limit:
                 try:  # read1 returns what has come; read would drop it when the rest times out
-                    data = response.read1(CHUNK_BYTES if total is None else min(CHUNK_BYTES, total - offset))
-                except (OSError, HTTPException) as error:
+                    data = response.read1(min(CHUNK_BYTES, limit - offset))
+                except (OSError, HTTPException, ValueError) as error:  # the last of http.client, for senseless chunks
                     raise Broken(reason(error)) from error
                 if not data:
                     break
                 out.write(data)
                 out.flush()
-                offset += len(data)
+                offset, unchecked = offset + len(data), unchecked + len(data)
                 self.bar.update(offset, total)
+                if total is None and unchecked >= CHECK_EVERY:
+                    check_disk_space(self.folder, CHECK_EVERY, self.file.name)
+                    unchecked = 0
+            if offset > self.most:
+                self.partial.discard()
+                raise Refused(f"has more than {self.most:,} bytes")
             if total is not None and offset < total:
                 raise Broken(f"broken off before {total:,} bytes")
             os.fsync(out.fileno())
-
-    def _received(self) -> int:
-        return self.partial.stat().st_size if self.partial.exists() else 0
-
-    def _state(self) -> dict[str, Any]:
-        """What the partial file is a part of; {} if nobody knows."""
-        try:
-            state = json.loads(self.state_file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return {}
-        return state if isinstance(state, dict) else {}
-
-    def _discard(self) -> None:
-        self.partial.unlink(missing_ok=True)
-        self.state_file.unlink(missing_ok=True)
-
-
-def _partial_files(file: RemoteFile, folder: Path) -> tuple[Path, Path]:
-    return folder / f"{file.name}.partial", folder / f"{file.name}.partial.json"
 
 
 def _already_there(file: RemoteFile, folder: Path, progress: bool) -> DownloadRecord | None:
@@ -278,7 +274,7 @@ def _already_there(file: RemoteFile, folder: Path, progress: bool) -> DownloadRe
     if wrong:
         log.warning("%s: %s; downloading it anew", path, wrong)
         return None
-    for leftover in _partial_files(file, folder):
+    for leftover in PartialFile(folder, file.name).files:
         with suppress(OSError):
             leftover.unlink()
     url = read_note(path, sha256).get("url")
@@ -299,6 +295,8 @@ def _check(file: RemoteFile, path: Path, bar: ByteBar) -> tuple[str, str | None]
     wrong = None
     if file.size is not None and size != file.size:
         wrong = f"has {size:,} bytes instead of the published {file.size:,}"
+    elif not size:
+        wrong = "is empty"
     elif expected and hashes[kind].hexdigest() != expected.lower():
         wrong = f"has the {kind} {hashes[kind].hexdigest()} instead of the published {expected.lower()}"
     return hashes["sha256"].hexdigest(), wrong

@@ -58,6 +58,6 @@ def read_note(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """
     try:
         record = asdict(DownloadRecord(**json.loads(note_of(path).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
     return record if sha256 in (None, record["sha256"]) else {}

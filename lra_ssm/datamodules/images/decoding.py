@@ -1,6 +1,7 @@
 """PNG and JPEG files as arrays, with errors that name the file."""
 
 import io
+import warnings
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,12 +34,14 @@ def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], 
     """
     height, width = size
     try:
-        image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))  # reads the header: the size before the pixels
-        if image.size != (width, height):
-            raise InputError(
-                f"{name}: is an image of {image.height} x {image.width} pixels instead of {height} x {width}"
-            )
-        pixels = (image if image.mode == mode else image.convert(mode)).tobytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PIL's, of large or odd images: they are refused, or read all the same
+            image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))  # reads the header: its size before pixels
+            if image.size != (width, height):
+                raise InputError(
+                    f"{name}: is an image of {image.height} x {image.width} pixels instead of {height} x {width}"
+                )
+            pixels = (image if image.mode == mode else image.convert(mode)).tobytes()
     except InputError:
         raise
     except Exception as error:  # of many kinds, with PIL's versions

@@ -8,6 +8,7 @@ code they are dropped, and `X`, its spelling of `]`, is accepted.
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ LAYOUTS = ("lra_release/lra_release/listops-1000", "lra_release/listops-1000", "
 _IDS = {token.encode(): index for index, token in enumerate(VOCABULARY) if index >= FIRST_DIGIT_ID} | {b"X": CLOSE_ID}
 _LABELS = {str(digit).encode(): digit for digit in range(10)}
 _LINES_PER_CHUNK = 1000
+_LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not fill the memory
 
 
 @dataclass
@@ -68,11 +70,11 @@ class ListOpsFile:
         labels: list[int] = []
         pending = 0
         with opened(self.path) as file:
-            header = file.readline()
+            header = file.readline(_LONGEST_LINE)
             digest.update(header)
             if header.rstrip(b"\r\n") != HEADER:
                 raise self._wrong(number, f"the header is {_quote(header)} instead of 'Source\\tTarget'")
-            for line in islice(file, self.limit):
+            for line in islice(iter(partial(file.readline, _LONGEST_LINE), b""), self.limit):
                 number += 1
                 digest.update(line)
                 pending += len(line)
@@ -99,6 +101,8 @@ class ListOpsFile:
         }
 
     def _parse(self, line: bytes, number: int) -> tuple[list[int], int]:
+        if len(line) == _LONGEST_LINE:
+            raise self._wrong(number, f"the line has more than {_LONGEST_LINE:,} bytes; is this a file of ListOps?")
         source, tab, target = line.rstrip(b"\r\n").partition(b"\t")
         if not tab:
             raise self._wrong(number, f"no tab and label after the expression (truncated?): …{_quote(line[-40:])}")

@@ -194,7 +194,7 @@ def _claim(target: Path, record: dict[str, Any]) -> None:
         with replacing(path) as file:
             file.write(json.dumps(record, indent=1) + "\n")
         return
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, numbers of thousands of digits, or too deep
         found = None
     if not isinstance(found, dict):
         raise InputError(f"{path}: not a generator's record; name another folder, or remove this one")

@@ -15,6 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,9 +83,11 @@ def generator_of(folder: Path) -> dict[str, Any] | None:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: is no record of a generator ({error})") from error
-    return dict(record)
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: is no record of a generator (it holds a {type(record).__name__})")
+    return record
 
 
 def has_images(folder: Path) -> bool:
@@ -199,15 +202,18 @@ def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
         if dtype.hasobject:
             array = load_restricted(stream, file)
         else:
+            if prod(shape) > len(data) or prod(shape) * dtype.itemsize != len(data) - stream.tell():
+                raise ValueError("another size than its header says")
             stream.seek(0)
             array = np.lib.format.read_array(stream, allow_pickle=False)
+        rows = array.tolist() if isinstance(array, np.ndarray) else []  # strings may have letters that are none
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"{file}: is a damaged .npy file ({type(error).__name__})") from error
     if not isinstance(array, np.ndarray) or array.shape != shape or array.ndim != 2 or array.dtype.kind not in "USO":
         raise InputError(f"{file}: is not an array (images, columns) of strings")
-    return ([_string(value) for value in row] for row in array.tolist())
+    return ([_string(value) for value in row] for row in rows)
 
 
 def _string(value: Any) -> str:
@@ -219,7 +225,11 @@ def _entry(row: list[str], where: str) -> tuple[str, int]:
     if len(row) < 4 or row[3] not in ("0", "1", "0.0", "1.0"):
         raise InputError(f"{where}: {' '.join(row)[:100]!r} is not folder, file, number, label (0 or 1)")
     path = PurePosixPath(row[0], row[1])
-    if path.is_absolute() or ".." in path.parts:
+    try:
+        possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        possible = False
+    if path.is_absolute() or ".." in path.parts or not possible:
         raise InputError(f"{where}: {str(path)!r} is not a path below the folder")
     return str(path), int(row[3][0])
 

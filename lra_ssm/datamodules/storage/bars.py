@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lra_ssm.errors import squeeze
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -17,6 +19,13 @@ TRIVIAL_BYTES = 10_000_000
 TRIVIAL_IMAGES = 5000
 
 
+def _shown(what: str) -> str:
+    """A description for rich, which would take brackets in a file's name for its markup."""
+    from rich.markup import escape
+
+    return escape(squeeze(what))
+
+
 def with_bar(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
     """The items, `total` of them, with a bar on the standard error that counts them; none where nobody looks."""
     if not sys.stderr.isatty():
@@ -24,7 +33,7 @@ def with_bar(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, what, total, console=Console(stderr=True))
+    return track(items, _shown(what), total, console=Console(stderr=True))
 
 
 @contextmanager
@@ -34,7 +43,7 @@ def image_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), disable=total < TRIVIAL_IMAGES) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(_shown(what), total=total)
         yield lambda count: progress.advance(task, count)
 
 
@@ -82,5 +91,5 @@ class ByteBar:
 
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn()
         self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task(self._what, completed=done, total=total)
+        self._task = self._progress.add_task(_shown(self._what), completed=done, total=total)
         self._progress.start()

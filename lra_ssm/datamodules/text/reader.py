@@ -264,18 +264,17 @@ def _checked_rows(path: Path, split: str, rows: Iterable[_Row]) -> Reviews:
 def _saved_rows(path: Path, split: str) -> Iterator[_Row]:
     from datasets import load_from_disk
 
-    try:
+    try:  # of damaged files, the libraries below raise whatever they do
         rows = load_from_disk(str(path))[split].select_columns(["text", "label"])
-    except (OSError, KeyError, ValueError, TypeError) as error:
+        for batch in with_bar(rows.iter(_ROWS), f"reading {split}", -(-len(rows) // _ROWS)):
+            yield from zip(batch["text"], batch["label"], strict=True)
+    except Exception as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: `datasets` finds no columns text and label of split {split} ({reason})") from error
-    for batch in with_bar(rows.iter(_ROWS), f"reading {split}", -(-len(rows) // _ROWS)):
-        yield from zip(batch["text"], batch["label"], strict=True)
 
 
 def _parquet_rows(path: Path, split: str) -> Iterator[_Row]:
-    import pyarrow  # type: ignore[import-untyped]  # comes with `datasets`
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]  # comes with `datasets`
 
     for file in _parquet_files(path)[split]:
         try:
@@ -284,6 +283,6 @@ def _parquet_rows(path: Path, split: str) -> Iterator[_Row]:
             for batch in with_bar(batches, f"reading {file.name}", -(-rows.metadata.num_rows // _ROWS)):
                 columns = batch.to_pydict()
                 yield from zip(columns["text"], columns["label"], strict=True)
-        except (OSError, KeyError, pyarrow.ArrowException) as error:
+        except Exception as error:  # of a damaged file, pyarrow raises whatever it does
             reason = str(error).partition("\n")[0]
             raise InputError(f"{file}: cannot be read as parquet with columns text and label ({reason})") from error

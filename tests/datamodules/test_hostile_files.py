@@ -1,0 +1,290 @@
+"""Damaged and hostile files of every format: each is read, or gives one line, whatever is in it."""
+
+import gzip
+import io
+import json
+import random
+import shutil
+import struct
+import tarfile
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lra_ssm.datamodules.cifar10 import reader as cifar_files
+from lra_ssm.datamodules.fetch.archives import extract
+from lra_ssm.datamodules.images.decoding import decode_image
+from lra_ssm.datamodules.listops.reader import ListOpsFile
+from lra_ssm.datamodules.mnist import reader as mnist_files
+from lra_ssm.datamodules.pathfinder.archive import write_archive
+from lra_ssm.datamodules.pathfinder.reader import generator_of, read_listing
+from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
+from lra_ssm.datamodules.retrieval.reader import PairsFile
+from lra_ssm.datamodules.text import reader as text_files
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import LINES
+from tests.datamodules.image_helpers import (
+    encoded,
+    idx,
+    pictures,
+    write_files,
+)
+from tests.datamodules.image_helpers import (
+    mnist_files as written_mnist,
+)
+from tests.datamodules.test_archives import FILES, good, read, save, unpack, zipped
+from tests.datamodules.test_hostile_pickles import damaged
+
+
+def one_line(function: Callable[[], Any], start: str = "") -> str:
+    """The error of what must be refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what a library prints is no line of ours
+        with pytest.raises(InputError) as error:
+            function()
+    assert str(error.value).startswith(start) and str(error.value).isprintable()
+    return str(error.value)
+
+
+def reads_or_refuses(function: Callable[[], Any], start: str = "") -> None:
+    try:
+        function()
+    except InputError as error:
+        assert str(error).startswith(start) and str(error).isprintable(), error
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "empty": b"", "zero byte first": b"\0aaa", "zero byte last": b"aaa\0", "zero bytes": b"\0\0\0\0", "slash": b"/",
+    "slashes": b"////", "dot": b".", "dots": b"..", "blank": b" ", "newline": b"\n", "escape": b"\x1b[2J",
+    "surrogate": b"\xed\xa0\x80", "no UTF-8": b"\xff\xfe", "bidi": "\u202egnp".encode(), "long": b"a" * 60_000,
+    "long part": b"a" * 300, "deep": b"a/" * 1500 + b"b", "drive": b"c:", "backslash": b"\\", "star": b"*?|<>",
+}  # fmt: skip
+
+
+def zip_with(name: bytes, utf8: bool) -> bytes:
+    """An archive whose second member has this name, whatever Python's writer thinks of it."""
+    entries, offsets = [(b"good", b"x"), (name, b"y")], []
+    out = bytearray()
+    flags = 0x800 if utf8 else 0
+    for member, data in entries:
+        offsets.append(len(out))
+        fields = (20, flags, 0, 0, 33, zlib.crc32(data), len(data), len(data), len(member), 0)
+        out += b"PK\3\4" + struct.pack("<5H3I2H", *fields) + member + data
+    start = len(out)
+    for (member, data), offset in zip(entries, offsets, strict=True):
+        fields = (20, 20, flags, 0, 0, 33, zlib.crc32(data), len(data), len(data), len(member), 0, 0, 0, 0, 0, offset)
+        out += b"PK\1\2" + struct.pack("<6H3I5H2I", *fields) + member
+    return bytes(out + b"PK\5\6" + struct.pack("<4H2IH", 0, 0, 2, 2, len(out) - start, start, 0))
+
+
+def tar_with(name: bytes) -> bytes:
+    """In an extended header, where any bytes go."""
+    record = b" path=" + name + b"\n"
+    size = len(record)
+    while len(str(size)) + len(record) != size:
+        size = len(str(size)) + len(record)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for member, kind, data in (("good", b"0", b"x"), ("h", b"x", str(size).encode() + record), ("bad", b"0", b"y")):
+            info = tarfile.TarInfo(member)
+            info.type, info.size = kind, len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["zip", "zip in UTF-8", "tar"])
+@pytest.mark.parametrize("case", NAMES)
+def test_names_of_members(tmp_path: Path, case: str, kind: str) -> None:
+    archive = save(tmp_path, tar_with(NAMES[case]) if kind == "tar" else zip_with(NAMES[case], "UTF" in kind))
+    asked: list[dict[str, Any]] = [{}, {"members": lambda name: name == "good"}]  # for all, and for another one
+    for settings in asked:
+        reads_or_refuses(lambda: read(archive, **settings), f"{archive}: ")  # noqa: B023
+        reads_or_refuses(lambda: unpack(archive, **settings), str(tmp_path))  # noqa: B023
+        shutil.rmtree(tmp_path / "target", ignore_errors=True)
+        assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+    if case in ("empty", "zero byte first", "zero bytes") and kind != "tar":
+        assert "has no usable name" in one_line(lambda: read(archive))
+
+
+def test_long_names_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lra_ssm.datamodules.fetch.archives.NAMES", 1000)
+    archive = save(tmp_path, zipped({f"{i}{'a' * 100}": b"x" for i in range(20)}))
+    assert "has names of more than 1,000 characters" in one_line(lambda: read(archive))
+
+
+FEW, MANY = range(60), pytest.param(range(60, 6000), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["tar", "gz", "bz2", "xz", "zip"])
+@pytest.mark.parametrize("seeds", [FEW, MANY], ids=len)
+def test_random_damage_to_archives(tmp_path: Path, kind: str, seeds: range) -> None:
+    small = {name: data[:300] for name, data in FILES.items()}
+    data = zipped(small) if kind == "zip" else good(kind)
+    for seed in seeds:
+        archive = save(tmp_path, damaged(data, random.Random(seed)))
+        reads_or_refuses(lambda: read(archive), f"{archive}: ")  # noqa: B023
+        target = tmp_path / f"target{seed}"
+        reads_or_refuses(lambda: extract(archive, target, max_bytes=1 << 20, max_files=100), str(tmp_path))  # noqa: B023
+        assert sorted({path.name for path in tmp_path.iterdir()} - {"archive", target.name}) == sorted(
+            f"target{i}" for i in seeds if i < seed and (tmp_path / f"target{i}").exists()
+        )
+
+
+# -- Pathfinder --------------------------------------------------------------------------------------------------------
+
+PATHS = ["\0", "a\0b", "\ud800", "a\udfffb", "\udcff", "/", "..", "x" * 300, "x" * 5000, "", "\x1b[2J", "\u202e", "."]
+
+
+@pytest.mark.parametrize("form", ["text", "strings", "objects"])
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_in_metadata(tmp_path: Path, path: str, form: str) -> None:
+    for column in (0, 1):
+        row = ["imgs/0", "sample_0.png", "0", "1"]
+        row[column] = path
+        if form == "text":
+            data = " ".join(row).encode("utf-8", "surrogatepass")
+        else:
+            file = io.BytesIO()
+            np.save(file, np.array([row], dtype=object if form == "objects" else None))
+            data = file.getvalue()
+        write_files(tmp_path, {"metadata/0.npy": data, "imgs/x": b""})
+        if column == 0 or path != "":
+            one_line(lambda: read_listing(tmp_path), str(tmp_path))
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode("latin-1")
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy("{'descr': '<U5', 'fortran_order': False, 'shape': (1, 4)}\n", b"\xff" * 80),
+        npy("{'descr': '<U0', 'fortran_order': False, 'shape': (1000000000000, 4)}\n"),
+        npy("{'descr': '|S1', 'fortran_order': False, 'shape': (1000000000000, 4)}\n"),
+        npy("{'descr': '|S1', 'fortran_order': False, 'shape': (-1, -4)}\n", b"0000"),
+        npy("{'descr': '|S1', 'fortran_order': False, 'shape': (True, 4)}\n", b"0000"),
+        npy("{'descr': '|V0', 'fortran_order': False, 'shape': (9, 4)}\n"),
+        npy("{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1, 4)}\n", b"N."),
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1, 4)}\n", b"N."),
+        npy("(" * 9000),
+        npy("{'descr': " + "[" * 400),
+        npy("1+" * 4000 + "1"),
+        b"\x93NUMPY\7\7",
+        b"\x93NUMPY\2\0\xff\xff\xff\xff",
+    ],
+)
+def test_headers_of_metadata(tmp_path: Path, data: bytes) -> None:
+    write_files(tmp_path, {"metadata/0.npy": data, "imgs/x": b""})
+    one_line(lambda: read_listing(tmp_path), str(tmp_path / "metadata"))
+
+
+RECORDS = [b"[" * 100_000, b"[1]", b'"ab"', b"5", b"null", b"\xff", b'{"seed": ' + b"9" * 5000 + b"}", b"{", b"", b"\0"]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: repr(record[:9]))
+def test_records_of_generators(tmp_path: Path, record: bytes) -> None:
+    folder = tmp_path / "pathfinder32" / HARD
+    write_files(folder, {"generator.json": record, "metadata/0.npy": b"", "imgs/x": b""})
+    one_line(lambda: generator_of(folder), str(folder))
+    one_line(lambda: write_archive(tmp_path, settings_for(32, HARD), 0, 10, progress=lambda _: None), str(folder))
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lra_ssm.datamodules.listops.reader._LONGEST_LINE", 1000)
+    for text, what in ((b"Source\tTarget\n" + b"[MAX 1 " * 9999, "more than 1,000 bytes"), (b"x" * 9999, "header")):
+        path = save(tmp_path, text)
+        assert what in one_line(lambda: [*ListOpsFile(path, 10**6).chunks()], f"{path}:")  # noqa: B023
+
+
+def test_images_that_pil_warns_of() -> None:
+    data = encoded(pictures(1)[0])
+    huge = data.replace(struct.pack(">II", 32, 32), struct.pack(">II", 10_000, 10_000))
+    crc = struct.pack(">I", zlib.crc32(huge[12:29]))
+    assert "10000 x 10000" in one_line(lambda: decode_image(huge[:29] + crc + huge[33:], "RGB", (32, 32), "x"), "x: ")
+
+
+def pairs_lines() -> bytes:
+    return b"".join(b"%d.0\tA%d\tB%d\tone text %d\tother text\n" % (i % 2, i, i, i) for i in range(4))
+
+
+def imdb_archive() -> bytes:
+    names = [
+        f"aclImdb/{split}/{name}/{i}_7.txt" for split in ("train", "test") for name in ("neg", "pos") for i in (0, 1)
+    ]
+    return zipped({name: b"a fine film" for name in names})
+
+
+def kaggle(folder: Path, data: bytes) -> Any:
+    images = {f"train/{i}.png": encoded(pictures(1)[0]) for i in (1, 2)}
+    return cifar_files.read(write_files(folder, images | {"trainLabels.csv": data}))
+
+
+def one_image_set(folder: Path, data: bytes) -> Any:
+    return cifar_files.read(write_files(folder, {"train/cat/1.png": data}))
+
+
+def mnist(folder: Path, data: bytes) -> Any:
+    rest = written_mnist(pictures(4, size=28, channels=1)[..., 0], np.arange(4), 2, packed=False)
+    return mnist_files.read(write_files(folder, rest | {"train-images-idx3-ubyte": data}))
+
+
+def packed_mnist(folder: Path, data: bytes) -> Any:
+    rest = written_mnist(pictures(4, size=28, channels=1)[..., 0], np.arange(4), 2)
+    return mnist_files.read(write_files(folder, rest | {"train-images-idx3-ubyte.gz": data}))
+
+
+def binary(folder: Path, data: bytes) -> Any:
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    return cifar_files.read(write_files(folder, dict.fromkeys(names, bytes(3073)) | {names[2]: data}))
+
+
+FORMATS: dict[str, tuple[Callable[[], bytes], Callable[[Path, bytes], Any]]] = {
+    "ListOps": (
+        lambda: ("\n".join(["Source\tTarget", *LINES["train"]]) + "\n").encode(),
+        lambda folder, data: [*ListOpsFile(save(folder, data), 100).chunks()],
+    ),
+    "AAN pairs": (pairs_lines, lambda folder, data: [*PairsFile(save(folder, data), 100).chunks()]),
+    "IMDb": (imdb_archive, lambda folder, data: text_files.read(text_files.find_at(save(folder, data)))),
+    "Kaggle's list": (lambda: b"id,label\n1,cat\n2,dog\n", kaggle),
+    "PNG": (lambda: encoded(pictures(1)[0]), one_image_set),
+    "JPEG": (lambda: encoded(pictures(1)[0], "JPEG"), one_image_set),
+    "idx": (lambda: idx(pictures(2, size=28, channels=1)[..., 0]), mnist),
+    "idx.gz": (lambda: gzip.compress(idx(pictures(2, size=28, channels=1)[..., 0])), packed_mnist),
+    "CIFAR's binary": (lambda: bytes(3073), binary),
+    "generator.json": (lambda: json.dumps({"seed": 1, "num_images": 10}).encode(),
+                       lambda folder, data: generator_of(write_files(folder, {"generator.json": data}))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 2500), marks=pytest.mark.slow)], ids=len)
+def test_random_damage(tmp_path: Path, name: str, seeds: range) -> None:
+    honest, function = FORMATS[name]
+    data = honest()
+    function(tmp_path, data)
+    for seed in seeds:
+        reads_or_refuses(lambda: function(tmp_path, damaged(data, random.Random(seed))), str(tmp_path))  # noqa: B023
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    wrong = pyarrow.StringArray.from_buffers(
+        2, pyarrow.py_buffer(struct.pack("<3i", 0, 1, 2)), pyarrow.py_buffer(b"\xff\xfe")
+    )
+    for split in ("train", "test"):
+        parquet.write_table(pyarrow.table({"text": wrong, "label": [0, 1]}), tmp_path / f"{split}.parquet")
+    one_line(lambda: text_files.read(text_files.find_at(tmp_path)), str(tmp_path))

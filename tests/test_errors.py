@@ -1,0 +1,144 @@
+"""Text of others on the terminal: one line of characters that can be seen, whatever a message quotes."""
+
+import io
+import json
+import logging
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lra_ssm.cli import main
+from lra_ssm.datamodules.storage import bars
+from lra_ssm.errors import LONGEST, InputError, squeeze
+from lra_ssm.tables import table
+from tests.datamodules.helpers import tiny_dataset
+
+HOSTILE = {
+    "escape sequence": "a\x1b[2J\x1b]0;title\x07b",
+    "bell": "a\x07b",
+    "carriage return": "right\rwrong",
+    "lines": "a\nlra-ssm: error: forged\n\n  b",
+    "backspace and delete": "a\b\b\x7fb",
+    "nul": "a\0b",
+    "form feed, vertical tab": "a\f\v\x1c\x85b",
+    "C1": "a\x9b31m\x90b",
+    "bidi override": "a\u202egnp.exe\u202c\u2066\u200fb",
+    "invisible": "a\u200b\ufeff\u00adb",
+    "other line breaks": "a\u2028b\u2029c",
+    "surrogates": "a\ud800\udcff\udfffb",
+    "private and unassigned": "a\ue000\U000e0001\U0010ffffb",
+    "long": "x" * 10**6 + "\x1b" * 10**5,
+    "blanks": " " * 10**6 + "\n" * 10**5,
+}
+
+
+def check(line: str) -> None:
+    assert line.isprintable() and len(line) <= LONGEST and line.encode("utf-8").decode() == line
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_message_is_one_printable_line(text: str) -> None:
+    for line in (squeeze(text), str(InputError(f"file {text}: is wrong"))):
+        check(line)
+        assert squeeze(line) == line
+    assert str(pickle.loads(pickle.dumps(InputError(text)))) == str(InputError(text))
+
+
+def test_what_can_be_read_stays() -> None:
+    for text in ("data/ünï ×2  (日本語).tar: …", "C:\\x\\1b", "x" * LONGEST):
+        assert squeeze(text) == text
+    assert squeeze("several lines\n\n   of a library\r\n") == "several lines of a library"
+    assert squeeze("\x1b[31m \ud800 \u202e") == r"\x1b[31m \ud800 \u202e"
+    cut = squeeze("begin" + "x" * 10_000 + "end")
+    assert cut.startswith("begin") and cut.endswith("end") and len(cut) == LONGEST
+
+
+def test_random_text() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        text = "".join(chr(rng.choice([rng.randrange(256), rng.randrange(0x110000)])) for _ in range(rng.randrange(40)))
+        check(squeeze(text))
+        assert squeeze(squeeze(text)) == squeeze(text)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_command_prints_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal that takes strict UTF-8, or nothing but ASCII."""
+
+    def fail(command: str, *_: Any) -> int:
+        logging.getLogger("lra_ssm.datamodules.fetch.download").warning("the server says %s", text)
+        print("prepared", "\ud800 ×")
+        raise InputError(text) if command == "prepare" else PermissionError(13, "denied", text)
+
+    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's; a command has none
+    for encoding, command in (("utf-8", "prepare"), ("utf-8", "doctor"), ("ascii", "prepare")):
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding, "strict") for _ in range(2))
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert main([command]) == 2
+        err.flush()
+        shown = err.buffer.getvalue().decode(encoding)
+        warning, error, end = shown.split("\n")
+        assert warning.startswith("the server says") and error.startswith("lra-ssm: error:") and not end
+        assert warning.isprintable() and error.isprintable()
+
+
+def test_a_traceback_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: Any) -> int:
+        try:
+            raise ValueError(HOSTILE["escape sequence"])
+        except ValueError as error:
+            raise InputError("wrong") from error
+
+    monkeypatch.setenv("LRA_SSM_DEBUG", "1")
+    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
+    assert main(["prepare"]) == 2
+    shown = capsys.readouterr().err.split("\n")
+    assert shown[0].startswith("Traceback") and len(shown) > 5 and all(line.isprintable() for line in shown)
+
+
+def test_bars_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets in a name are no markup, which would end in an error of rich's."""
+    monkeypatch.setattr(bars, "TRIVIAL_BYTES", 0)
+    monkeypatch.setattr(bars, "TRIVIAL_IMAGES", 0)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    name = "a[/b]\x1b]0;t\x07\nc"
+    with bars.ByteBar(name) as bar:
+        bar.update(5, 10)
+    with bars.image_bar(name, 10) as advance:
+        advance(10)
+    assert list(bars.with_bar(range(2), name, 2)) == [0, 1]
+    shown = capsys.readouterr().err
+    assert shown.count(r"a[/b]\x1b]0;t\x07 c") >= 3 and "\x1b]0" not in shown and "\x07" not in shown
+
+
+def test_tables_and_doctor_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table(("a",), [("x\x1b[2J\u202ey",)]) == "a\n" + r"x\x1b[2J\u202ey"
+    folder = tiny_dataset(tmp_path / "tiny" / "one\x1b[2J").folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["source"] = {"kind": "x\x1b[2J\ud800", "note\x07": ["\u202e", {"a\r": "b\nc"}]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["doctor", f"--root={tmp_path}"]) == 0 and main(["prepare", "--summary", f"--root={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert r"one\x1b[2J" in shown and r"kind: x\x1b[2J\ud800" in shown and "b c" in shown
+
+
+def test_names_of_files_on_a_real_terminal(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8, in an argument and in a folder's name."""
+    archive = bytes(tmp_path) + b"/\xff\x1b[2J\n.tar"
+    with open(archive, "wb") as file:
+        file.write(b"nothing")
+    command = [sys.executable, "-m", "lra_ssm", "prepare", "text", b"--source=" + archive]
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONIOENCODING": "utf-8:strict", "HOME": str(tmp_path)}
+    done = subprocess.run([*command, f"--root={tmp_path}"], capture_output=True, env=environment)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr
+    assert rb"\udcff\x1b[2J" in done.stderr
