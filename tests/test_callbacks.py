@@ -10,17 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lra_ssm.callbacks import (
-    AtomicCheckpointIO,
-    CSVRunLogger,
-    SaveBest,
-    SaveLast,
-    SeedByStep,
-    StopOnNonFinite,
-    Throughput,
-    WritePredictions,
-)
+from lra_ssm.callbacks import CSVRunLogger, SeedByStep, StopOnNonFinite, Throughput, WritePredictions
 from lra_ssm.errors import InputError
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO
+from lra_ssm.runs.saving import SaveBest, SaveLast
 from tests.runner import everything_below
 
 

@@ -16,13 +16,14 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from lra_ssm.callbacks import AtomicCheckpointIO, WritePredictions, fit_callbacks
+from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.output import place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, wants_specification
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_checkpoint,
     check_data,

@@ -13,9 +13,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lra_ssm.callbacks import AtomicCheckpointIO, CSVRunLogger, SaveBest, SaveLast, fit_callbacks
+from lra_ssm.callbacks import CSVRunLogger, fit_callbacks
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_checkpoint,
     check_data,
@@ -27,6 +28,7 @@ from lra_ssm.runs.checks import (
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
+from lra_ssm.runs.saving import SaveBest, SaveLast
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
 _RUN_PATH = "LRA_SSM_RUN_PATH"
