@@ -5,8 +5,10 @@ Randomness by step, stop on a loss that is not finite, throughput, the optimizer
 """
 
 import csv
+import io
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +168,7 @@ class CSVRunLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self._columns: list[str] = []
-        if path.is_file():
-            with open(path, newline="") as file:
-                self._columns = next(csv.reader(file), [])
+        self._columns, _ = _table(path)
 
     @property
     def name(self) -> str:
@@ -196,7 +195,7 @@ class CSVRunLogger(Logger):
         }
         new = [key for key in row if key not in self._columns]
         if new:
-            rows = self._rows()
+            _, rows = _table(self.path)
             self._columns += new
             self._write(rows)
         with open(self.path, "a", newline="") as file:
@@ -205,17 +204,40 @@ class CSVRunLogger(Logger):
     def forget_from(self, step: int) -> None:
         if not self.path.is_file():
             return
-        # A kill may leave half a row at the end: its step may be missing.
-        self._write([row for row in self._rows() if (row["step"] or "").isdigit() and int(row["step"]) < step])
-
-    def _rows(self) -> list[dict[str, str]]:
-        if not self.path.is_file():
-            return []
-        with open(self.path, newline="") as file:
-            return list(csv.DictReader(file))
+        self._columns, rows = _table(self.path)
+        if not self._columns:
+            aside = self.path.with_name("metrics.damaged.csv")
+            self.path.replace(aside)
+            print(f"warning: {self.path} is damaged: it has no columns step and epoch; it is begun anew, what was "
+                  f"there is in {aside.name}")  # fmt: skip
+            return
+        self._write([row for row in rows if (row["step"] or "").isdecimal() and int(row["step"]) < step])
 
     def _write(self, rows: list[dict[str, str]]) -> None:
         with replacing(self.path, newline="") as file:
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
+
+
+def _table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and whole rows of a metrics.csv (a kill may leave half a row at its end); none of another file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        columns, rows = list(reader.fieldnames or []), list(reader)
+    except FileNotFoundError:
+        return [], []
+    except (UnicodeDecodeError, csv.Error):
+        return [], []
+    return (columns, rows) if {"step", "epoch"} <= set(columns) else ([], [])
+
+
+def last_logged(path: Path) -> dict[str, float]:
+    """The last value of every column of a metrics.csv, by name."""
+    found: dict[str, float] = {}
+    for row in _table(path)[1]:
+        for name, text in row.items():
+            with suppress(ValueError, TypeError):  # an empty cell
+                found[name] = float(text)
+    return {name: found[name] for name in sorted(found, key=str) if name not in ("step", "epoch", None)}
