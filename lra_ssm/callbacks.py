@@ -1,21 +1,22 @@
 """Callbacks and the small Trainer plugins every run of the command line has.
 
-Randomness by step, stop on a loss that is not finite, throughput, the `last` checkpoint, the optimizer groups' table,
-predictions as a file; `AtomicCheckpointIO` and `CSVRunLogger` are what the run directory needs of the Trainer.
+Randomness by step, stop on a loss that is not finite, throughput, the optimizer groups' table, predictions as a file;
+`CSVRunLogger` is what the run directory needs of the Trainer. Checkpoints: runs/checkpoints.py, runs/saving.py.
 """
 
 import csv
+import io
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
@@ -132,76 +133,6 @@ def fit_callbacks(seed: int) -> list[Callback]:
     return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), Throughput()]
 
 
-class SaveBest(ModelCheckpoint):
-    """The checkpoint with the best `monitor`; a name that validation does not log is an error at once."""
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking and self.monitor not in trainer.callback_metrics:
-            logged = ", ".join(sorted(trainer.callback_metrics))
-            raise InputError(f"checkpoint.monitor is {self.monitor!r}, which validation does not log; it logs {logged}")
-        super().on_validation_end(trainer, pl_module)
-
-
-class SaveLast(Checkpoint):
-    """Keeps `path` at most `every_n_steps` optimizer steps, and never more than an epoch, behind the run.
-
-    A `Checkpoint`, so that Lightning calls it after the callbacks whose state it saves (the best checkpoint's).
-    """
-
-    def __init__(self, path: Path, every_n_steps: int, code_version: str) -> None:
-        self.path = path
-        self.every_n_steps = every_n_steps
-        self.code_version = code_version
-        self._saved_at = 0
-        self._due = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # While gradients accumulate, the step stands still: a save then would lose them.
-        self._saved_at = trainer.global_step
-        loop = trainer.fit_loop
-        if loop.restarted_on_epoch_end:
-            # With max_steps, Lightning (2.6) takes up what was saved at the end of an epoch as an epoch without
-            # batches, and counts one epoch too many. It is the start of the next one.
-            loop.epoch_progress.increment_completed()
-            loop.reset_restart_stage()
-            loop._restarting = False  # its setter would keep it true
-            loop.epoch_loop.restarting = False
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # Lightning (2.6) takes up some checkpoints with its step for loggers one too high.
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
-        if self._due:
-            self._save(trainer)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        # Saved when the next batch starts: a validation that is due at this step has then been done, and is not lost.
-        self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self._saved_at
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
-
-    def _save(self, trainer: Trainer) -> None:
-        self._due, self._saved_at = False, trainer.global_step
-        trainer.save_checkpoint(self.path)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["lra_ssm_code_version"] = self.code_version
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it: whoever reads it finds the old one or the new one, whole.
-
-    (Lightning's own write goes through the system's temporary folder, and is a copy where that is another disk.)
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(Path(path), "wb") as file:
-            torch.save(checkpoint, file)
-
-
 class WritePredictions(BasePredictionWriter):
     """Writes `predictions.csv`: one row per example with its most probable class and the probabilities."""
 
@@ -237,10 +168,7 @@ class CSVRunLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self._columns: list[str] = []
-        if path.is_file():
-            with open(path, newline="") as file:
-                self._columns = next(csv.reader(file), [])
+        self._columns, _ = _table(path)
 
     @property
     def name(self) -> str:
@@ -267,7 +195,7 @@ class CSVRunLogger(Logger):
         }
         new = [key for key in row if key not in self._columns]
         if new:
-            rows = self._rows()
+            _, rows = _table(self.path)
             self._columns += new
             self._write(rows)
         with open(self.path, "a", newline="") as file:
@@ -276,17 +204,40 @@ class CSVRunLogger(Logger):
     def forget_from(self, step: int) -> None:
         if not self.path.is_file():
             return
-        # A kill may leave half a row at the end: its step may be missing.
-        self._write([row for row in self._rows() if (row["step"] or "").isdigit() and int(row["step"]) < step])
-
-    def _rows(self) -> list[dict[str, str]]:
-        if not self.path.is_file():
-            return []
-        with open(self.path, newline="") as file:
-            return list(csv.DictReader(file))
+        self._columns, rows = _table(self.path)
+        if not self._columns:
+            aside = self.path.with_name("metrics.damaged.csv")
+            self.path.replace(aside)
+            print(f"warning: {self.path} is damaged: it has no columns step and epoch; it is begun anew, what was "
+                  f"there is in {aside.name}")  # fmt: skip
+            return
+        self._write([row for row in rows if (row["step"] or "").isdecimal() and int(row["step"]) < step])
 
     def _write(self, rows: list[dict[str, str]]) -> None:
         with replacing(self.path, newline="") as file:
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
+
+
+def _table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and whole rows of a metrics.csv (a kill may leave half a row at its end); none of another file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        columns, rows = list(reader.fieldnames or []), list(reader)
+    except FileNotFoundError:
+        return [], []
+    except (UnicodeDecodeError, csv.Error):
+        return [], []
+    return (columns, rows) if {"step", "epoch"} <= set(columns) else ([], [])
+
+
+def last_logged(path: Path) -> dict[str, float]:
+    """The last value of every column of a metrics.csv, by name."""
+    found: dict[str, float] = {}
+    for row in _table(path)[1]:
+        for name, text in row.items():
+            with suppress(ValueError, TypeError):  # an empty cell
+                found[name] = float(text)
+    return {name: found[name] for name in sorted(found, key=str) if name not in ("step", "epoch", None)}

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,8 +29,19 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+        _flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _flush(folder: Path) -> None:
+    """Writes a folder's names to the disk: without, power that fails may leave the old file, or none."""
+    with suppress(OSError):  # some systems and network drives know no such thing
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, data: Any) -> None:

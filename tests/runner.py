@@ -93,3 +93,16 @@ def only_run(folder: Path, experiment: str = "tiny") -> Path:
 
 def everything_below(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
+    """Exit code, stdout and the lines of stderr of a command in this process and folder: many cases, no imports."""
+    import torch
+
+    from lra_ssm.cli import main
+
+    torch.set_num_threads(1)
+    capsys.readouterr()
+    code = main(arguments)
+    said = capsys.readouterr()
+    return code, said.out, said.err.splitlines()

@@ -10,17 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lra_ssm.callbacks import (
-    AtomicCheckpointIO,
-    CSVRunLogger,
-    SaveBest,
-    SaveLast,
-    SeedByStep,
-    StopOnNonFinite,
-    Throughput,
-    WritePredictions,
-)
+from lra_ssm.callbacks import CSVRunLogger, SeedByStep, StopOnNonFinite, Throughput, WritePredictions
 from lra_ssm.errors import InputError
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO
+from lra_ssm.runs.saving import SaveBest, SaveLast
 from tests.runner import everything_below
 
 
@@ -125,7 +118,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", lambda *args: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         io.save_checkpoint({"a": 2}, path)
-    assert torch.load(path, weights_only=True) == {"a": 1} and everything_below(tmp_path) == ["deep", "deep/a.ckpt"]
+    assert torch.load(path, weights_only=True)["a"] == 1 and everything_below(tmp_path) == ["deep", "deep/a.ckpt"]
 
 
 def test_predictions_have_a_row_each(tmp_path, capsys):

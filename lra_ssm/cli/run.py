@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from lra_ssm.callbacks import AtomicCheckpointIO, WritePredictions, fit_callbacks
+from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
 from lra_ssm.cli.output import place_loggers, quiet
@@ -25,6 +25,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, wants_specification
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_callbacks,
     check_checkpoint,
@@ -34,10 +35,12 @@ from lra_ssm.runs.checks import (
     check_vocabulary,
     existing,
     load_checkpoint,
+    newest,
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
 from lra_ssm.runs.run import CheckpointSettings, Run, as_list, chosen_loggers, final_metrics, show_metrics
+from lra_ssm.runs.source import other_code, user_source
 
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
 _NEUTRAL = (
@@ -178,14 +181,14 @@ class RunCLI(LightningCLI):
         """fit: this configuration's run, new or to be resumed. Writes nothing yet."""
         config = self._config
         self.run = run = Run.find(config.runs_dir, config.experiment, run_id, config.fresh)
-        run.seed = config.seed_everything
+        run.seed, run.source = config.seed_everything, user_source(self.resolved)
         if run.finished:
-            print(f"{run.path} is finished (--fresh trains it again)")
+            print(f"{run.path} is finished (--fresh trains it again){other_code(run.record, run.source)}")
             show_metrics(run.record.get("metrics", {}))
             raise _Done
         given = config.ckpt_path
-        if run.last.is_file():
-            run.checkpoint = run.last
+        if own := newest(run.last, run.before_last):
+            run.checkpoint = own
         elif given == "last":
             raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
         elif given:
@@ -207,7 +210,7 @@ class RunCLI(LightningCLI):
         else:
             self.checkpoint = existing(given)
             run = RunDirectory(self.checkpoint.absolute().parent.parent)
-        if run.record:
+        if (run.path / "run.json").is_file():
             self.scored = run
 
     # --- model, data, trainer ---
@@ -221,7 +224,8 @@ class RunCLI(LightningCLI):
         self.model = self._get(self.config_init, "model")
         check_data(self.model, self.datamodule)
         if self.checkpoint is not None:
-            check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, resuming=self.subcommand == "fit")
+            code = user_source(self.resolved)
+            check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, self.subcommand == "fit", code)
         elif self.subcommand == "fit" and self._config.init_from:
             source = existing(self._config.init_from)
             state = load_checkpoint(source)
@@ -275,7 +279,7 @@ class RunCLI(LightningCLI):
         return super().instantiate_trainer(
             callbacks=callbacks,
             logger=loggers,
-            plugins=[*as_list(config.get("plugins")), AtomicCheckpointIO()],
+            plugins=[*as_list(config.get("plugins")), AtomicCheckpointIO(scoring=not fit)],
             default_root_dir=str(directory.path) if directory else None,
             enable_checkpointing=run is not None,
             **kwargs,

@@ -1,10 +1,9 @@
 """What must fit together before a run starts: checkpoint and task, task and data. One line where it does not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -12,9 +11,13 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
+from torch import Tensor
 
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.runs.checkpoints import DamagedCheckpoint, check_resumable, load_checkpoint
 from lra_ssm.runs.provenance import code_version
+from lra_ssm.runs.record import data_digests
+from lra_ssm.runs.source import SOURCE, changed
 
 
 def existing(path: str) -> Path:
@@ -24,38 +27,60 @@ def existing(path: str) -> Path:
     return file
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The checkpoint on the CPU, its tensors mapped from the file."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise InputError(f"checkpoint {path} cannot be read: {squeeze(str(error))[:200]}") from error
+def newest(last: Path, before: Path) -> Path | None:
+    """The checkpoint that a run goes on from: the last one, or the one before where the last is damaged or gone.
+
+    Raises InputError where neither is whole.
+    """
+    problem = None
+    for path in (last, before):
+        if not path.is_file():
+            continue
+        try:
+            check_resumable(load_checkpoint(path), path)
+        except DamagedCheckpoint as error:
+            problem = problem or error
+            continue
+        if path == before:
+            print(f"warning: {problem or f'{last} is gone'}; going on from the one before, {before}")
+        return path
+    if problem is not None:
+        raise InputError(f"{problem}; there is no other to go on from: remove it to start the run anew")
+    return None
 
 
-def check_checkpoint(path: Path, task: Any, strict: bool = False, resuming: bool = True) -> None:
+def check_checkpoint(
+    path: Path, task: Any, strict: bool = False, resuming: bool = True, source: Mapping[str, str] | None = None
+) -> None:
     """Settings, shapes and code of a checkpoint against the task's.
 
-    Other shapes are an error. Other settings are one where a fit goes on from it, else a note; other code is a warning
-    then, with `strict` an error.
+    Other shapes are an error. Other settings are one where a fit goes on from it, else a note; other code (lra_ssm's,
+    or the user's, of which `source` says what it is now) is a warning then, with `strict` an error.
     """
     state = load_checkpoint(path)
+    if resuming:
+        check_resumable(state, path)
     if differing := differing_settings(task, state):
         line = f"{path} was made with other settings: {differing}"
         if resuming:
             raise InputError(f"{line}; give the same to go on with it, or --init_from to start from its weights")
         print(squeeze(f"note: {line}"))
     check_shapes(task, state, path)
+    changes = [f"{path} was made with other code: {other}"] if (other := changed(state.get(SOURCE), source)) else []
     made_by = state.get("lra_ssm_code_version")
     if resuming and made_by != code_version():
-        line = f"{path} was made by lra_ssm {made_by}, this is {code_version()}"
-        if strict:
-            raise InputError(f"{line}; --strict-resume refuses to go on")
-        print(squeeze(f"warning: {line}: the run may not end as it would have"))
+        changes.insert(0, f"{path} was made by lra_ssm {made_by}, this is {code_version()}")
+    if changes and strict:
+        raise InputError(f"{'; '.join(changes)}; --strict-resume refuses to go on")
+    if changes:
+        end = "the run may not end as it would have" if resuming else "its scores may not be its own"
+        print(squeeze(f"warning: {'; '.join(changes)}: {end}"))
 
 
 def differing_settings(task: Any, state: dict[str, Any]) -> str:
     """The hyperparameters that are others in the checkpoint than in the model, as text; empty if none is."""
-    ours, theirs = dict(task.hparams), state.get("hyper_parameters") or {}
+    ours, theirs = dict(task.hparams), state.get("hyper_parameters")
+    theirs = theirs if isinstance(theirs, dict) else {}
     return ", ".join(_differences("", ours, theirs))
 
 
@@ -69,8 +94,10 @@ def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
 
 
 def check_shapes(task: Any, state: dict[str, Any], path: Path) -> None:
-    ours = {name: tuple(value.shape) for name, value in task.state_dict().items()}
-    theirs = {name: tuple(value.shape) for name, value in state.get("state_dict", {}).items()}
+    ours, theirs = (
+        {name: tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}" for name, value in s}
+        for s in (task.state_dict().items(), state["state_dict"].items())
+    )
     wrong = [
         f"{name} is {theirs.get(name, 'missing')} in the checkpoint, {ours.get(name, 'missing')} in the model"
         for name in sorted(ours.keys() | theirs.keys())
@@ -151,12 +178,7 @@ def _network_settings(task: Any) -> dict[str, Any]:
 
 def check_same_data(run: Path, recorded: dict[str, Any], manifest: dict[str, Any]) -> None:
     """A run that goes on does so with the data that it was begun with."""
-    before, now = _digests(recorded), _digests(manifest)
+    before, now = data_digests(recorded), data_digests(manifest)
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if before and changed:
         raise InputError(f"{run} was begun with other data ({', '.join(changed)} differ); --fresh starts it anew")
-
-
-def _digests(manifest: dict[str, Any]) -> dict[str, str]:
-    splits = manifest.get("splits") or {}
-    return {entry["file"]: entry["sha256"] for split in splits.values() for entry in split["arrays"].values()}

@@ -4,12 +4,14 @@ runs/<experiment>/<run_id>/
     config.yaml      the resolved configuration
     run.json         status, versions, git commit, hardware, command, final metrics
     metrics.csv      everything logged
-    checkpoints/     last.ckpt, best.ckpt
+    checkpoints/     last.ckpt, best.ckpt; while it is not finished, last.previous.ckpt
 """
 
 import json
 import os
 import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +20,11 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing, write_json
 from lra_ssm.runs.provenance import now
+from lra_ssm.runs.record import read_record
+
+# What whoever holds the directory writes, and nobody else.
+_HELD = ("run.json", "config.yaml", "metrics.csv", ".holder.json")
+_DEAD = 3600  # seconds for which nobody has written to a file that a command beside this one may be writing
 
 
 class RunDirectory:
@@ -48,9 +55,22 @@ class RunDirectory:
         return self.path / "checkpoints" / "best.ckpt"
 
     @property
+    def before_last(self) -> Path:
+        """The checkpoint before the last one."""
+        return previous(self.last)
+
+    @property
     def record(self) -> dict[str, Any]:
+        """What run.json says; nothing where it is damaged."""
+        return read_record(self.path / "run.json")[0]
+
+    def set_damaged_record_aside(self) -> None:
+        """So that the record is made anew, of the checkpoint and metrics.csv; says so. By who holds the directory."""
         file = self.path / "run.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
+        if problem := read_record(file)[1]:
+            aside = file.with_name("run.damaged.json")
+            os.replace(file, aside)
+            print(f"warning: {file} is damaged: {problem}; it is made anew, what was there is in {aside.name}")
 
     @property
     def finished(self) -> bool:
@@ -69,15 +89,23 @@ class RunDirectory:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            who = json.loads(holder.read_text()) if holder.is_file() else {"pid": "?", "host": "?", "since": "?"}
+            who = _holder(holder)
             raise InputError(
                 f"{self.path} is in use by process {who['pid']} on {who['host']} since {who['since']}; "
                 "wait for it, stop it, or start another run with --fresh"
             ) from None
         self._lock = lock
         write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now()})
-        for leftover in self.path.glob(f"**/{UNFINISHED}*"):
-            leftover.unlink()
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """What killed processes left of files that they were writing; a `test` beside this fit may write still."""
+        for leftover in [*self.path.glob(f"{UNFINISHED}*"), *self.path.glob(f"checkpoints/{UNFINISHED}*")]:
+            target = leftover.name.removeprefix(UNFINISHED)
+            ours = leftover.parent != self.path or target.startswith(_HELD)
+            with suppress(FileNotFoundError):
+                if ours or time.time() - leftover.stat().st_mtime > _DEAD:
+                    leftover.unlink()
 
     def write_record(self, **fields: Any) -> None:
         write_json(self.path / "run.json", {**self.record, **fields})
@@ -86,7 +114,7 @@ class RunDirectory:
         """Writes config.yaml; one that is there with other text is kept as config.1.yaml, config.2.yaml, …"""
         file = self.path / "config.yaml"
         if file.is_file():
-            if file.read_text() == text:
+            if file.read_bytes() == text.encode():
                 return
             number = 1
             while (old := self.path / f"config.{number}.yaml").exists():
@@ -104,3 +132,16 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _holder(file: Path) -> dict[str, Any]:
+    """Who holds a directory, as far as it can be read: another process may have been cut off while it wrote it."""
+    who: Any = None
+    with suppress(OSError, ValueError):
+        who = json.loads(file.read_bytes())
+    return {"pid": "?", "host": "?", "since": "?", **(who if isinstance(who, dict) else {})}
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before the last one is kept."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")

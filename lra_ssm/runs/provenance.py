@@ -15,7 +15,7 @@ from lra_ssm import __version__
 from lra_ssm.machine import available_cores, cpu_name
 
 # What can change a run's numbers: not the commands' words, the bench, or how a run is recorded.
-_COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py")
+_COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/saving.py")
 
 
 @cache

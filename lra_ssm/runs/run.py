@@ -13,9 +13,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lra_ssm.callbacks import AtomicCheckpointIO, CSVRunLogger, SaveBest, SaveLast, fit_callbacks
+from lra_ssm.callbacks import CSVRunLogger, fit_callbacks, last_logged
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_callbacks,
     check_checkpoint,
@@ -24,10 +25,13 @@ from lra_ssm.runs.checks import (
     check_same_data,
     check_vocabulary,
     load_checkpoint,
+    newest,
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
+from lra_ssm.runs.saving import SaveBest, SaveLast
+from lra_ssm.runs.source import other_code, user_source
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
 _RUN_PATH = "LRA_SSM_RUN_PATH"
@@ -68,6 +72,7 @@ class Run(RunDirectory):
     checkpoint: Path | None = None  # where it starts from, if not anew
     config: dict[str, Any] | None = None  # of a run made by `of`: what its identity is made of,
     given: dict[str, Any]  # and its Trainer's arguments
+    source: dict[str, str] = {}  # digests of the user's code
     _outer: str | None = None
 
     @classmethod
@@ -117,6 +122,7 @@ class Run(RunDirectory):
         neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
         run = cls.find(runs_dir, experiment, run_identity(config, neutral), fresh)
         run.config, run.given, run.seed, run.checkpoints = config, trainer, int(seed), checkpoints
+        run.source = user_source(config, [task, *task.modules(), data])
         return run
 
     # -- what the Trainer gets -------------------------------------------------------------------------------------
@@ -131,7 +137,8 @@ class Run(RunDirectory):
             enable_version_counter=False,
             save_on_train_epoch_end=False,
         )
-        return [*fit_callbacks(self.seed), best, SaveLast(self.last, self.checkpoints.every_n_steps, code_version())]
+        last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
+        return [*fit_callbacks(self.seed), best, last]
 
     def loggers(self, given: Any = None) -> Any:
         """metrics.csv, and what the user names beside it; nothing for False."""
@@ -156,7 +163,7 @@ class Run(RunDirectory):
         Returns the final metrics. Raises InputError for what does not fit together, before anything is written.
         """
         if self.finished:
-            print(f"{self.path} is finished (fresh=True trains it again)")
+            print(f"{self.path} is finished (fresh=True trains it again){other_code(self.record, self.source)}")
             return self.record.get("metrics", {})
         if self.config is None:
             raise InputError("Run.of makes the runs that fit takes")
@@ -174,7 +181,7 @@ class Run(RunDirectory):
                 raise InputError(f"this Trainer's {name} is {getattr(trainer, name)}, the run's another")
         if os.environ.get("PL_GLOBAL_SEED") != str(self.seed):
             raise InputError(f"the seed is {os.environ.get('PL_GLOBAL_SEED')}, the run's is {self.seed}")
-        self.checkpoint = self.last if self.last.is_file() else None
+        self.checkpoint = newest(self.last, self.before_last)
         if self.checkpoint is None and task in _fitted:
             raise InputError("this task was trained before, and there is no checkpoint to go on from: build it anew")
         _fitted.add(task)
@@ -182,7 +189,7 @@ class Run(RunDirectory):
         data.prepare_data()
         check_vocabulary(task, data)
         if self.checkpoint is not None:
-            check_checkpoint(self.checkpoint, task)
+            check_checkpoint(self.checkpoint, task, source=self.source)
         try:
             self.begin(self.config, trainer, data)
             # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
@@ -204,15 +211,17 @@ class Run(RunDirectory):
         if not is_first_process():
             return
         manifest = data.manifest() if hasattr(data, "manifest") else None
-        if self.checkpoint == self.last and manifest is not None:
+        own = self.checkpoint in (self.last, self.before_last)
+        if own and manifest is not None:
             check_same_data(self.path, self.record.get("data") or {}, manifest)
         self.lock()
-        if self.finished or self.last.is_file() != (self.checkpoint == self.last):
+        if self.finished or (self.last.is_file() or self.before_last.is_file()) != own:
             self.release()
             raise InputError(f"{self.path} was trained by another process just now; start again")
         self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
         self.save_config(yaml.safe_dump(config, sort_keys=False))
-        starts = [*self.record.get("starts", []), environment()]
+        self.set_damaged_record_aside()
+        starts = [*self.record.get("starts", []), {**environment(), "source": self.source}]
         experiment = config["experiment"]
         record = {"run_id": self.path.name, "experiment": experiment, "status": "started", "starts": starts}
         if manifest is not None:
@@ -227,7 +236,8 @@ class Run(RunDirectory):
 
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Records how the fit ended; returns its metrics, the best one by name among them."""
-        metrics = final_metrics(trainer)
+        # Nothing is logged where the last step was done before: its record was lost with a kill, or damaged.
+        metrics = final_metrics(trainer) or last_logged(self.path / "metrics.csv")
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
         best = next((c for c in trainer.callbacks if isinstance(c, SaveBest)), None)  # type: ignore[attr-defined]
@@ -237,6 +247,8 @@ class Run(RunDirectory):
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
         self.write_record(status=status, metrics=metrics)
+        if status == "finished":
+            self.before_last.unlink(missing_ok=True)
         print(f"{status}: {self.path}")
         show_metrics(metrics)
         return metrics

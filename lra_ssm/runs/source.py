@@ -1,0 +1,227 @@
+"""The user's own code that decides a run's result: digests of the files behind every class that it names.
+
+Of a class in a file of its own: that file and every file of the user's that it imports, at the top or within functions;
+of one in a package: the whole package. Files are read, never imported. lra_ssm's own source is
+`provenance.code_version`'s; of an installed library the version stands for it; of what has no file (a class of a
+notebook) the source of its methods, and what they use.
+"""
+
+import ast
+import hashlib
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from lra_ssm.runs.identity import TRAINER_NEUTRAL
+from lra_ssm.runs.provenance import code_version
+
+SOURCE = "lra_ssm_source"  # the digests' name in a checkpoint; in run.json each start has them as "source"
+_CODE = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+_INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_OURS = Path(__file__).parents[1]
+
+
+def user_source(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str]:
+    """File (below its import root), class without a file, or installed library -> its digest, or version.
+
+    config: a run's resolved configuration; every import path in it counts whose module is loaded, wherever it stands.
+    objects: further ones whose classes count.
+    """
+    trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in TRAINER_NEUTRAL}
+    names = [
+        *_texts({**config, "trainer": trainer}),
+        *(f"{type(o).__module__}.{type(o).__qualname__}" for o in objects),
+    ]
+    source = _Source()
+    for name in dict.fromkeys(names):
+        parts = name.split(".")
+        loaded = [i for i in range(1, len(parts)) if ".".join(parts[:i]) in sys.modules]
+        if not loaded:
+            continue
+        module = sys.modules[".".join(parts[: loaded[-1]])]
+        if hasattr(module, "__file__") or hasattr(module, "__path__"):
+            source.add_module(module.__name__, version=True)
+        else:
+            source.add_without_file(getattr(module, parts[loaded[-1]], None))
+    return dict(sorted(source.found.items()))
+
+
+def changed(before: Any, now: Mapping[str, str] | None) -> str:
+    """What differs between two results of `user_source`, as text; nothing where either is unknown."""
+    if not isinstance(before, dict) or now is None:
+        return ""
+    names = [name for name in sorted(before.keys() | now.keys(), key=str) if before.get(name) != now.get(name)]
+    what = {name: "is new" if name not in before else "is gone" if name not in now else "has changed" for name in names}
+    text = ", ".join(f"{name} {what[name]}" for name in names[:3])
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def other_code(record: Mapping[str, Any], now: Mapping[str, str]) -> str:
+    """Where one of the starts of a recorded run was with other code than this, lra_ssm's or the user's: that it was."""
+    found = []
+    for start in record.get("starts", []):
+        versions = start.get("versions")
+        made_by = versions.get("lra_ssm") if isinstance(versions, dict) else None
+        if made_by not in (None, code_version()):
+            found.append(f"lra_ssm was {made_by}, this is {code_version()}")
+        if files := changed(start.get("source"), now):
+            found.append(files)
+    return f"; warning: it was trained with other code: {'; '.join(dict.fromkeys(found))}" if found else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in nested plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+class _Source:
+    """Collects digests by name; each module and object once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self._seen: set[Any] = set()
+
+    def add_module(self, name: str, version: bool = False) -> None:
+        """A module by its dotted name, on which attributes may follow. version: of an installed one, note that."""
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        for root, file in _files(name):
+            if _is_installed(file):
+                if version and (number := _version(name.partition(".")[0])):
+                    self.found[name.partition(".")[0]] = number
+                return
+            key = file.relative_to(root).as_posix()
+            if key in self.found or file.is_relative_to(_OURS):
+                continue
+            text = file.read_bytes()
+            self.found[key] = _digest(text)
+            if file.suffix == ".py":
+                self._add_imports(text, root, file)
+
+    def _add_imports(self, text: bytes, root: Path, file: Path) -> None:
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return
+        package = file.relative_to(root).parts[:-1]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.add_module(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else ()
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    self.add_module(f"{base}.{alias.name}" if base else alias.name)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(_CODE[1:]):
+                beside = file.parent / node.value  # C++ or CUDA, built when it is imported
+                if len(node.value) < 200 and beside.is_file():
+                    self.found[node.value] = _digest(beside.read_bytes())
+
+    def add_without_file(self, thing: Any) -> None:
+        """A class or function of a notebook, and what it uses of the user's."""
+        if id(thing) in self._seen or not (inspect.isclass(thing) or inspect.isfunction(thing)):
+            return
+        self._seen.add(id(thing))
+        functions = [thing] if inspect.isfunction(thing) else [f for v in vars(thing).values() for f in _functions(v)]
+        if functions:
+            texts = [_text(function) for function in functions]
+            self.found[f"{thing.__module__}.{thing.__qualname__}"] = _digest("\n".join(texts).encode())
+        used = [f.__globals__.get(name) for f in functions for name in _names(f.__code__)]
+        for other in (*used, *(thing.__mro__ if inspect.isclass(thing) else ())):
+            if isinstance(other, ModuleType):
+                self.add_module(other.__name__)
+            elif inspect.isclass(other) or inspect.isfunction(other):
+                if hasattr(sys.modules.get(other.__module__), "__file__"):
+                    self.add_module(other.__module__)
+                else:
+                    self.add_without_file(other)
+
+
+def _files(name: str) -> Iterator[tuple[Path, Path]]:
+    """(import root, file) of a module; of one in a package, of the whole package."""
+    top, *rest = name.split(".")
+    if top in sys.builtin_module_names:
+        return
+    module = sys.modules.get(top)
+    try:
+        spec = getattr(module, "__spec__", None) or (find_spec(top) if module is None else None)
+    except (ImportError, ValueError):
+        return
+    origin = getattr(module, "__file__", None) or (spec.origin if spec and spec.has_location else None)
+    if origin and Path(origin).is_file():
+        file = Path(origin)
+        if file.name == "__init__.py" and not _is_installed(file):
+            yield from ((file.parent.parent, inner) for inner in _below(file.parent))
+        elif file.suffix in _CODE or _is_installed(file):
+            yield file.parent, file
+        return
+    # A folder without __init__.py is no package of one owner: what is named in it counts.
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place)
+        for part in rest:
+            if (folder / f"{part}.py").is_file():
+                yield Path(place).parent, folder / f"{part}.py"
+                break
+            folder = folder / part
+            if (folder / "__init__.py").is_file():
+                yield from ((Path(place).parent, inner) for inner in _below(folder))
+                break
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The source files of a package."""
+    for base, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
+        yield from (Path(base, file) for file in sorted(files) if file.endswith(_CODE))
+
+
+def _is_installed(file: Path) -> bool:
+    if {"site-packages", "dist-packages"} & set(file.parts):
+        return True
+    return any(file.is_relative_to(folder) for folder in _INSTALLED)
+
+
+def _version(library: str) -> str | None:
+    """Without the build: a run may go on on another machine."""
+    try:
+        return metadata.version(library).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(library), "__version__", "")) or None
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def _functions(value: Any) -> list[FunctionType]:
+    """What a class holds under a name, as functions."""
+    if isinstance(value, property):
+        return [f for f in (value.fget, value.fset) if isinstance(f, FunctionType)]
+    value = inspect.unwrap(getattr(value, "__func__", value)) if callable(getattr(value, "__func__", value)) else value
+    return [value] if isinstance(value, FunctionType) else []
+
+
+def _names(code: Any) -> set[str]:
+    inner = [const for const in code.co_consts if inspect.iscode(const)]
+    return set(code.co_names).union(*(_names(const) for const in inner))
+
+
+def _text(function: FunctionType) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed into a prompt: what it was compiled to
+        code = function.__code__
+        return repr((code.co_code, [c for c in code.co_consts if not inspect.iscode(c)], sorted(_names(code))))

@@ -1,0 +1,255 @@
+"""Checkpoints that were damaged, cut off, changed by hand, or come from elsewhere: no other weights, one line."""
+
+import os
+import random
+import shutil
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from lra_ssm.errors import InputError
+from lra_ssm.runs.checkpoints import AtomicCheckpointIO, DamagedCheckpoint, load_checkpoint
+from lra_ssm.runs.saving import keep_as_previous
+from tests.runner import FIT, in_process, only_run, run, succeed
+
+TEST = ["test", *FIT[1:]]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """A folder with data and a run that was killed at step 8 of 12: last.ckpt is of step 8, the one before of 6."""
+    folder = tmp_path_factory.mktemp("started")
+    assert run(FIT, folder, {"KILL_AT": "train_batch_start:10"}).code == -9
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(started, tmp_path_factory):
+    """The weights at the end of a run that was not."""
+    folder = tmp_path_factory.mktemp("whole")
+    succeed([*FIT, f"--data.root={started / 'data'}"], folder)
+    return torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture
+def checkpoints(started, tmp_path, monkeypatch):
+    """The checkpoints of a copy of that run, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(started / "data", "data")
+    shutil.copytree(started / "runs", "runs")
+    return only_run(tmp_path) / "checkpoints"
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def weights(folder):
+    return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def one_line(arguments, capsys):
+    """What a command that does not end well says."""
+    code, _, said = in_process(arguments, capsys)
+    errors = [line for line in said if line.startswith("lra-ssm: error: ")]
+    assert code == 2 and len(errors) == 1 and not any("Traceback" in line for line in said), said
+    return errors[0].removeprefix("lra-ssm: error: ")
+
+
+def flip(path, at):
+    raw = bytearray(path.read_bytes())
+    raw[at // 8] ^= 1 << at % 8
+    path.write_bytes(raw)
+
+
+def changed(path, change):
+    """Writes the checkpoint anew, changed by hand, as torch.save does."""
+    state = torch.load(path, weights_only=True)
+    result = change(state)
+    torch.save(state if result is None else result, path)
+
+
+def equal(a, b):
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def flips(path, count, seed):
+    """Every flipped bit of a written checkpoint is refused, or nothing that is read from it is another."""
+    whole, raw, random_ = load_checkpoint(path), path.read_bytes(), random.Random(seed)
+    for at in [*range(8 * len(raw) - 8 * 120, 8 * len(raw), 7), *random_.sample(range(8 * len(raw)), count)]:
+        flip(path, at)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                read = load_checkpoint(path)
+            except InputError as error:
+                assert "\n" not in str(error)
+            else:
+                assert equal(read, whole), f"bit {at}"
+        path.write_bytes(raw)
+
+
+def test_no_flipped_bit_gives_other_values(tmp_path):
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.randn(9, 5)}, "x": [1, "a"]}, tmp_path / "a.ckpt")
+    flips(tmp_path / "a.ckpt", 100, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_no_flipped_bit_of_a_runs_checkpoint_gives_other_values(seed, checkpoints):
+    flips(checkpoints / "last.ckpt", 300, seed)
+
+
+def test_every_cut_is_refused(tmp_path):
+    path = tmp_path / "a.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.randn(9, 5)}}, path)
+    raw = path.read_bytes()
+    for size in (0, 1, 30, len(raw) // 2, len(raw) - 200, len(raw) - 100):
+        path.write_bytes(raw[:size])
+        with pytest.raises(DamagedCheckpoint):
+            load_checkpoint(path)
+
+
+def test_a_checkpoint_from_elsewhere_is_read(tmp_path):
+    torch.save({"state_dict": {}}, tmp_path / "a.ckpt")
+    assert load_checkpoint(tmp_path / "a.ckpt") == {"state_dict": {}}
+    AtomicCheckpointIO().save_checkpoint({"a": torch.ones(3)}, tmp_path / "b.ckpt")
+    for mmap in (False, True):
+        assert torch.load(tmp_path / "b.ckpt", mmap=mmap)["a"].sum() == 3  # by whoever knows nothing of the digest
+
+
+def test_at_every_moment_one_of_the_two_is_whole(tmp_path, monkeypatch):
+    last, before = tmp_path / "last.ckpt", tmp_path / "last.previous.ckpt"
+    last.write_text("1")
+    keep_as_previous(last)
+    assert last.read_text() == before.read_text() == "1"
+    last.unlink()
+    last.write_text("2")
+    keep_as_previous(last)
+    keep_as_previous(last)
+    assert before.read_text() == "2" and len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    last.unlink()
+    last.write_text("3")
+    keep_as_previous(last)
+    assert before.read_text() == "3" and not last.exists()
+
+
+@pytest.mark.parametrize("how", ["a bit", "cut", "empty", "gone", "a list"])
+def test_a_run_goes_on_from_the_one_before_and_ends_the_same(how, checkpoints, expected, capsys):
+    last = checkpoints / "last.ckpt"
+    steps = [torch.load(p, weights_only=True)["global_step"] for p in (last, checkpoints / "last.previous.ckpt")]
+    assert steps == [8, 6]
+    if how == "gone":
+        last.unlink()
+    elif how == "a list":
+        torch.save([1], last)
+    else:
+        flip(last, 8 * 5000) if how == "a bit" else os.truncate(last, 0 if how == "empty" else 7000)
+    code, out, _ = in_process(FIT, capsys)
+    (warning,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert code == 0 and "going on from the one before, " in warning and "last.previous.ckpt" in warning
+    assert same(weights(checkpoints), expected)
+    assert {p.name for p in checkpoints.iterdir()} == {"last.ckpt", "best.ckpt"}
+
+
+def test_a_damaged_last_one_never_takes_the_place_of_the_one_before(checkpoints, monkeypatch, capsys):
+    """Killed at the first save after it went on from the one before."""
+    flip(checkpoints / "last.ckpt", 8 * 5000)
+    whole = (checkpoints / "last.previous.ckpt").read_bytes()
+    assert run(FIT, checkpoints.parents[3], {"KILL_AT": "save_checkpoint:1"}).code == -9
+    assert (checkpoints / "last.previous.ckpt").read_bytes() == whole
+
+
+def test_without_a_whole_one_a_run_says_what_to_do(checkpoints, capsys):
+    for path in (checkpoints / "last.ckpt", checkpoints / "last.previous.ckpt"):
+        flip(path, 8 * 5000)
+    line = one_line(FIT, capsys)
+    assert "last.ckpt is damaged" in line and "remove it to start the run anew" in line
+
+
+def test_scoring_and_init_from_refuse_a_damaged_one(checkpoints, capsys):
+    for name in ("best.ckpt", "last.ckpt"):
+        flip(checkpoints / name, 8 * 5000)
+    assert "best.ckpt is damaged" in one_line(TEST, capsys)
+    assert "last.ckpt is damaged" in one_line([*TEST, "--ckpt_path=last"], capsys)
+    assert "best.ckpt is damaged" in one_line([*TEST, f"--ckpt_path={checkpoints / 'best.ckpt'}"], capsys)
+    given = [*FIT, "--seed_everything=3", f"--init_from={checkpoints / 'best.ckpt'}"]
+    assert "best.ckpt is damaged" in one_line(given, capsys)
+    with pytest.raises(DamagedCheckpoint):  # Lightning's own way
+        AtomicCheckpointIO().load_checkpoint(checkpoints / "best.ckpt")
+
+
+def first_group(state):
+    return state["optimizer_states"][0]["param_groups"][0]
+
+
+# What a hand, or another program, makes of a checkpoint: nothing that could be gone on from.
+MALFORMED = {
+    "no optimizers": lambda s: s.update(optimizer_states=[]),
+    "no schedules": lambda s: s.update(lr_schedulers=[]),
+    "no callbacks": lambda s: s.update(callbacks={}),
+    "no loops": lambda s: s.pop("loops") and None,
+    "empty loops": lambda s: s.update(loops={}),
+    "no progress": lambda s: s["loops"]["fit_loop"].pop("epoch_progress") and None,
+    "a step of text": lambda s: s.update(global_step="8"),
+    "no version": lambda s: s.pop("pytorch-lightning_version") and None,
+    "a version that is none": lambda s: s.update({"pytorch-lightning_version": "new"}),
+    "no momentum": lambda s: s["optimizer_states"][0].update(state={}),
+    "one without momentum": lambda s: s["optimizer_states"][0]["state"].pop(0) and None,
+    "momentum of another shape": lambda s: s["optimizer_states"][0]["state"][0].update(exp_avg=torch.zeros(3)),
+    "fewer groups": lambda s: s["optimizer_states"][0]["param_groups"].pop() and None,
+    "fewer parameters": lambda s: first_group(s)["params"].pop() and None,
+    "no rate": lambda s: first_group(s).pop("lr") and None,
+    "a rate of text": lambda s: first_group(s).update(lr="fast"),
+    "groups of text": lambda s: s["optimizer_states"][0].update(param_groups="all"),
+    "a schedule of text": lambda s: s.update(lr_schedulers=["cosine"]),
+    "an empty schedule": lambda s: s["lr_schedulers"][0].clear(),
+    "no weights": lambda s: s.pop("state_dict") and None,
+    "one weight less": lambda s: s["state_dict"].popitem() and None,
+    "a weight of text": lambda s: s["state_dict"].update({next(iter(s["state_dict"])): "w"}),
+    "a list": lambda s: [s],
+    "a tensor": lambda s: torch.zeros(3),
+    "nothing": lambda s: {},
+    "text": lambda s: "checkpoint",
+}  # fmt: skip
+NEEDED_TO_SCORE = ("no weights", "one weight less", "a weight of text", "a list", "a tensor", "nothing", "text")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["ours", "elsewhere"])
+@pytest.mark.parametrize("how", MALFORMED)
+def test_what_a_fit_cannot_go_on_from_is_one_line(how, elsewhere, checkpoints, capsys):
+    """Ours has a list of its parts; without, what must be there is compared with what this Trainer has."""
+    if elsewhere and how in ("one without momentum", "no momentum"):
+        pytest.skip("an optimizer may keep nothing of a parameter")
+    (checkpoints / "last.previous.ckpt").unlink()
+
+    def change(state):
+        if elsewhere:
+            state.pop("lra_ssm_parts")
+        return MALFORMED[how](state)
+
+    changed(checkpoints / "last.ckpt", change)
+    before = weights(checkpoints) if how not in NEEDED_TO_SCORE else None
+    line = one_line(FIT, capsys)
+    assert "last.ckpt" in line and len(line) < 500, line
+    if before is not None:
+        assert same(weights(checkpoints), before)  # nothing was trained
+        code, _, said = in_process([*TEST, "--ckpt_path=last"], capsys)
+        assert code == 0, said
+    else:
+        one_line([*TEST, "--ckpt_path=last"], capsys)
+
+
+def test_a_plain_lightning_checkpoint_of_the_same_task_is_gone_on_from(checkpoints, expected, capsys):
+    (checkpoints / "last.previous.ckpt").unlink()
+    changed(checkpoints / "last.ckpt", lambda s: s.pop("lra_ssm_parts") and None)
+    assert in_process(FIT, capsys)[0] == 0 and same(weights(checkpoints), expected)
