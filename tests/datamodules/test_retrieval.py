@@ -72,7 +72,7 @@ def test_layouts(tmp_path: Path, layout: str) -> None:
         (1, "", "\"ends here\" ''"),
     ]
     source = data.manifest()["source"]
-    assert source["kind"] == "lra" and source["inputs"] == "s4" and source["published_counts"] is False
+    assert source["kind"] == "lra" and source["inputs"] == "characters" and source["published_counts"] is False
     for split, name in FILES.items():
         record = source["files"][split]
         assert record["sha256"] == sha256(files / name) and record["digest"] == "unknown"

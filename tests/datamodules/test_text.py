@@ -109,7 +109,11 @@ def test_layouts_and_orders_make_no_difference(tmp_path: Path) -> None:
     assert all(arrays(data) == arrays(all_data[0]) for data in all_data)
     source = all_data[0].manifest()["source"]
     assert source["kind"] == "original" and source["form"] == "archive" and source["digest"] == "unknown"
-    assert source["inputs"] == "s4" and source["counts"] == {"train": 40, "test": 40} and not source["published_counts"]
+    assert (
+        source["inputs"] == "characters"
+        and source["counts"] == {"train": 40, "test": 40}
+        and not source["published_counts"]
+    )
     assert len({json.dumps(data.manifest()["source"]["content_sha256"]) for data in all_data}) == 1
 
 
@@ -152,7 +156,7 @@ def test_bytes_of_the_original_code(tmp_path: Path) -> None:
     sequences = [test.sequence(index).tolist() for index in range(len(test))]  # type: ignore[union-attr]
     assert [0xC4, 0xAA] * 7 + [0xC4] in sequences and [0] in sequences
     manifest = data.manifest()
-    assert manifest["source"]["inputs"] == "lra" and len(manifest["vocabulary"]) == 257
+    assert manifest["source"]["inputs"] == "bytes" and len(manifest["vocabulary"]) == 257
     assert "min_freq" not in manifest["source"]
     assert data.prepared_folder == Text(root=str(tmp_path), inputs="bytes", max_length=15, min_freq=3).prepared_folder
     characters = prepared(tmp_path)
