@@ -109,6 +109,8 @@ def test_names_of_members(tmp_path: Path, case: str, kind: str) -> None:
         reads_or_refuses(lambda: unpack(archive, **settings), str(tmp_path))  # noqa: B023
         shutil.rmtree(tmp_path / "target", ignore_errors=True)
         assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+    if case == "deep":
+        assert "lies too many folders deep" in one_line(lambda: unpack(archive))
     if case in ("empty", "zero byte first", "zero bytes") and kind != "tar":
         assert "has no usable name" in one_line(lambda: read(archive))
 
