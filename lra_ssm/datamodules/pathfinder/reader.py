@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -206,7 +207,10 @@ def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
                 raise ValueError("another size than its header says")
             stream.seek(0)
             array = np.lib.format.read_array(stream, allow_pickle=False)
-        rows = array.tolist() if isinstance(array, np.ndarray) else []  # strings may have letters that are none
+            letters = array.tobytes() if dtype.kind == "U" else b""
+            if (np.frombuffer(letters, np.dtype("u4").newbyteorder(dtype.byteorder)) > sys.maxunicode).any():
+                raise ValueError("letters that are none")  # of which numpy may make strings that Python cannot handle
+        rows = array.tolist() if isinstance(array, np.ndarray) else []
     except InputError:
         raise
     except Exception as error:
