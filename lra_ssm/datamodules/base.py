@@ -195,7 +195,10 @@ class PreparedDataModule(LightningDataModule, ABC):
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ResumableLoader:
-        """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch."""
+        """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch.
+
+        In a plain loop each pass over one loader is the next epoch; see `ResumableLoader`.
+        """
         # Overfitting means the same batches in every epoch, and in the same order.
         shuffle = not getattr(self.trainer, "overfit_batches", 0)
         seed = self._resolved_shuffle_seed() if shuffle else None
@@ -225,8 +228,11 @@ class PreparedDataModule(LightningDataModule, ABC):
         self._loaders.add(loader)
         return loader
 
-    def _batches_trained(self) -> int:
+    def _batches_trained(self) -> int | None:
+        """By the trainer that is training just now; None in a loop of somebody's own, after a fit too."""
         assert self.trainer is not None
+        if not self.trainer.training:
+            return None
         trained = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         if getattr(self.trainer, "overfit_batches", 0):
             return trained % int(self.trainer.num_training_batches)
