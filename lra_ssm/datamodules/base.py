@@ -13,6 +13,7 @@ from lightning import LightningDataModule
 from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage.intact import check_intact
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
@@ -157,7 +158,9 @@ class PreparedDataModule(LightningDataModule, ABC):
         prepared = self._open()
         for name in STAGES[stage] if stage is not None else ("train", "val", "test"):
             if name not in self._datasets:
-                self._datasets[name] = self.make_dataset(prepared.split(name), name)
+                split = prepared.split(name)
+                check_intact(split)
+                self._datasets[name] = self.make_dataset(split, name)
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends the worker processes of all loaders; Lightning calls it when a stage is over."""

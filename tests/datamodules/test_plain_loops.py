@@ -1,4 +1,4 @@
-"""Loaders in a loop of somebody's own, without a trainer: each pass is the next epoch unless somebody says otherwise."""
+"""Loaders in a loop of somebody's own, without a trainer: each pass is the next epoch unless it is set."""
 
 from __future__ import annotations
 

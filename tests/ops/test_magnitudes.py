@@ -1,8 +1,8 @@
 """Every backend from the smallest steps and rates to the largest: right, or not finite, but never a wrong number.
 
-Each channel has a magnitude of delta and one of A of its own (and, for complex A, an angle from decay to rotation), and
-groups of B and C of its own, so that no channel's numbers cover another's.  What is right is the reference in float64 on
-the same inputs.  A finite number must be within
+Each channel has a magnitude of delta and one of A of its own (and, for complex A, an angle from decay to rotation),
+and groups of B and C of its own, so that no channel's numbers cover another's.  What is right is the reference in
+float64 on the same inputs.  A finite number must be within
 
     4 times the error of the reference in the backend's own precision (the largest of the channel), and
     256 roundings of the channel's largest value, times 1 + |delta A|: what rounding delta or A does to exp(delta A).

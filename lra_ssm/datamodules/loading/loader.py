@@ -208,6 +208,8 @@ class ResumableLoader:
         self._passes += 1
         number = self._passes
         for batch in self._loader:
+            if isinstance(batch, InputError):
+                raise batch
             yield batch
             if number != self._passes and self._loader.num_workers:
                 raise RuntimeError("a new pass over this loader has begun: its workers serve one at a time")
