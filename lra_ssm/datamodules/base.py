@@ -13,6 +13,7 @@ from lightning import LightningDataModule
 from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage.intact import check_intact
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
@@ -160,7 +161,9 @@ class PreparedDataModule(LightningDataModule, ABC):
         prepared = self._open()
         for name in STAGES[stage] if stage is not None else ("train", "val", "test"):
             if name not in self._datasets:
-                self._datasets[name] = self.make_dataset(prepared.split(name), name)
+                split = prepared.split(name)
+                check_intact(split)
+                self._datasets[name] = self.make_dataset(split, name)
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends the worker processes of all loaders; Lightning calls it when a stage is over."""
@@ -198,7 +201,10 @@ class PreparedDataModule(LightningDataModule, ABC):
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ResumableLoader:
-        """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch."""
+        """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch.
+
+        In a plain loop each pass over one loader is the next epoch; see `ResumableLoader`.
+        """
         # Overfitting means the same batches in every epoch, and in the same order.
         shuffle = not getattr(self.trainer, "overfit_batches", 0)
         seed = self._resolved_shuffle_seed() if shuffle else None
@@ -228,8 +234,11 @@ class PreparedDataModule(LightningDataModule, ABC):
         self._loaders.add(loader)
         return loader
 
-    def _batches_trained(self) -> int:
+    def _batches_trained(self) -> int | None:
+        """By the trainer that is training just now; None in a loop of somebody's own, after a fit too."""
         assert self.trainer is not None
+        if not self.trainer.training:
+            return None
         trained = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         if getattr(self.trainer, "overfit_batches", 0):
             return trained % int(self.trainer.num_training_batches)

@@ -44,10 +44,15 @@ def _check(delta: Tensor, A: Tensor) -> None:
         ) from None
 
 
-def away_from_zero(A: Tensor) -> Tensor:
-    """A with |A| < tiny replaced by tiny.  B_bar and A_bar move by less than a rounding error; 1/A stays finite."""
-    tiny = 1e-100 if A.dtype in (torch.float64, torch.complex128) else 1e-15  # tiny**2 must not underflow
-    return torch.where(A.abs() < tiny, torch.full_like(A, tiny), A)
+def away_from_zero(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """(A, 1/A) with |A| < tiny replaced by tiny: too small for A_bar and B_bar to move by a rounding error at the
+    largest delta, and no smaller than 1/A needs to be a number."""
+    tiny, rounding = (1e-100, 1e-18) if A.dtype in (torch.float64, torch.complex128) else (1e-15, 1e-9)
+    largest = delta.abs().max() if delta.numel() else delta.new_ones(())
+    smallest = (rounding / largest).clamp(max=tiny)
+    A = torch.where(A.abs() < smallest, smallest.to(A.dtype), A)
+    # |A|^2, which a complex reciprocal takes, is a number in double.
+    return A, (A.to(torch.complex128).reciprocal().to(A.dtype) if A.is_complex() else A.reciprocal())
 
 
 def _allocator(delta: Tensor, A: Tensor) -> Allocate:
@@ -61,22 +66,27 @@ def zoh_values(delta: Tensor, A: Tensor, allocate: Allocate | None = None) -> tu
     allocate(name, dtype) gives the buffers, of the broadcast shape, that a caller in a loop keeps; fresh ones if None.
     """
     allocate = allocate or _allocator(delta, A)
-    A = away_from_zero(A)
+    A, inverse = away_from_zero(delta, A)
     real = delta.dtype
     A_bar, B_bar = allocate("A_bar", A.dtype), allocate("B_bar", A.dtype)
     if not A.is_complex():
-        minus_1 = torch.mul(delta, A, out=B_bar).expm1_()
-        return torch.add(minus_1, 1, out=A_bar), minus_1.mul_(A.reciprocal())
+        z = torch.mul(delta, A, out=A_bar)
+        torch.expm1(z, out=B_bar).mul_(inverse)
+        return z.exp_(), B_bar
     # exp(a + ib) - 1 from real parts, no cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
     # (torch.exp of a complex tensor is an order of magnitude slower on a CPU than the three real functions.)
-    minus_1 = torch.mul(delta, A.real.contiguous(), out=allocate("real_0", real)).expm1_()
+    decay = torch.mul(delta, A.real.contiguous(), out=allocate("real_0", real))
+    minus_1 = torch.expm1(decay, out=allocate("real_4", real))
+    decay.exp_()
     half = torch.mul(delta, (A.imag / 2).contiguous(), out=allocate("real_1", real))
     sine, cosine = torch.sin(half, out=allocate("real_2", real)), half.cos_()
-    scaled_sine = torch.add(minus_1, 1, out=allocate("real_3", real)).mul_(sine).mul_(2)
+    scaled_sine = torch.mul(decay, sine, out=allocate("real_3", real)).mul_(2)
     imag = cosine.mul_(scaled_sine)
-    minus_1.sub_(sine.mul_(scaled_sine))
-    torch.complex(minus_1, imag, out=B_bar).mul_(A.reciprocal())
-    return torch.complex(minus_1.add_(1), imag, out=A_bar), B_bar
+    turned = sine.mul_(scaled_sine)
+    minus_1.sub_(turned)
+    torch.complex(minus_1, imag, out=B_bar).mul_(inverse)
+    # 1 + (exp(z) - 1) rounds least, but what has decayed is no difference of ones.
+    return torch.complex(torch.where(decay < 0.5, decay - turned, minus_1.add_(1)), imag, out=A_bar), B_bar
 
 
 def exp_values(delta: Tensor, A: Tensor, allocate: Allocate | None = None) -> Tensor:
@@ -121,11 +131,11 @@ class _ZOH(torch.autograd.Function):
             grad = grad_A_bar * (A * A_bar).conj() + grad_B_bar * A_bar.conj()
             grad_delta = (grad.real if grad.is_complex() else grad).sum_to_size(delta.shape)
         if ctx.needs_input_grad[1]:  # dA_bar/dA = delta A_bar, dB_bar/dA = (delta A_bar - B_bar)/A = delta^2 phi1'
-            safe_A = away_from_zero(A)
+            safe_A, inverse = away_from_zero(delta, A)
             z = delta * safe_A
             small = z.abs() < SERIES_RADIUS
             series = delta.square() * phi1_derivative_series(torch.where(small, z, torch.zeros_like(z)))
-            derivative = torch.where(small, series, (delta * A_bar - B_bar) / safe_A)
+            derivative = torch.where(small, series, (delta * A_bar - B_bar) * inverse)
             grad_A = (grad_A_bar * (delta * A_bar).conj() + grad_B_bar * derivative.conj()).sum_to_size(A.shape)
         return grad_delta, grad_A
 

@@ -209,7 +209,7 @@ def test_passes_with_workers_take_turns(tiny: PreparedDataset) -> None:
     loading = loader(tiny, 1)
     first = iter(loading)
     next(first)
-    assert labels(loading) == labels(loader(tiny))  # the first pass is given up
+    assert labels(loading) == list(EpochBatches(NUM_TRAIN, BATCH, 7).batches(1))  # the first pass is given up
     with pytest.raises(RuntimeError, match="a new pass over this loader has begun"):
         next(first)
 

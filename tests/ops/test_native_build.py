@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock
 
 from lra_ssm.ops.backends import native_build
 from tests.ops.scan_cases import needs_compiled
@@ -88,6 +89,87 @@ def test_killed_while_compiling(tmp_path, compiler):
     process.communicate()
     assert not list((tmp_path / "cache").glob("*.so"))
     assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+    assert not list((tmp_path / "cache").glob("*/")), "what the killed one left is gone"
+
+
+def cut(whole):
+    return whole[: len(whole) // 2]
+
+
+def flipped(whole):
+    return whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]
+
+
+@needs_compiled
+def test_a_damaged_library_is_built_again(tmp_path, compiler):
+    """It was loaded once: cut in half, every start died of a bus error; empty, the eager scan ran for ever."""
+    path, log = compiler
+    assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+    (built,) = (tmp_path / "cache").glob("*.so")
+    whole = built.read_bytes()
+    for damage in (cut, flipped, lambda whole: b""):
+        built.write_bytes(damage(whole))
+        assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+        assert built.read_bytes() == whole
+    assert log.read_text() == "once " * 4
+
+
+@needs_compiled
+def test_what_killed_builders_left_is_removed(tmp_path, compiler):
+    """And nothing of a living one, whatever processor it builds for."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    dead, living = cache / f"native-{'d' * 20}x1y2", cache / f"native-{'a' * 20}x1y2"
+    own = cache / f"native-{native_build.key()}x1y2"
+    for folder in (dead, living, own):
+        folder.mkdir()
+        (folder / "built.so").write_text("half")
+    with FileLock(cache / f"native-{'a' * 20}.lock"):
+        assert finish(start(cache, compiler[0]))[0] == "cpu"
+        assert list(cache.glob("*/")) == [living]
+    assert finish(start(cache, compiler[0]))[0] == "cpu"
+    assert not list(cache.glob("*/"))
+
+
+def test_without_locks_yesterdays_folders_are_removed(tmp_path, monkeypatch):
+    def refuse(self, timeout):
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    old, young = (tmp_path / f"native-{letter * 20}" for letter in "oy")
+    old.mkdir(), young.mkdir()
+    os.utime(old, (0, 0))
+    native_build.remove_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == [young]
+
+
+@needs_compiled
+def test_nowhere_to_write_but_the_temporary_folder(tmp_path, compiler):
+    """The kernels run, and what was built for this process alone is gone at once."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    nowhere = {"LRA_SSM_CACHE": "/proc/nowhere", "HOME": "/proc/nowhere", "TMPDIR": str(temporary)}
+    assert finish(start(tmp_path / "cache", compiler[0], **nowhere))[0] == "cpu"
+    assert not list(temporary.glob("lra_ssm-*"))
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    """It is passed over; where the compiler meets it, one line says so, and no half a library is left or loaded."""
+    monkeypatch.setenv("LRA_SSM_CACHE", str(tmp_path / "full"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    usage = native_build.shutil.disk_usage
+    monkeypatch.setattr(
+        native_build.shutil,
+        "disk_usage",
+        lambda path: usage(path)._replace(free=1000) if path.name == "full" else usage(path),
+    )
+    assert native_build.folder_to_write() == tmp_path / "xdg" / "lra_ssm"
+    path = tmp_path / "c++"
+    path.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nfor last; do :; done\n: > "$last"\n')  # and exits with 0
+    path.chmod(0o755)
+    backend, lines = finish(start(tmp_path / "cache", path))
+    assert "build failed (gave no library)" in backend and "eager" in lines[-1]
+    assert [p.suffix for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == [".failed"]
 
 
 def test_without_a_compiler(tmp_path):

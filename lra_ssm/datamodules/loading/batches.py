@@ -64,11 +64,22 @@ class BatchDataset(Dataset[AnyBatch], ABC):
         """By which batches of examples of similar length are made (len(self),); None where all are equally long."""
         return None
 
+    def labels(self, examples: IntArray) -> torch.Tensor:
+        """Classes (B,) int64 of these examples."""
+        labels = self.split.labels[examples]
+        self.split.check("labels", labels, self.split.num_classes)
+        return torch.from_numpy(labels)
+
     def __getitem__(self, index: int) -> AnyBatch:
         return self.batch(np.array([index]), 0)
 
-    def __getitems__(self, index: BatchIndex) -> AnyBatch:
-        return self.batch(np.asarray(index.examples), index.epoch)
+    def __getitems__(self, index: BatchIndex) -> AnyBatch | InputError:
+        """A batch; or what is wrong with the data, given back for `ResumableLoader` to raise: what a worker raises
+        arrives with the worker's traceback in its message."""
+        try:
+            return self.batch(np.asarray(index.examples), index.epoch)
+        except InputError as error:
+            return error
 
 
 def _padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) -> torch.Tensor:
@@ -85,6 +96,21 @@ class _Sequences(BatchDataset):
     def __init__(self, split: SequenceSplit) -> None:
         self.split = split
 
+    def bounds(self, sequences: IntArray) -> tuple[IntArray, IntArray]:
+        """Where sequences (n,) begin and end."""
+        split, offsets = self.split, self.split.offsets
+        starts, ends = offsets[sequences], offsets[sequences + 1]
+        split.check("offsets", starts, split.entry["arrays"]["tokens"]["count"] + 1)
+        split.check("offsets", ends - starts, split.entry["length"]["max"] + 1)
+        split.check("offsets", ends, split.entry["arrays"]["tokens"]["count"] + 1)
+        return starts, ends
+
+    def tokens(self, starts: IntArray, ends: IntArray) -> torch.Tensor:
+        """Padded tokens (B, L) int64."""
+        tokens = _padded(self.split.tokens, starts, ends, 0)
+        self.split.check("tokens", tokens.numpy(), self.split.vocab_size)
+        return tokens
+
     @property
     def lengths(self) -> IntArray:
         return self.split.lengths.max(1)
@@ -98,15 +124,14 @@ class SequenceDataset(_Sequences):
     """
 
     def batch(self, examples: IntArray, epoch: int) -> Batch:
-        split, per_example = self.split, self.split.per_example
+        per_example = self.split.per_example
         chosen = (examples[:, None] * per_example + np.arange(per_example)).ravel()
-        offsets = split.offsets
-        starts, ends = offsets[chosen], offsets[chosen + 1]
-        inputs, lengths = _padded(split.tokens, starts, ends, 0), torch.from_numpy(ends - starts)
+        starts, ends = self.bounds(chosen)
+        inputs, lengths = self.tokens(starts, ends), torch.from_numpy(ends - starts)
         if per_example != 1:
             groups = (len(examples), per_example)
             inputs, lengths = inputs.unflatten(0, groups), lengths.unflatten(0, groups)
-        return Batch(inputs, lengths, torch.from_numpy(split.labels[examples]))
+        return Batch(inputs, lengths, self.labels(examples))
 
 
 class TokenDataset(_Sequences):
@@ -126,14 +151,16 @@ class TokenDataset(_Sequences):
             raise InputError(f"{split.folder}: its shortest sequence has length {shortest}; a next token needs 2")
 
     def batch(self, examples: IntArray, epoch: int) -> TokenBatch:
-        split, offsets = self.split, self.split.offsets
-        starts, ends = offsets[examples], offsets[examples + 1]
+        split = self.split
+        starts, ends = self.bounds(examples)
         if split.has_targets:
             targets = _padded(split.targets, starts, ends, NOT_SCORED)
+            split.check("targets", np.where(targets.numpy() == NOT_SCORED, 0, targets.numpy()), split.num_classes)
         else:
             targets = _padded(split.tokens, starts + 1, ends, NOT_SCORED)
             ends = ends - 1
-        inputs = _padded(split.tokens, starts, ends, 0)
+            split.check("tokens", split.tokens[ends], split.vocab_size)  # of the others, inputs are made too
+        inputs = self.tokens(starts, ends)
         return TokenBatch(inputs, targets, None, torch.from_numpy(ends - starts))
 
 
@@ -152,4 +179,4 @@ class ImageDataset(BatchDataset):
 
     def batch(self, examples: IntArray, epoch: int) -> Batch:
         inputs = self.transform(self.split.images[examples], examples, epoch)
-        return Batch(torch.from_numpy(inputs), None, torch.from_numpy(self.split.labels[examples]))
+        return Batch(torch.from_numpy(inputs), None, self.labels(examples))

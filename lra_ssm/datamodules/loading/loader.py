@@ -139,6 +139,10 @@ class ResumableLoader:
     That count is the trainer's, and in its checkpoints; the loader keeps none of its own. A run resumed anywhere,
     however the trainer numbers its epochs then, goes on with the next batch.
 
+    In a plain loop nobody counts: there every pass over a shuffled loader is the next epoch, from 0 on, also after one
+    that was abandoned in the middle (as with torch's own samplers). `set_epoch` chooses the epoch of the next pass, and
+    those that follow go on from it: a script that resumes by itself says `loader.set_epoch(epoch)` before its first.
+
     Not a subclass of torch's DataLoader but the owner of one: Lightning rebuilds DataLoaders when several devices train
     or predict, with samplers that repeat examples until all ranks have the same number. It takes any other iterable as
     it is. Iterating draws nothing from the global random generators. Worker processes live as long as the loader; only
@@ -149,8 +153,8 @@ class ResumableLoader:
         batch_sampler: which batches.
         num_workers: processes that load ahead; 0 loads in this one. Does not change the batches.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        trained: gives the number of batches that the run has trained on, over all epochs; None for a loader whose
-            passes run over the batch sampler's current epoch.
+        trained: gives the number of batches that the run has trained on, over all epochs, or None where no run is
+            under way; None for a loader that no run trains on.
     """
 
     def __init__(
@@ -159,7 +163,7 @@ class ResumableLoader:
         batch_sampler: EpochBatches,
         num_workers: int = 0,
         pin_memory: bool | None = False,
-        trained: Callable[[], int] | None = None,
+        trained: Callable[[], int | None] | None = None,
     ) -> None:
         self.dataset, self.batch_sampler, self.trained = dataset, batch_sampler, trained
         self._pass, self._passes = _Pass(batch_sampler), 0
@@ -187,14 +191,25 @@ class ResumableLoader:
         """The number of batches of a pass: an epoch."""
         return len(self.batch_sampler)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next pass, where no trainer does."""
+        self.batch_sampler.set_epoch(epoch)
+
     def __iter__(self) -> Iterator[AnyBatch]:
         # A generator: nothing happens before the first batch is asked for. Lightning creates the iterator of the
         # first epoch (and of the one it resumes in) before its counts are right.
         batches = self.batch_sampler
-        self._pass.first = self.trained() if self.trained is not None else batches.epoch * len(batches)
+        trained = self.trained() if self.trained is not None else None
+        if trained is None:
+            trained = batches.epoch * len(batches)
+            if batches.seed is not None:
+                batches.set_epoch(batches.epoch + 1)  # of the next pass, unless somebody sets another
+        self._pass.first = trained
         self._passes += 1
         number = self._passes
         for batch in self._loader:
+            if isinstance(batch, InputError):
+                raise batch
             yield batch
             if number != self._passes and self._loader.num_workers:
                 raise RuntimeError("a new pass over this loader has begun: its workers serve one at a time")

@@ -13,7 +13,6 @@ width, channels), offsets and labels int64, targets int32. Needs no torch.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.storage.manifest import Malformed, read_manifest
 from lra_ssm.errors import InputError
 
-# 1: every example has a class, and the vocabulary is listed and has at most 2^16 tokens. 2: whatever 1 cannot say; all
-# other data is still written as 1, byte for byte as before.
-FORMATS = (1, 2)
 MANIFEST = "manifest.json"
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy passes over it by default
 IntArray = npt.NDArray[np.integer[Any]]
@@ -37,6 +34,7 @@ class Split:
 
     folder: Path
     entry: dict[str, Any]
+    num_classes: int | None = None  # labels, or targets, are 0 … num_classes − 1
 
     def __post_init__(self) -> None:
         self._mapped: dict[str, IntArray] = {}
@@ -47,7 +45,7 @@ class Split:
     def _array(self, key: str) -> IntArray:
         if key not in self._mapped:
             entry = self.entry["arrays"][key]
-            mapped = np.memmap(self.folder / entry["file"], dtype=entry["dtype"], mode="r", shape=(entry["count"],))
+            mapped = np.memmap(self.path(key), dtype=entry["dtype"], mode="r", shape=(entry["count"],))
             # The same memory: memmap's own indexing is several times slower.
             self._mapped[key] = mapped.view(np.ndarray).reshape(-1, *entry.get("item", ()))
         return self._mapped[key]
@@ -65,12 +63,29 @@ class Split:
     def __len__(self) -> int:
         return int(self.entry["examples"])
 
+    def check(self, key: str, values: IntArray, size: int | None) -> None:
+        """Raises InputError unless all values, which an array gave, are 0 … size − 1 (None: whatever they are).
+
+        A negative value is caught with the large ones: as unsigned numbers they are above them.
+        """
+        if size is None or not values.size:
+            return
+        largest = values.view(f"u{values.dtype.itemsize}").max()
+        if largest >= size:
+            wrong = largest.astype(values.dtype)
+            raise damaged(self.path(key), f"its {key} hold {wrong}; they must be 0 to {size - 1}")
+
+    def path(self, key: str) -> Path:
+        """The file of an array."""
+        return self.folder / str(self.entry["arrays"][key]["file"])
+
 
 @dataclass
 class SequenceSplit(Split):
     """A split whose examples are sequences, or groups of `per_example` sequences."""
 
     per_example: int = 1
+    vocab_size: int | None = None  # tokens are 0 … vocab_size − 1
 
     @property
     def tokens(self) -> IntArray:
@@ -87,7 +102,7 @@ class SequenceSplit(Split):
         """Targets of all tokens (offsets[-1],), int32, NOT_SCORED where there is none; read-only; where has_targets."""
         targets = self._array("targets")
         if len(targets) != self.entry["arrays"]["tokens"]["count"]:
-            raise _damaged(self.folder / self.entry["arrays"]["targets"]["file"], "its targets do not fit the tokens")
+            raise damaged(self.path("targets"), "its targets do not fit the tokens")
         return targets
 
     @property
@@ -95,7 +110,7 @@ class SequenceSplit(Split):
         """Where sequences begin and end (len(self) · per_example + 1,), int64, read-only."""
         offsets = self._array("offsets")
         if offsets[0] != 0 or offsets[-1] != self.entry["arrays"]["tokens"]["count"]:
-            raise _damaged(self.folder / self.entry["arrays"]["offsets"]["file"], "its offsets do not fit the tokens")
+            raise damaged(self.path("offsets"), "its offsets do not fit the tokens")
         return offsets
 
     @property
@@ -129,10 +144,10 @@ class PreparedDataset:
         splits = self.manifest["splits"]
         if name not in splits:
             raise InputError(f"{self.folder}: has no split {name}; it has {', '.join(splits)}")
-        entry = splits[name]
+        entry, classes = splits[name], self.manifest.get("num_classes")
         if "images" in entry["arrays"]:
-            return ImageSplit(self.folder, entry)
-        return SequenceSplit(self.folder, entry, self.manifest.get("per_example", 1))
+            return ImageSplit(self.folder, entry, classes)
+        return SequenceSplit(self.folder, entry, classes, self.manifest.get("per_example", 1), self.vocab_size)
 
     @property
     def vocab_size(self) -> int | None:
@@ -180,29 +195,25 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:
     if not folder.is_dir():
         raise InputError(f"{folder}: is not prepared; call prepare_data (or `lra-ssm prepare`) first")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] not in FORMATS:
-            known = " or ".join(map(str, FORMATS))
-            raise _damaged(path, f"format {manifest['format']} is not {known}, which this version reads")
-        entries = [entry for split in manifest["splits"].values() for entry in split["arrays"].values()]
-        for entry in entries:
+        manifest = read_manifest(path)
+    except FileNotFoundError as error:
+        raise damaged(path, "is missing") from error
+    except Malformed as error:
+        raise damaged(path, str(error)) from error
+    size = vocab_size(manifest) or 0
+    for split in manifest["splits"].values():
+        for entry in split["arrays"].values():
             array, expected = folder / entry["file"], entry["count"] * np.dtype(entry["dtype"]).itemsize
             if not array.is_file():
-                raise _damaged(array, "is missing")
+                raise damaged(array, "is missing")
             if array.stat().st_size != expected:
-                raise _damaged(array, f"has {array.stat().st_size} bytes instead of {expected}")
+                raise damaged(array, f"has {array.stat().st_size} bytes instead of {expected}")
             if verify and sha256(array) != entry["sha256"]:
-                raise _damaged(array, "does not have its recorded sha256")
-        size = vocab_size(manifest) or 0
-        for split in manifest["splits"].values():
-            tokens = split["arrays"].get("tokens")
-            # Before there were tokens of 32 bits, such a vocabulary was written into 16: others came back.
-            if tokens is not None and size > 1 << 8 * np.dtype(tokens["dtype"]).itemsize:
-                raise _damaged(folder / tokens["file"], f"has too few bits for a vocabulary of {size} tokens")
-    except FileNotFoundError as error:
-        raise _damaged(path, "is missing") from error
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, "is not a manifest that this version reads") from error
+                raise damaged(array, "does not have its recorded sha256")
+        tokens = split["arrays"].get("tokens")
+        # Before there were tokens of 32 bits, such a vocabulary was written into 16: others came back.
+        if tokens is not None and size > 1 << 8 * np.dtype(tokens["dtype"]).itemsize:
+            raise damaged(folder / tokens["file"], f"has too few bits for a vocabulary of {size} tokens")
     return PreparedDataset(folder, manifest)
 
 
@@ -212,5 +223,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path}: {what}; delete the folder {path.parent} and start again to have it prepared anew")
+def damaged(path: Path, what: str) -> InputError:
+    """The error for a file of a prepared folder, which says what to do."""
+    return InputError(
+        f"{path}: {what}; delete the folder {path.parent} and start again to have it prepared anew"
+        " (`lra-ssm doctor --verify` checks all that is prepared)"
+    )

@@ -215,11 +215,12 @@ class Chunk:
         The quotient's sum over steps is shared with delta's gradient and divided by A once.  It loses
         eps/|delta A| to cancellation, so where |A| max(delta) is small the series takes its place.
         """
-        A, delta = away_from_zero(self.A), self.delta
+        delta = self.delta
+        A, inverse = away_from_zero(delta, self.A)
         common = torch.addcmul(grad_B_bar, grad_A_bar, A, out=self.buffer("scratch")).mul_(self.A_bar)
         grad_delta = real_sum(common)
         common = scale(common, delta, out=common).sub_(torch.mul(grad_B_bar, B_bar, out=self.buffer("g")))
-        grad_A = common.sum((0, 1)) * A.reciprocal()
+        grad_A = common.sum((0, 1)) * inverse
         small = A.abs() * delta.abs().amax((0, 1)).unsqueeze(-1) < SERIES_RADIUS  # (D, N)
         columns = small.any(0).nonzero().squeeze(-1).tolist()
         if columns:  # a slice from the first to the last: states come ordered by |A|, and a slice is no copy

@@ -34,7 +34,7 @@ struct Task {
     const uint8_t* reset = nullptr;      // (steps,), null where no step is one
     // rows (CHANNELS, size)
     T *u, *delta, *z, *y, *raw_delta;
-    T largest_delta = 0;
+    T smallest_delta = 0, largest_delta = 0;  // in absolute value; below 1e-19 delta^2 is 0, as is its share of any gradient
     V *B_re, *B_im, *C_re, *C_im;  // (nv, size), or (nv) for a constant C
     V* state;                      // (channels_per_task, nv, parts)
     V* readout;                    // (size): C x, of all states of a channel
@@ -52,7 +52,7 @@ struct Task {
         for (V** tile : {&B_re, &B_im, &C_re, &C_im}) *tile = w.take<V>(nv * size);
         state = w.take<V>(a.channels_per_task * nv * parts);
         readout = w.take<V>(size);
-        for (V** row : {&coefficients.A_re, &coefficients.A_im, &coefficients.B_re, &coefficients.B_im, &coefficients.Y_re, &coefficients.Y_im})
+        for (V** row : {&coefficients.A_re, &coefficients.A_im, &coefficients.B_re, &coefficients.B_im, &coefficients.slope_re, &coefficients.slope_im})
             *row = w.take<V>(size);
         reset_tile = w.take<uint8_t>(size);
         std::fill(B_re, B_re + nv * size, V{}), std::fill(B_im, B_im + nv * size, V{});  // they stay so if B is constant
@@ -87,21 +87,26 @@ struct Task {
         const int ahead = static_cast<int>(std::min<int64_t>(end - d - count, CHANNELS));
         for (const Tensor* x : {&a.u, &a.delta, &a.z, &a.y, &a.grad_y, &a.grad_u, &a.grad_delta, &a.grad_z})
             prefetch_rows(*x, b, d + count, ahead, t0, steps);
-        V largest{};
+        V largest{}, smallest = splat<V>(T(INFINITY));
         for (int i = 0; i < count; ++i) {
             const T bias = a.delta_bias ? at<T>(a.delta_bias, d)[i] : T(0);
             for (int k = i * size; k < i * size + steps; k += L::W) {
                 const V raw = load<V>(raw_delta + k) + bias, value = a.softplus ? softplus<L>(raw) : raw;
                 store(raw_delta + k, raw), store(delta + k, value);
-                largest = value > largest ? value : largest, largest = -value > largest ? -value : largest;
+                const V size = value < 0 ? -value : value;
+                largest = size > largest ? size : largest;
+                smallest = (size < smallest) & (size > T(1e-19)) ? size : smallest;
             }
         }
-        largest_delta = 0;
-        for (int j = 0; j < L::W; ++j) largest_delta = std::max(largest_delta, largest[j]);
+        largest_delta = 0, smallest_delta = INFINITY;
+        for (int j = 0; j < L::W; ++j) {
+            largest_delta = std::max(largest_delta, largest[j]);
+            smallest_delta = std::min(smallest_delta, smallest[j]);
+        }
         return count;
     }
 
-    bool needs_guard(const Diagonal<L, Complex>& A) const { return !(largest_delta * A.largest() <= Elementary<L>::LARGE); }
+    Reach reach(const Diagonal<L, Complex>& A) const { return A.reach(smallest_delta, largest_delta); }
 
     T* checkpoint(int64_t tile, int64_t d) const {  // torch's memory, of which no alignment is asked
         return at<T>(a.checkpoints, ((tile * a.batch + b) * a.channels + d) * nv * parts * L::W);
@@ -195,12 +200,11 @@ void forward(Task<L, Complex>& task, int64_t b, int64_t begin, int64_t end) {
                     const auto& A = task.diagonals[(d + i) * nv + v];
                     const T* delta = task.delta + i * size;
                     V x_re = state[v * parts], x_im = Complex ? state[v * parts + 1] : V{};
-                    const auto with = [&](auto guard) {
+                    with_reach<L>(task.reach(A), [&](auto reach) {
                         task.template run<Zoh, false, true>(task, d + i, i, v, x_re, x_im, nullptr, [&](int k) {
-                            return discretize<L, Complex, Zoh, false, decltype(guard)::value>(A, delta[k]);
+                            return discretize<L, Complex, Zoh, false, decltype(reach)::value>(A, delta[k]);
                         });
-                    };
-                    task.needs_guard(A) ? with(std::true_type()) : with(std::false_type());
+                    });
                     state[v * parts] = x_re;
                     if (Complex) state[v * parts + 1] = x_im;
                 }

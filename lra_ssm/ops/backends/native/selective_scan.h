@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "exact.h"
 #include "tiles.h"
 
 // Field by field the ctypes structure of cpu_scan.py.  "small" tensors are contiguous and of the arithmetic's type.
@@ -55,32 +56,61 @@ private:
     char* next;
 };
 
+// How far delta A goes in a tile, for W entries of A: all is near enough to 0 for the vectors' arithmetic as it is; far,
+// with its ends guarded; or somewhere beyond what that reaches (and double, always).
+enum class Reach { NEAR, FAR, BEYOND };
+
 // What the discretization needs to know of W entries of A.
 template <class L, bool Complex>
 struct Diagonal {
     using V = typename L::V;
-    V re, im, rate, turn, turn_rest, inverse_re, inverse_im;  // see Exponential and Rotation; inverse = 1 / A
+    using T = typename L::Scalar;
+    V re, im, rate, turn, turn_rest;  // see Exponential and Rotation
+    V inverse_re, inverse_im;         // 1 / A
+    V square_re, square_im;           // 1 / A^2
+    T near = INFINITY;                // |delta| up to which all is near
+    T lower = 0, upper = INFINITY;    // of |delta|, between which the vectors' arithmetic is right
 
     Diagonal() {}
-    Diagonal(const typename L::Scalar* A, int count, bool zoh) {  // count <= W entries; 0 in the other lanes
-        using T = typename L::Scalar;
-        // Below this |A| it is taken for `tiny`: A_bar and B_bar move by less than a rounding error, 1 / A^2 stays finite.
-        const double tiny = sizeof(T) == 4 ? 1e-10 : 1e-100;
-        for (int j = 0; j < L::W; ++j) {
-            double a = j < count ? A[Complex ? 2 * j : j] : 0, b = Complex && j < count ? A[2 * j + 1] : 0;
-            if (zoh && std::hypot(a, b) < tiny) a = tiny, b = 0;
-            const double square = a * a + b * b, turns = b * 0.636619772367581343;
+    Diagonal(const T* A, int count, bool zoh) {  // count <= W entries; 0 in the other lanes
+        constexpr bool narrow = sizeof(T) == 4;
+        // In float, a smaller |A| is taken for `tiny`: A_bar and B_bar move by less than a rounding error if delta is
+        // below 500, and 1 / A^2 is a number.
+        const double tiny = 1e-10;
+        double smallest = INFINITY, largest = 0, decay = 0;
+        re = im = rate = turn = turn_rest = inverse_re = inverse_im = square_re = square_im = V{};
+        for (int j = 0; j < count; ++j) {
+            double a = A[Complex ? 2 * j : j], b = Complex ? A[2 * j + 1] : 0;
             re[j] = a, im[j] = b;
+            largest = std::max({largest, std::fabs(a), std::fabs(b)}), decay = std::max(decay, std::fabs(a));
+            if (std::isnan(a + b)) largest = NAN;
+            if (narrow && zoh) {
+                if (std::hypot(a, b) < tiny) a = tiny, b = 0, upper = 500;
+                smallest = std::min(smallest, std::hypot(a, b));
+            }
+            const double turns = b * 0.636619772367581343;
             rate[j] = a * 1.4426950408889634;
             turn[j] = turns, turn_rest[j] = turns - static_cast<T>(turns);
-            inverse_re[j] = a / square, inverse_im[j] = -b / square;  // read under zoh alone, where A is not 0
+            // read under zoh alone, and where A is 0 not at all
+            const Complex128 inverse_A = inverse({a, b}), square = times(inverse_A, inverse_A);
+            inverse_re[j] = inverse_A.real(), inverse_im[j] = inverse_A.imag();
+            square_re[j] = square.real(), square_im[j] = square.imag();
+        }
+        if constexpr (narrow) {
+            near = Elementary<L>::LARGE / largest;
+            if (Complex) near = std::min<double>(near, 1 / decay);  // 1 + (e^z - 1) is right to a rounding error or two
+            upper = std::min<double>(upper, Elementary<L>::REACH / largest);
+            if (zoh) {
+                lower = 1e-18 / smallest;        // (delta A)^2 is a normal number, and
+                if (!(largest < 1e18)) upper = 0;  // 1 / A^2 is one
+            }
         }
     }
 
-    typename L::Scalar largest() const {
-        typename L::Scalar m = 0;
-        for (int j = 0; j < L::W; ++j) m = std::max({m, std::abs(re[j]), std::abs(im[j])});
-        return m;
+    // Of deltas between these sizes.
+    Reach reach(T smallest_delta, T largest_delta) const {
+        if (sizeof(T) == 8 || !(lower <= smallest_delta && largest_delta <= upper)) return Reach::BEYOND;
+        return largest_delta <= near ? Reach::NEAR : Reach::FAR;
     }
 };
 
@@ -110,59 +140,97 @@ struct Constants {
     const typename L::V *bias, *C;          // (D, nv, parts); 0 where there is none
 };
 
-// A_bar, B_bar and, for the gradient of A under zoh, Y = z (e^z - 1) - (e^z - 1 - z), z = delta A, so that
-// d B_bar / dA = (delta A_bar - B_bar) / A = Y / A^2 without the cancellation of the middle form.
+// A_bar, B_bar and, for the gradient of A under zoh, the slope d B_bar / dA = (delta A_bar - B_bar) / A.
 template <class V>
 struct Step {
-    V A_re, A_im, B_re, B_im, Y_re, Y_im;
+    V A_re, A_im, B_re, B_im, slope_re, slope_im;
 };
 
-template <class L, bool Complex, bool Zoh, bool Derivative, bool Guard>
+template <class L, bool Complex, bool Zoh, bool Derivative>
+__attribute__((noinline)) Step<typename L::V> discretize_exactly(const Diagonal<L, Complex>& a, typename L::Scalar delta) {
+    Step<typename L::V> out{};
+    for (int j = 0; j < L::W; ++j) {
+        const Complex128 A(a.re[j], Complex ? a.im[j] : 0);
+        // a float's inverse is taken anew: it is that of another A where that is tiny
+        const Complex128 inverse_A = !Zoh ? 0 : sizeof(delta) == 8 ? Complex128(a.inverse_re[j], a.inverse_im[j]) : inverse(A);
+        const ExactStep step(delta, A, inverse_A, Zoh, Derivative);
+        out.A_re[j] = step.A_bar.real(), out.A_im[j] = step.A_bar.imag();
+        out.B_re[j] = step.B_bar.real(), out.B_im[j] = step.B_bar.imag();
+        out.slope_re[j] = step.slope.real(), out.slope_im[j] = step.slope.imag();
+    }
+    return out;
+}
+
+template <class L, bool Complex, bool Zoh, bool Derivative, Reach R>
 INLINE Step<typename L::V> discretize(const Diagonal<L, Complex>& a, typename L::Scalar delta) {
     using V = typename L::V;
     using E = Elementary<L>;
-    const V step = splat<V>(delta);
-    const auto e = E::template exponential<Guard>(a.rate, a.re, step);
-    Step<V> out{};
-    if constexpr (!Complex) {
-        out.A_re = e.value;
-        if constexpr (Zoh) out.B_re = e.minus_1 * a.inverse_re;
-        if constexpr (Zoh && Derivative) out.Y_re = step * a.re * e.minus_1 - e.minus_z;
+    if constexpr (R == Reach::BEYOND) {
+        return discretize_exactly<L, Complex, Zoh, Derivative>(a, delta);
     } else {
-        const auto r = E::template rotation<Guard>(a.turn, a.turn_rest, a.im, step);
-        const V im = e.value * r.sin, minus_1 = e.minus_1 * r.cos + r.cos_minus_1;
-        // 1 + (e^z - 1) is rounded once; e^re(z) cos(im(z)) would be three times, and a state remembers it for long.
-        out.A_re = 1 + minus_1, out.A_im = im;
-        if constexpr (Zoh) {
-            out.B_re = minus_1 * a.inverse_re - im * a.inverse_im;
-            out.B_im = minus_1 * a.inverse_im + im * a.inverse_re;
-            if constexpr (Derivative) {
-                const V re_z = step * a.re, im_z = step * a.im;
-                out.Y_re = re_z * minus_1 - im_z * im - (e.minus_z + e.value * r.cos_minus_1);
-                out.Y_im = re_z * im + im_z * minus_1 - (e.minus_1 * r.sin + r.sin_minus_b);
+        const V step = splat<V>(delta);
+        const auto e = E::template exponential<R == Reach::FAR>(a.rate, a.re, step);
+        Step<V> out{};
+        if constexpr (!Complex) {
+            out.A_re = e.value;
+            if constexpr (Zoh) out.B_re = e.minus_1 * a.inverse_re;
+            // near 0 delta A_bar and B_bar cancel; elsewhere the others do
+            if constexpr (Zoh && Derivative)
+                out.slope_re = e.near ? step * out.B_re - e.minus_z * a.square_re : (step * e.value - out.B_re) * a.inverse_re;
+        } else {
+            const auto r = E::rotation(a.turn, a.turn_rest, a.im, step);
+            const V im = e.value * r.sin, minus_1 = e.minus_1 * r.cos + r.cos_minus_1;
+            // 1 + (e^z - 1) is rounded once; e^re(z) cos(im(z)) would be three times, and a state remembers it for long.
+            out.A_re = 1 + minus_1, out.A_im = im;
+            // What has decayed is no difference of ones.
+            if constexpr (R == Reach::FAR) out.A_re = e.value < 0.5f ? e.value * r.cos : out.A_re;
+            if constexpr (Zoh) {
+                out.B_re = minus_1 * a.inverse_re - im * a.inverse_im;
+                out.B_im = minus_1 * a.inverse_im + im * a.inverse_re;
+            }
+            if constexpr (Zoh && Derivative) {
+                const V M_re = e.minus_z + e.value * r.cos_minus_1, M_im = e.minus_1 * r.sin + r.sin_minus_b;
+                out.slope_re = step * out.B_re - (M_re * a.square_re - M_im * a.square_im);
+                out.slope_im = step * out.B_im - (M_re * a.square_im + M_im * a.square_re);
+                if constexpr (R == Reach::FAR) {
+                    const V re = step * out.A_re - out.B_re, im = step * out.A_im - out.B_im;
+                    const auto near = e.near & r.near;
+                    out.slope_re = near ? out.slope_re : re * a.inverse_re - im * a.inverse_im;
+                    out.slope_im = near ? out.slope_im : re * a.inverse_im + im * a.inverse_re;
+                }
             }
         }
+        return out;
     }
-    return out;
+}
+
+// Calls f with a Reach as its type.
+template <class L, class F>
+INLINE void with_reach(Reach reach, F f) {
+    if constexpr (sizeof(typename L::Scalar) == 4) {
+        if (reach == Reach::NEAR) return f(std::integral_constant<Reach, Reach::NEAR>());
+        if (reach == Reach::FAR) return f(std::integral_constant<Reach, Reach::FAR>());
+    }
+    f(std::integral_constant<Reach, Reach::BEYOND>());
 }
 
 // The same for a tile, kept for several uses.
 template <class L>
 struct Coefficients {
     using V = typename L::V;
-    V *A_re, *A_im, *B_re, *B_im, *Y_re, *Y_im;  // (steps,) each
+    V *A_re, *A_im, *B_re, *B_im, *slope_re, *slope_im;  // (steps,) each
 
-    template <bool Complex, bool Zoh, bool Derivative, bool Guard>
+    template <bool Complex, bool Zoh, bool Derivative, Reach R>
     void fill(const Diagonal<L, Complex>& a, const typename L::Scalar* delta, int steps) const {
         const Coefficients out = *this;
         for (int k = 0; k < steps; ++k) {
-            const auto s = discretize<L, Complex, Zoh, Derivative, Guard>(a, delta[k]);
+            const auto s = discretize<L, Complex, Zoh, Derivative, R>(a, delta[k]);
             out.A_re[k] = s.A_re;
             if constexpr (Complex) out.A_im[k] = s.A_im;
             if constexpr (Zoh) out.B_re[k] = s.B_re;
             if constexpr (Zoh && Complex) out.B_im[k] = s.B_im;
-            if constexpr (Zoh && Derivative) out.Y_re[k] = s.Y_re;
-            if constexpr (Zoh && Derivative && Complex) out.Y_im[k] = s.Y_im;
+            if constexpr (Zoh && Derivative) out.slope_re[k] = s.slope_re;
+            if constexpr (Zoh && Derivative && Complex) out.slope_im[k] = s.slope_im;
         }
     }
 };

@@ -89,7 +89,7 @@ struct BackwardTask : Task<L, Complex> {
         const V* x = c.states;
         const T *u = c.u + i * c.size, *delta = c.delta + i * c.size, *pull = c.pull + i * c.size;
         const bool variable_B = c.a.groups_B, variable_C = c.a.groups_C;
-        V A_re{}, A_im{}, Y_re{}, Y_im{}, bias_grad_re{}, bias_grad_im{}, C_grad_re{}, C_grad_im{};
+        V A_re{}, A_im{}, bias_grad_re{}, bias_grad_im{}, C_grad_re{}, C_grad_im{};
         for (int k = c.steps - 1; k >= 0; --k) {
             const bool dropped = c.reset && c.reset[k];
             const V b_re = B_re[k] + bias_re;
@@ -106,7 +106,7 @@ struct BackwardTask : Task<L, Complex> {
                     const V M = g * q.B_re[k], Q = g * b_re * u[k];
                     for_B = M * u[k], for_u = M * b_re;
                     for_delta = PA * A.re + Q * q.A_re[k];
-                    Y_re += Q * q.Y_re[k];
+                    A_re += Q * q.slope_re[k];
                 } else {
                     for_B = g * (u[k] * delta[k]), for_u = g * b_re;
                     for_delta = PA * A.re;
@@ -134,7 +134,7 @@ struct BackwardTask : Task<L, Complex> {
                     for_B_re = M_re * u[k], for_B_im = M_im * u[k];
                     for_u = M_re * b_re - M_im * b_im;
                     for_delta += Q_re * q.A_re[k] - Q_im * q.A_im[k];
-                    Y_re += Q_re * q.Y_re[k] - Q_im * q.Y_im[k], Y_im += Q_re * q.Y_im[k] + Q_im * q.Y_re[k];
+                    A_re += Q_re * q.slope_re[k] - Q_im * q.slope_im[k], A_im += Q_re * q.slope_im[k] + Q_im * q.slope_re[k];
                 } else {
                     for_B_re = g_re * (u[k] * delta[k]), for_B_im = g_im * (u[k] * delta[k]);
                     for_u = g_re * b_re - g_im * b_im;
@@ -144,11 +144,6 @@ struct BackwardTask : Task<L, Complex> {
                 per_u[k] = (v ? per_u[k] : V{}) + for_u;
                 per_delta[k] = (v ? per_delta[k] : V{}) + for_delta;
             }
-        }
-        if constexpr (Zoh && !Complex) A_re += Y_re * A.inverse_re * A.inverse_re;
-        if constexpr (Zoh && Complex) {
-            const V re = Y_re * A.inverse_re - Y_im * A.inverse_im, im = Y_re * A.inverse_im + Y_im * A.inverse_re;
-            A_re += re * A.inverse_re - im * A.inverse_im, A_im += re * A.inverse_im + im * A.inverse_re;
         }
         end_re = next_re, end_im = next_im;
         c.sum_A[row] += A_re, c.sum_bias[row] += bias_grad_re, c.sum_C[row] += C_grad_re;
@@ -210,10 +205,9 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
                 for (int v = 0; v < nv; ++v) {
                     const auto& A = task.diagonals[(d + i) * nv + v];
                     const T* delta = task.delta + i * size;
-                    if (task.needs_guard(A))
-                        task.coefficients.template fill<Complex, Zoh, true, true>(A, delta, task.steps);
-                    else
-                        task.coefficients.template fill<Complex, Zoh, true, false>(A, delta, task.steps);
+                    with_reach<L>(task.reach(A), [&](auto reach) {
+                        task.coefficients.template fill<Complex, Zoh, true, decltype(reach)::value>(A, delta, task.steps);
+                    });
                     const auto step = [q = task.coefficients](int k) {
                         return Step<V>{q.A_re[k], q.A_im[k], q.B_re[k], q.B_im[k], V{}, V{}};
                     };

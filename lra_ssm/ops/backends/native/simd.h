@@ -124,6 +124,7 @@ struct Exponential {  // of a real z = step * a
     typename L::V value;    // e^z
     typename L::V minus_1;  // e^z - 1
     typename L::V minus_z;  // e^z - 1 - z
+    typename L::I near;     // z is near 0
 };
 
 template <class L>
@@ -131,6 +132,7 @@ struct Rotation {  // by an angle b = step * a
     typename L::V sin, cos;
     typename L::V cos_minus_1;
     typename L::V sin_minus_b;
+    typename L::I near;  // b is near 0
 };
 
 template <class L>
@@ -146,20 +148,21 @@ struct Elementary<Lanes<float, W>> {
     static constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
     static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added and subtracted, it rounds to an integer
     static constexpr float LARGE = 80.0f;        // |z| up to which e^z is normal and no Guard is needed
+    static constexpr float REACH = 1e6f;         // |z| up to which the reductions are right, with Guard
 
-    // z = step * a is given as step * rate with rate = a log2(e), rounded as a is; the product never is.  Guard: e^z is 0 where
-    // it would be below 2^-126 and infinite above 2^127.5; without, |z| <= LARGE.
+    // z = step * a is given as step * rate with rate = a log2(e), rounded as a is; the product never is.  Guard: e^z is 0
+    // where it would be below 2^-126 and infinite above 2^127.5 (numbers that are not normal cost ten times the time).
     template <bool Guard>
     INLINE Exponential<L> exponential(V rate, V a, V step) {
         const V shifted = step * rate + ROUND, k = shifted - ROUND, r = step * rate - k;
-        const V two_k = power_of_two(shifted), P = polynomial(r), q = r * (LN2 + r * P);  // 2^r - 1
-        Exponential<L> e{two_k * q + two_k, two_k * q + (two_k - 1.0f), V{}};
-        e.minus_z = k == 0.0f ? r * r * P : e.minus_1 - step * a;
+        const V P = polynomial(r), q = r * (LN2 + r * P);  // 2^r - 1
+        const V two_k = power_of_two(shifted);
+        Exponential<L> e{two_k * q + two_k, two_k * q + (two_k - 1.0f), V{}, k == 0.0f};
+        e.minus_z = e.near ? r * r * P : e.minus_1 - step * a;
         if constexpr (Guard) {
-            const V t = k + r, infinity = splat<V>(INFINITY), z = step * a;
+            const V t = k + r, infinity = splat<V>(INFINITY);
             e.value = t < -126.0f ? V{} : t >= 127.5f ? infinity : e.value;
             e.minus_1 = t < -126.0f ? splat<V>(-1.0f) : t >= 127.5f ? infinity : e.minus_1;
-            e.minus_z = t < -126.0f ? -1.0f - z : t >= 127.5f ? infinity : e.minus_z;
         }
         return e;
     }
@@ -173,15 +176,10 @@ struct Elementary<Lanes<float, W>> {
 
     // b = step * a is given in quarter turns as step * (turn + turn_rest), a product that is never rounded: the
     // remainder is right for any number of turns up to 2^20.
-    template <bool Guard>
     INLINE Rotation<L> rotation(V turn, V turn_rest, V a, V step) {
         const V shifted = step * turn + ROUND, k = shifted - ROUND;
         V r = step * turn - k;
         r = step * turn_rest + r;
-        if constexpr (Guard) {
-            r = r < -0.5f ? splat<V>(-0.5f) : r;
-            r = r > 0.5f ? splat<V>(0.5f) : r;
-        }
         const V v = r * r;
         const V S = v * (-0.64596364f + v * (0.07968158f + v * -0.00460531f));
         const V sine = r * 1.57079637f + r * (S - 4.37113883e-08f);  // pi / 2 in two parts
@@ -194,7 +192,8 @@ struct Elementary<Lanes<float, W>> {
         out.sin = bits<V>(bits<I>(odd ? cosine : sine) ^ sign_sin);
         out.cos = bits<V>(bits<I>(odd ? sine : cosine) ^ sign_cos);
         out.cos_minus_1 = (quadrant & 3) == 0 ? cosine_rest : out.cos - 1.0f;
-        out.sin_minus_b = k == 0.0f ? r * S : out.sin - step * a;
+        out.near = k == 0.0f;
+        out.sin_minus_b = out.near ? r * S : out.sin - step * a;
         return out;
     }
 
@@ -215,46 +214,7 @@ struct Elementary<Lanes<float, W>> {
 // double: the standard library, lane by lane (this is the precision of tests, not of training)
 template <int W>
 struct Elementary<Lanes<double, W>> {
-    using L = Lanes<double, W>;
-    using V = typename L::V;
-    static constexpr double LARGE = INFINITY;
-
-    // z^2/2! + z^3/3! + ... for |z| < 1/2, or with steps of two, z^First/First! -+ ...
-    static double series(double z, int first, int by) {
-        double term = 1, total = 0;
-        for (int k = 1; k < first; ++k) term *= z / k;
-        for (int k = first; k < first + 18; k += by) {
-            term *= z / k;
-            total += term;
-            if (by == 2) term *= -z / (k + 1);
-        }
-        return total;
-    }
-
-    template <bool Guard>
-    INLINE Exponential<L> exponential(V, V a, V step) {
-        Exponential<L> e;
-        for (int j = 0; j < W; ++j) {
-            const double z = step[j] * a[j];
-            e.value[j] = std::exp(z);
-            e.minus_1[j] = std::expm1(z);
-            e.minus_z[j] = std::fabs(z) < 0.5 ? series(z, 2, 1) : e.minus_1[j] - z;
-        }
-        return e;
-    }
-
-    template <bool Guard>
-    INLINE Rotation<L> rotation(V, V, V a, V step) {
-        Rotation<L> r;
-        for (int j = 0; j < W; ++j) {
-            const double b = step[j] * a[j], half = std::sin(b / 2);
-            r.sin[j] = std::sin(b);
-            r.cos[j] = std::cos(b);
-            r.cos_minus_1[j] = -2 * half * half;
-            r.sin_minus_b[j] = std::fabs(b) < 0.5 ? -series(b, 3, 2) : r.sin[j] - b;
-        }
-        return r;
-    }
+    using V = typename Lanes<double, W>::V;
 
     INLINE V log1p(V x) {
         for (int j = 0; j < W; ++j) x[j] = std::log1p(x[j]);
