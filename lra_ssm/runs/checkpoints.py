@@ -62,8 +62,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         _verify(Path(path))
         state = super().load_checkpoint(path, *args, **options)
         if self.scoring:
-            for name in ("loops", "callbacks", "optimizer_states", "lr_schedulers"):
+            for name in ("loops", "optimizer_states", "lr_schedulers"):
                 state.pop(name, None)
+            if not _are_dicts(state.get("callbacks")):
+                state.pop("callbacks", None)
             if not _is_version(state.get(_VERSION)):
                 state[_VERSION] = lightning.__version__
         return state
@@ -91,6 +93,8 @@ def check_resumable(state: dict[str, Any], path: Path) -> None:
         if not isinstance(state.get(name), kind):
             what = f"{name} is a {type(state[name]).__name__}" if name in state else f"it has no {name}"
             raise DamagedCheckpoint(f"{path} cannot be gone on from: {what}; --init_from starts from its weights")
+    if not _are_dicts(state["callbacks"]):
+        raise DamagedCheckpoint(f"{path} cannot be gone on from: the state of one of its callbacks is no dict")
     if not _is_version(state[_VERSION]):
         raise DamagedCheckpoint(f"{path} cannot be gone on from: {_VERSION} is {state[_VERSION]!r}")
     written = state.get(_PARTS)
@@ -117,6 +121,10 @@ def differing_parts(expected: Mapping[str, str], found: Mapping[str, str]) -> st
         return ""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return f"{names[0]} is {found.get(names[0], 'missing')}, not {expected[names[0]]}{more}"
+
+
+def _are_dicts(states: Any) -> bool:
+    return isinstance(states, dict) and all(isinstance(state, dict) for state in states.values())
 
 
 def _is_version(text: Any) -> bool:

@@ -94,19 +94,21 @@ class _Source:
 
     def add_module(self, name: str, version: bool = False) -> None:
         """A module by its dotted name, on which attributes may follow. version: of an installed one, note that."""
-        if name in self._seen:
+        if (name, version) in self._seen:
             return
-        self._seen.add(name)
-        for root, file in _files(name):
-            if _is_installed(file):
-                if version and (number := _version(name.partition(".")[0])):
-                    self.found[name.partition(".")[0]] = number
-                return
-            key = file.relative_to(root).as_posix()
-            if key in self.found or file.is_relative_to(_OURS):
-                continue
+        self._seen.add((name, version))
+        root, home = _home(name)
+        if root is None or home is None or _is_installed(home):
+            library = name.partition(".")[0]
+            if version and home is not None and (number := _version(library)):
+                self.found[library] = number
+            return
+        if home in self._seen or home == _OURS:
+            return
+        self._seen.add(home)
+        for file in _below(home) if home.is_dir() else [home]:
             text = file.read_bytes()
-            self.found[key] = _digest(text)
+            self.found[file.relative_to(root).as_posix()] = _digest(text)
             if file.suffix == ".py":
                 self._add_imports(text, root, file)
 
@@ -150,42 +152,45 @@ class _Source:
                     self.add_without_file(other)
 
 
-def _files(name: str) -> Iterator[tuple[Path, Path]]:
-    """(import root, file) of a module; of one in a package, of the whole package."""
+def _home(name: str) -> tuple[Path | None, Path | None]:
+    """Where a module lies, and its file, or the folder of the whole package that it belongs to; None without a file."""
     top, *rest = name.split(".")
-    if top in sys.builtin_module_names:
-        return
-    module = sys.modules.get(top)
+    root, home = _top(top)
+    if home is None or not home.is_dir() or (home / "__init__.py").is_file():
+        return root, home
+    # A folder without __init__.py is no package of one owner: what is named in it counts.
+    for part in rest:
+        if (home / f"{part}.py").is_file():
+            return root, home / f"{part}.py"
+        home = home / part
+        if (home / "__init__.py").is_file():
+            return root, home
+    return None, None
+
+
+def _top(name: str) -> tuple[Path | None, Path | None]:
+    """Import root, and file or folder, of a module without dots."""
+    module = sys.modules.get(name)
+    if name in sys.stdlib_module_names and name != "__main__":
+        return None, None
     try:
-        spec = getattr(module, "__spec__", None) or (find_spec(top) if module is None else None)
+        spec = getattr(module, "__spec__", None) or (find_spec(name) if module is None else None)
     except (ImportError, ValueError):
-        return
+        return None, None
     origin = getattr(module, "__file__", None) or (spec.origin if spec and spec.has_location else None)
     if origin and Path(origin).is_file():
-        file = Path(origin)
-        if file.name == "__init__.py" and not _is_installed(file):
-            yield from ((file.parent.parent, inner) for inner in _below(file.parent))
-        elif file.suffix in _CODE or _is_installed(file):
-            yield file.parent, file
-        return
-    # A folder without __init__.py is no package of one owner: what is named in it counts.
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(place)
-        for part in rest:
-            if (folder / f"{part}.py").is_file():
-                yield Path(place).parent, folder / f"{part}.py"
-                break
-            folder = folder / part
-            if (folder / "__init__.py").is_file():
-                yield from ((Path(place).parent, inner) for inner in _below(folder))
-                break
+        file = Path(origin).absolute()
+        return (file.parent.parent, file.parent) if file.name == "__init__.py" else (file.parent, file)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return (Path(places[0]).absolute().parent, Path(places[0]).absolute()) if places else (None, None)
 
 
 def _below(folder: Path) -> Iterator[Path]:
     """The source files of a package."""
     for base, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
-        yield from (Path(base, file) for file in sorted(files) if file.endswith(_CODE))
+        paths = (Path(base, file) for file in sorted(files) if file.endswith(_CODE) and not file.startswith("."))
+        yield from (path for path in paths if path.is_file())
 
 
 def _is_installed(file: Path) -> bool:

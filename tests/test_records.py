@@ -1,0 +1,360 @@
+"""What a run leaves about itself: the user's code, a directory that moves, records that are damaged."""
+
+import json
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer, seed_everything
+
+from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.source import changed, user_source
+from tests.runner import FIT, SHORT, in_process, only_run, run
+
+LAYER = """
+from torch import nn
+from {helper} import SCALE
+class Mine(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.mix = nn.Linear(d_model, d_model)
+    def forward(self, x, lengths=None):
+        return SCALE * self.mix(x)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, trained):
+    """A working folder that is searched for modules, with data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    os.symlink(trained[0] / "data", "data")
+    return tmp_path
+
+
+@pytest.fixture
+def finished(here, trained):
+    """A copy of a finished run."""
+    shutil.copytree(trained[0] / "runs", "runs")
+    return only_run(here)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A folder with a run of two epochs that was killed in the second one."""
+    folder = tmp_path_factory.mktemp("stopped")
+    assert run(FIT, folder, {"KILL_AT": "train_batch_start:10"}).code == -9
+    return folder
+
+
+@pytest.fixture
+def interrupted(stopped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(stopped / "data", "data")
+    shutil.copytree(stopped / "runs", "runs")
+    return only_run(tmp_path)
+
+
+def write_layer(folder, name):
+    """A layer beside the file that it imports from."""
+    (folder / f"{name}.py").write_text(LAYER.format(helper=f"{name}_ops"))
+    (folder / f"{name}_ops.py").write_text("SCALE = 1.0\n")
+    return [*FIT, *SHORT, f"--model.network.layer={name}.Mine"]
+
+
+# --- the user's code ---
+
+
+def test_a_finished_run_says_that_the_code_is_another(here, capsys):
+    command = write_layer(here, "edited_after")
+    assert in_process(command, capsys)[0] == 0
+    assert "warning" not in in_process(command, capsys)[1]
+    (here / "edited_after_ops.py").write_text("SCALE = 2.0\n")
+    code, out, _ = in_process(command, capsys)
+    (line,) = [line for line in out.splitlines() if "is finished" in line]
+    assert code == 0 and "--fresh" in line and "trained with other code: edited_after_ops.py has changed" in line
+    assert "val/accuracy" in out
+    code, out, _ = in_process(["test", *command[1:]], capsys)
+    assert code == 0 and "warning: " in out and "edited_after_ops.py has changed" in out
+    assert in_process([*command, "--fresh"], capsys)[0] == 0
+    assert "warning" not in in_process([*command, "--fresh"], capsys)[1]
+
+
+def test_a_resume_warns_of_other_code_or_refuses(here, capsys):
+    command = [*write_layer(here, "edited_within"), "--checkpoint.every_n_steps=1"]
+    assert run(command, here, {"KILL_AT": "train_batch_start:2"}).code == -9
+    (here / "edited_within.py").write_text((here / "edited_within.py").read_text() + "# another\n")
+    code, _, said = in_process([*command, "--strict-resume"], capsys)
+    (line,) = [line for line in said if line.startswith("lra-ssm: error: ")]
+    assert code == 2 and "edited_within.py has changed; --strict-resume refuses to go on" in line
+    code, out, _ = in_process(command, capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert code == 0 and "edited_within.py has changed" in line
+
+
+def source_of(*paths):
+    """Digests behind these import paths, wherever they stand in a configuration."""
+    nested = {"model": {"init_args": {"network": {"class_path": paths[0]}, "list": [{"class_path": p} for p in paths]}}}
+    return user_source({"trainer": {}, **nested})
+
+
+def write(folder, name, text):
+    """A module of a user's; name: below the folder, with dots."""
+    path = folder / f"{name.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_files_that_a_class_is_made_of(here):
+    """A file, what it imports however deep and wherever, a package whole, C++ beside it; nothing of a library."""
+    files = {
+        "one_file": "import two_file, json, torch\nclass A: pass\n",
+        "two_file": "def f():\n    from folder_of.three import g\n",
+        "folder_of.three": "from . import four\nfrom lra_ssm import layers\n",
+        "folder_of.four": "NATIVE = 'kernel_beside.cu'\n",
+        "folder_of.unused": "",
+        "whole_pack.__init__": "",
+        "whole_pack.layers": "class B: pass\n",
+        "whole_pack.deep.other": "broken python(\n",
+    }
+    for name, text in files.items():
+        write(here, name, text)
+    (here / "folder_of/kernel_beside.cu").write_text("1")
+    (here / "whole_pack/fast.cpp").write_text("1")
+    import one_file  # noqa: F401
+    import whole_pack.layers  # noqa: F401
+
+    found = source_of("one_file.A", "whole_pack.layers.B", "torch.nn.GELU", "lra_ssm.layers.B2S6", "no_such.Thing")
+    assert set(found) == {
+        "one_file.py", "two_file.py", "folder_of/three.py", "folder_of/four.py", "kernel_beside.cu",
+        "whole_pack/__init__.py", "whole_pack/layers.py", "whole_pack/deep/other.py", "whole_pack/fast.cpp", "torch",
+    }  # fmt: skip
+    assert "+" not in found["torch"]
+    for name in ("folder_of/four.py", "whole_pack/deep/other.py", "whole_pack/fast.cpp", "folder_of/kernel_beside.cu"):
+        before = source_of("one_file.A", "whole_pack.layers.B")
+        (here / name).write_text("2")
+        if name == "folder_of/four.py":  # which no longer names the kernel
+            (here / name).write_text("NATIVE = 'kernel_beside.cu' ")
+        assert Path(name).name in changed(before, source_of("one_file.A", "whole_pack.layers.B"))
+
+
+def test_what_cannot_change_a_result_is_none_of_it(here):
+    write(here, "named_only", "class Log: pass\nclass Call: pass\n")
+    import named_only  # noqa: F401
+
+    assert user_source({"trainer": {"logger": [{"class_path": "named_only.Log"}]}}) == {}
+    assert set(user_source({"trainer": {"callbacks": [{"class_path": "named_only.Call"}]}})) == {"named_only.py"}
+
+
+def test_classes_without_a_file_are_told_by_what_they_do(here, monkeypatch):
+    """A notebook's: typed in, and using a helper of another cell and a module."""
+    write(here, "notebook_module", "def help(): pass\n")
+
+    def typed(body, scale):
+        notebook = type(sys)("notebook_like")
+        monkeypatch.setitem(sys.modules, "notebook_like", notebook)
+        text = f"import notebook_module\ndef f(x): return {scale} * x\n"
+        text += f"class Net:\n    def forward(self, x):\n        notebook_module.help()\n        return {body}\n"
+        exec(text, vars(notebook))
+        return user_source({}, [notebook.Net()])
+
+    one = typed("f(x)", 1)
+    assert {"notebook_like.Net", "notebook_like.f", "notebook_module.py"} == set(one)
+    assert one == typed("f(x)", 1)
+    assert changed(one, typed("f(x + 1)", 1)) == "notebook_like.Net has changed"
+    assert changed(one, typed("f(x)", 2)) == "notebook_like.f has changed"
+
+
+def test_a_notebooks_run_knows_its_objects_code(here, capsys):
+    from lra_ssm.datamodules import ListOps
+    from lra_ssm.layers import LayerSpec, NetworkSpec
+    from lra_ssm.models import Classifier
+    from lra_ssm.runs import Run
+    from lra_ssm.tasks import Classification, OptimizerSettings
+
+    write_layer(here, "in_a_notebook")
+    import in_a_notebook
+
+    def fit():
+        seed_everything(1, verbose=False)
+        layer = LayerSpec(in_a_notebook.Mine)
+        network = NetworkSpec(Classifier, layer=layer, num_classes=10, vocab_size=18, d_model=8, n_layers=1)
+        task = Classification(network, OptimizerSettings(warmup_steps=1))
+        data = ListOps(length_bounds=(3, 20), max_depth=3, num_train=16, num_val=20, num_test=20, batch_size=8)
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+        given = Run.of(task, data, trainer={"accelerator": "cpu", "max_epochs": 1, **quiet})
+        given.fit(Trainer(**given.trainer_arguments()), task, data)
+        return given
+
+    assert set(fit().source) == {"in_a_notebook.py", "in_a_notebook_ops.py"}
+    (here / "in_a_notebook_ops.py").write_text("SCALE = 3\n")
+    capsys.readouterr()
+    fit()
+    assert "warning: it was trained with other code: in_a_notebook_ops.py has changed" in capsys.readouterr().out
+
+
+# --- a directory that moves ---
+
+
+def best_score(path):
+    state = torch.load(path / "checkpoints/last.ckpt", weights_only=True)["callbacks"]
+    return next(float(value["best_model_score"]) for name, value in state.items() if "SaveBest" in name)
+
+
+@pytest.mark.parametrize("how", ["moved", "through a link", "another working folder"])
+def test_a_run_that_is_reached_by_another_path_keeps_its_best(how, interrupted, tmp_path, monkeypatch, capsys):
+    """The best so far is set to a score that no later one reaches: its weights must stay."""
+    best, last = interrupted / "checkpoints/best.ckpt", interrupted / "checkpoints/last.ckpt"
+    for path in (best, last):
+        state = torch.load(path, weights_only=True)
+        (own,) = [value for name, value in state["callbacks"].items() if "SaveBest" in name]
+        own.update(best_model_score=torch.tensor(2.0), kth_value=torch.tensor(2.0))
+        own["best_k_models"] = {key: torch.tensor(2.0) for key in own["best_k_models"]}
+        torch.save(state, path)
+    before = best.read_bytes()
+    command = [*FIT]
+    if how == "moved":
+        shutil.move("runs", "elsewhere")
+        command += ["--runs_dir=elsewhere"]
+    elif how == "through a link":
+        os.symlink("runs", "link")
+        command += ["--runs_dir=link"]
+    else:
+        (tmp_path / "sub").mkdir()
+        monkeypatch.chdir(tmp_path / "sub")
+        command += ["--runs_dir=../runs", f"--data.root={tmp_path / 'data'}"]
+    code, out, said = in_process(command, capsys)
+    (path,) = {p.resolve() for p in tmp_path.rglob("best.ckpt")}
+    assert code == 0 and "going on from" in out, said
+    assert path.read_bytes() == before and best_score(path.parents[1]) == 2.0
+    assert json.loads((path.parents[1] / "run.json").read_text())["metrics"]["best val/accuracy"] == 2.0
+
+
+def test_a_run_without_its_best_gets_one(interrupted, capsys):
+    (interrupted / "checkpoints/best.ckpt").unlink()
+    code, out, _ = in_process(FIT, capsys)
+    assert code == 0 and "the next validation's is the best again" in out
+    assert (interrupted / "checkpoints/best.ckpt").is_file()
+
+
+# --- what is damaged ---
+
+FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json")
+JSON = ["null", "[]", '"finished"', "1", "{}", '{"status": 3}', '{"status": "finished", "metrics": null}',
+        '{"status": "finished", "metrics": {"a": "b"}}', '{"status": "finished", "starts": [1]}',
+        '{"status": "finished", "data": {"splits": {"train": 1}}}', '{"status": "finished", "data": []}',
+        "[" * 100_000]  # fmt: skip
+
+
+def damage(path, random_):
+    """Cut, emptied, overwritten or with one bit flipped."""
+    raw = path.read_bytes() if path.is_file() else b"{}"
+    kind = random_.choice(["cut", "cut", "empty", "noise", "bit", "zeros"])
+    if kind == "bit":
+        at = random_.randrange(8 * len(raw))
+        raw = raw[: at // 8] + bytes([raw[at // 8] ^ 1 << at % 8]) + raw[at // 8 + 1 :]
+    elif kind == "cut":
+        raw = raw[: random_.randrange(len(raw))]
+    else:
+        raw = {"empty": b"", "noise": random_.randbytes(200), "zeros": bytes(len(raw))}[kind]
+    path.write_bytes(raw)
+    return kind
+
+
+def ends_well(arguments, capsys, what):
+    """The command does what it should, or says in one line why not."""
+    code, out, said = in_process(arguments, capsys)
+    assert not any("Traceback" in line for line in said), (what, said)
+    assert code in (0, 2) and len([line for line in said if "error: " in line]) == (code == 2), (what, code, said)
+    return code, out
+
+
+@pytest.mark.parametrize("text", ["", '{"status": "fini', JSON[6]])
+def test_a_damaged_record_is_made_anew(text, finished, capsys):
+    expected = json.loads((finished / "run.json").read_text())["metrics"]
+    (finished / "run.json").write_text(text)
+    assert in_process(["test", *FIT[1:], *SHORT], capsys)[0] == 0
+    assert "test/accuracy" in json.loads((finished / "test.json").read_text())["metrics"]
+    code, out, said = in_process([*FIT, *SHORT], capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert code == 0 and "run.json is damaged: " in line and "made anew" in line, said
+    record = json.loads((finished / "run.json").read_text())
+    assert record["status"] == "finished" and record["metrics"] == pytest.approx(expected)
+    assert "is finished" in in_process([*FIT, *SHORT], capsys)[1]
+
+
+def test_records_by_every_wrong_type_are_none(tmp_path):
+    for text in JSON:
+        (tmp_path / "run.json").write_text(text)
+        run_ = RunDirectory(tmp_path)
+        assert run_.record == {} and not run_.finished
+        run_.set_damaged_record_aside()
+        assert (tmp_path / "run.damaged.json").read_text() == text and not (tmp_path / "run.json").exists()
+
+
+def test_a_holder_that_cannot_be_read_is_a_question_mark(tmp_path):
+    for text in ("", "{", "[]", "null", "\x00"):
+        held = RunDirectory(tmp_path)
+        held.lock()
+        (tmp_path / ".holder.json").write_text(text)
+        with pytest.raises(ValueError, match=r"in use by process \? on \? since \?"):
+            RunDirectory(tmp_path).lock()
+        held.release()
+
+
+def test_a_config_or_log_that_is_no_text_is_kept_aside(interrupted, capsys):
+    noise = b"\xff\x00\x93 no text \n\n"
+    for name in ("config.yaml", "metrics.csv"):
+        (interrupted / name).write_bytes(noise)
+    code, out, said = in_process(FIT, capsys)
+    assert code == 0, said
+    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert "metrics.csv is damaged" in line and "metrics.damaged.csv" in line
+    assert (interrupted / "config.1.yaml").read_bytes() == (interrupted / "metrics.damaged.csv").read_bytes() == noise
+    assert yaml.safe_load((interrupted / "config.yaml").read_text())["experiment"] == "tiny"
+    assert (interrupted / "metrics.csv").read_text().startswith("step,epoch,")
+
+
+def test_what_a_test_beside_the_fit_is_writing_stays(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    theirs, old = tmp_path / ".unfinished-test.json-1", tmp_path / ".unfinished-predictions.csv-2"
+    ours = [tmp_path / ".unfinished-run.json-3", tmp_path / "checkpoints/.unfinished-last.ckpt-4"]
+    for path in (theirs, old, *ours):
+        path.touch()
+    os.utime(old, (1, 1))
+    held = RunDirectory(tmp_path)
+    held.lock()
+    held.release()
+    assert [path.exists() for path in (theirs, old, *ours)] == [True, False, False, False]
+
+
+def try_damage(seed, folder, capsys):
+    """A run with one or two damaged files is fitted, fitted again, and tested."""
+    random_ = random.Random(seed)
+    names = random_.sample([*FILES, "checkpoints/last.ckpt", "checkpoints/best.ckpt"], random_.choice([1, 1, 2]))
+    what = [(name, damage(folder / name, random_)) for name in names]
+    for command in random_.sample(["fit", "test", "fit"], 3):
+        ends_well([command, *FIT[1:]], capsys, (seed, what, command))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
+    try_damage(seed, interrupted, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 60))
+def test_more_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
+    try_damage(seed, interrupted, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60, 80))
+def test_damage_to_a_finished_run_ends_well_or_with_one_line(seed, stopped, interrupted, capsys):
+    assert in_process(FIT, capsys)[0] == 0
+    try_damage(seed, interrupted, capsys)
