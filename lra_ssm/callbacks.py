@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lra_ssm.errors import InputError
-from lra_ssm.files import replacing
+from lra_ssm.files import appending, replacing
 from lra_ssm.tasks.optim import format_groups
 
 
@@ -152,12 +152,12 @@ class SaveLast(Checkpoint):
         self.path = path
         self.every_n_steps = every_n_steps
         self.code_version = code_version
-        self._saved_at = 0
+        self.saved_at = 0
         self._due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # While gradients accumulate, the step stands still: a save then would lose them.
-        self._saved_at = trainer.global_step
+        self.saved_at = trainer.global_step
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             # With max_steps, Lightning (2.6) takes up what was saved at the end of an epoch as an epoch without
@@ -171,19 +171,19 @@ class SaveLast(Checkpoint):
         # Lightning (2.6) takes up some checkpoints with its step for loggers one too high.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
         if self._due:
-            self._save(trainer)
+            self.save(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Saved when the next batch starts: a validation that is due at this step has then been done, and is not lost.
-        self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self._saved_at
+        self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self.saved_at
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        self.save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
-        self._due, self._saved_at = False, trainer.global_step
+    def save(self, trainer: Trainer) -> None:
+        self._due, self.saved_at = False, trainer.global_step
         trainer.save_checkpoint(self.path)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ class CSVRunLogger(Logger):
             rows = self._rows()
             self._columns += new
             self._write(rows)
-        with open(self.path, "a", newline="") as file:
+        with appending(self.path, newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
     def forget_from(self, step: int) -> None:
