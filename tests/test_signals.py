@@ -15,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from lra_ssm.cli import main
 from lra_ssm.runs import Run
 from tests.runner import FIT, SHORT, Command, only_run, run, succeed
 from tests.test_resume import assert_same, outcome
@@ -275,3 +276,13 @@ def test_a_fit_in_a_thread_takes_no_handlers(tmp_path, monkeypatch):
     thread.start()
     thread.join()
     assert run.record["status"] == "finished" and len(seen) == 12 and all(each == before for each in seen)
+
+
+def test_the_processes_beside_the_first_say_nothing_of_ctrl_c(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lra_ssm.cli.import_module", interrupted)
+    for rank, said in (("0", "lra-ssm: error: interrupted\n"), ("1", "")):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert main(["fit"]) == 130 and capsys.readouterr().err == said
