@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lra_ssm.errors import InputError
-from lra_ssm.files import replacing
+from lra_ssm.files import appending, replacing
 from lra_ssm.tasks.optim import format_groups
 
 
@@ -198,7 +198,7 @@ class CSVRunLogger(Logger):
             _, rows = _table(self.path)
             self._columns += new
             self._write(rows)
-        with open(self.path, "a", newline="") as file:
+        with appending(self.path, newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
     def forget_from(self, step: int) -> None:

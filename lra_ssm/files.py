@@ -1,13 +1,57 @@
 """Files that are written whole or not at all."""
 
+import errno
+import io
 import json
 import os
+import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 UNFINISHED = ".unfinished-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Counting(io.RawIOBase):
+    """A binary file that counts what it is given, and once the disk has refused some of it takes the rest in silence.
+
+    torch.save, told of an error, dies of several; and so the message can say how much room is needed.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.size, self.error = file, 0, None  # type: tuple[IO[bytes], int, OSError | None]
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.size += size
+        try:
+            if self.error is None:
+                self.file.write(data)
+        except OSError as error:
+            self.error = error
+        return size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def readable(self) -> bool:
+        return self.file.readable()
+
+    def readinto(self, buffer: Any) -> int:
+        return 0 if self.error else self.file.readinto(buffer)  # type: ignore[attr-defined]
+
+    def flush(self) -> None:
+        try:
+            if self.error is None:
+                self.file.flush()
+        except OSError as error:
+            self.error = error
 
 
 @contextmanager
@@ -19,17 +63,29 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
     `open` has them.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk does not take it; names `path`, and says how much room there is where that is why.
     """
     path = path.resolve()  # what a link points to is replaced, not the link
-    partial = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
+    # The thread is part of the name: the one that ends a process may write what the main one was writing.
+    partial = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}-{threading.get_ident()}")
+    size = None
     try:
         with open(partial, mode, **options) as file:
-            yield file
-            file.flush()
+            if "b" in mode:
+                counting = _Counting(file)
+                yield counting  # type: ignore[misc]
+                counting.flush()
+                size = counting.size
+                if counting.error is not None:
+                    raise counting.error
+            else:
+                yield file
+                file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
         _flush(path.parent)
+    except OSError as error:
+        raise _named(error, path, size) from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -42,6 +98,46 @@ def _flush(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def appending(path: Path, **options: Any) -> Iterator[IO[str]]:
+    """`path`, open for adding to its end; where the disk does not take all of it, it is as before.
+
+    Raises:
+        OSError: as `replacing` does.
+    """
+    size = path.stat().st_size if path.exists() else None
+    try:
+        with open(path, "a", **options) as file:
+            yield file
+    except OSError as error:
+        try:
+            if size is None:
+                path.unlink(missing_ok=True)
+            else:
+                os.truncate(path, size)
+        except OSError:
+            pass  # the disk takes nothing at all any more; a row that is cut off is dropped when the run goes on
+        raise _named(error, path, None) from error
+
+
+def _named(error: OSError, path: Path, size: int | None) -> OSError:
+    """The error with the file that it is about; of a disk that is full the room that is needed and that is left."""
+    if error.errno is None or (error.filename is not None and UNFINISHED not in str(error.filename)):
+        return error  # it is about something else
+    why = error.strerror
+    if error.errno in _FULL:
+        needed = f"{size / 1e6:.3g} MB needed, " if size else ""
+        why = f"{why}: {needed}{shutil.disk_usage(path.parent).free / 1e6:.3g} MB free"
+    return type(error)(error.errno, why, str(path))
+
+
+def one_reason(error: BaseException) -> str:
+    """What an error says, in one line; of a file or folder that cannot be read or written which one it is."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: cannot be read or written ({error.strerror})"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -1,6 +1,7 @@
 """Classes that tests name by class_path."""
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -73,7 +74,9 @@ class BadGradient(Smooth):
 class KillMe(Callback):
     """SIGKILL to its own process at the event and the number in KILL_AT, as in "train_batch_start:5"; without, nothing.
 
-    DELAY sleeps that long at the start of every training batch.
+    KILL_WITH names another signal, KILL_RANK the one process of several that is sent it. Instead of a signal, FULL_AT
+    makes every file full from that many bytes on, and RUN a command of the shell. DELAY sleeps that long at the start
+    of every training batch.
     """
 
     def __init__(self) -> None:
@@ -83,8 +86,26 @@ class KillMe(Callback):
     def _at(self, event: str) -> None:
         if event == self.event:
             self.seen += 1
-            if self.seen == self.number:
-                os.kill(os.getpid(), signal.SIGKILL)
+            rank = os.environ.get("LOCAL_RANK", "0")
+            if self.seen == self.number and os.environ.get("KILL_RANK", rank) == rank:
+                if full := os.environ.get("FULL_AT"):
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (int(full), resource.RLIM_INFINITY))
+                elif command := os.environ.get("RUN"):
+                    os.system(command)
+                else:
+                    os.kill(os.getpid(), signal.Signals[os.environ.get("KILL_WITH", "SIGKILL")])
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        self._at("setup")
+
+    def on_train_start(self, *args: Any) -> None:
+        self._at("train_start")
+
+    def on_train_end(self, *args: Any) -> None:
+        self._at("train_end")
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self._at("validation_batch_start")
 
     def on_train_batch_start(self, *args: Any) -> None:
         time.sleep(float(os.environ.get("DELAY", 0)))

@@ -37,6 +37,10 @@ class Command:
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
 
+    def out(self) -> str:
+        """What it has printed so far."""
+        return Path(self._out.name).read_text()
+
     def wait(self, timeout: float = 240) -> Result:
         self.process.join(timeout)
         assert self.process.exitcode is not None, "the command did not end"

@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_traceback()
         return _fail(f"{error.filename}: cannot be read or written ({error.strerror})")
     except KeyboardInterrupt:
-        return _fail("interrupted", code=130)
+        # Of the processes that Lightning starts beside the first (DDP), the first one speaks for all.
+        return 130 if int(os.environ.get("LOCAL_RANK") or 0) else _fail("interrupted", code=130)
 
 
 def _fail(reason: str, code: int = 2) -> int:

@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli import COMMANDS
@@ -22,7 +22,7 @@ from lra_ssm.cli.help import description
 from lra_ssm.cli.output import place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import write_json
+from lra_ssm.files import one_reason, write_json
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, wants_specification
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
@@ -40,6 +40,7 @@ from lra_ssm.runs.checks import (
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
 from lra_ssm.runs.run import CheckpointSettings, Run, as_list, chosen_loggers, final_metrics, show_metrics
+from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
@@ -57,23 +58,39 @@ class _Done(Exception):
 def main(command: str, arguments: list[str]) -> int:
     quiet()
     held: list[Run] = []
-    try:
-        RunCLI([command, *arguments], held)
-    except _Done:
-        pass
-    except (InputError, MisconfigurationException, PermissionError) as error:
-        reason = squeeze(str(error))
-        if isinstance(error, PermissionError):
-            reason = f"{error.filename}: cannot be read or written ({error.strerror})"
-        for run in held:
-            run.fail(reason)
-        raise InputError(reason) from error
-    except SIGTERMException:  # Slurm, before the time is up: the run goes on when it is started again
-        return 143
-    finally:  # the same process may run another command
-        for run in held:
-            run.close()
+    with listening() as signals:
+        patience: float | None = 0.0  # seconds that the processes beside this one have to end by themselves
+        try:
+            RunCLI([command, *arguments], held, signals)
+            patience = None
+        except _Done:
+            pass
+        except Stopped as stop:
+            _close(held)
+            signals.say_stopped(stop)
+            signals.queue_again()
+            patience = 0.0 if signals.stopped_at is None else 10.0
+            return stop.code
+        except (InputError, MisconfigurationException, OSError) as error:
+            reason = one_reason(error)
+            for run in held:
+                run.fail(reason)
+            raise InputError(reason) from error
+        except RuntimeError as error:
+            if not signals.lost_peer(error):
+                raise
+            return signals.say_lost()
+        finally:  # the same process may run another command
+            signals.leaving = True
+            _close(held)
+            if patience is not None:
+                signals.end_children(patience)
     return 0
+
+
+def _close(held: list[Run]) -> None:
+    for run in held:
+        run.close()
 
 
 class RunCLI(LightningCLI):
@@ -83,9 +100,9 @@ class RunCLI(LightningCLI):
     scored: RunDirectory | None = None  # of the other commands
     checkpoint: Path | None = None
 
-    def __init__(self, args: list[str], held: list[Run]) -> None:
+    def __init__(self, args: list[str], held: list[Run], signals: Signals) -> None:
         """args: the command and its arguments; held: takes the run whose directory this process locks."""
-        self.held = held
+        self.held, self.signals = held, signals
         epilog = "example: lightning {} --config configs/quickstart.yaml"
         super().__init__(
             parser_kwargs={
@@ -237,6 +254,7 @@ class RunCLI(LightningCLI):
             self.trainer = self.instantiate_trainer()
         except ValueError as error:
             raise InputError(squeeze(str(error))) from error
+        self.signals.watch(self.trainer, self.run)
 
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""

@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import signal
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -31,7 +33,9 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
 from lra_ssm.runs.saving import SaveBest, SaveLast
+from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
+from lra_ssm.runs.stopping import EndFit
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
 _RUN_PATH = "LRA_SSM_RUN_PATH"
@@ -138,7 +142,7 @@ class Run(RunDirectory):
             save_on_train_epoch_end=False,
         )
         last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
-        return [*fit_callbacks(self.seed), best, last]
+        return [*fit_callbacks(self.seed), best, last, EndFit(last)]
 
     def loggers(self, given: Any = None) -> Any:
         """metrics.csv, and what the user names beside it; nothing for False."""
@@ -161,6 +165,7 @@ class Run(RunDirectory):
         """Trains, or goes on from last.ckpt, in the run's directory; a finished run is not trained again.
 
         Returns the final metrics. Raises InputError for what does not fit together, before anything is written.
+        Interrupted from the keyboard, it saves the step and raises KeyboardInterrupt; by another signal SystemExit.
         """
         if self.finished:
             print(f"{self.path} is finished (fresh=True trains it again){other_code(self.record, self.source)}")
@@ -190,17 +195,25 @@ class Run(RunDirectory):
         check_vocabulary(task, data)
         if self.checkpoint is not None:
             check_checkpoint(self.checkpoint, task, source=self.source)
-        try:
-            self.begin(self.config, trainer, data)
-            # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
-            known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-            trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
-            return self.end(trainer)
-        except (InputError, MisconfigurationException) as error:
-            self.fail(squeeze(str(error)))
-            raise
-        finally:
-            self.close()
+        with listening() as signals:
+            try:
+                signals.watch(trainer, self)
+                self.begin(self.config, trainer, data)
+                # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
+                known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
+                trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
+                return self.end(trainer)
+            except Stopped as stop:
+                self.close()
+                signals.say_stopped(stop)
+                signals.queue_again()
+                raise (KeyboardInterrupt if stop.signum == signal.SIGINT else SystemExit(stop.code)) from None
+            except (InputError, MisconfigurationException, OSError) as error:
+                self.fail(squeeze(str(error)))
+                raise
+            finally:
+                signals.leaving = True
+                self.close()
 
     def begin(self, config: dict[str, Any], trainer: Trainer, data: Any = None) -> None:
         """Takes the directory and writes what the run starts from: config.yaml, and the record.
@@ -256,7 +269,8 @@ class Run(RunDirectory):
     def fail(self, reason: str) -> None:
         """Records why the run cannot go on, where this process holds it."""
         if self.held:
-            self.write_record(status="failed", reason=reason)
+            with suppress(OSError):  # such as the full disk that is the reason
+                self.write_record(status="failed", reason=reason)
 
     def close(self) -> None:
         """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
@@ -265,9 +279,13 @@ class Run(RunDirectory):
         os.environ.pop(_RUN_PATH, None)
         if self._outer is not None:  # of a run within which this one was begun
             os.environ[_RUN_PATH] = self._outer
-        if self.record.get("status") == "started":
-            self.write_record(status="interrupted")
-        self.release()
+        try:
+            if self.record.get("status") == "started":
+                self.write_record(status="interrupted")
+        except OSError:
+            pass
+        finally:
+            self.release()
 
 
 _fitted: WeakSet[LightningModule] = WeakSet()  # tasks that a run has begun to train

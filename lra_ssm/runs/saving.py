@@ -65,7 +65,7 @@ class SaveLast(Checkpoint):
         self.path = path
         self.every_n_steps = every_n_steps
         self.made_by = {"lra_ssm_code_version": code_version, "lra_ssm_source": source or {}}
-        self._saved_at = 0
+        self.saved_at = 0
         self._due = False
         self._whole = False  # whether `path` holds what this run goes on from, or wrote
         self._loaded: dict[str, Any] | None = None
@@ -84,7 +84,7 @@ class SaveLast(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # While gradients accumulate, the step stands still: a save then would lose them.
-        self._saved_at = trainer.global_step
+        self.saved_at = trainer.global_step
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             # With max_steps, Lightning (2.6) takes up what was saved at the end of an epoch as an epoch without
@@ -98,19 +98,19 @@ class SaveLast(Checkpoint):
         # Lightning (2.6) takes up some checkpoints with its step for loggers one too high.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
         if self._due:
-            self._save(trainer)
+            self.save(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Saved when the next batch starts: a validation that is due at this step has then been done, and is not lost.
-        self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self._saved_at
+        self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self.saved_at
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        self.save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
-        self._due, self._saved_at = False, trainer.global_step
+    def save(self, trainer: Trainer) -> None:
+        self._due, self.saved_at = False, trainer.global_step
         if self._whole and trainer.is_global_zero:
             keep_as_previous(self.path)
         trainer.save_checkpoint(self.path)

@@ -1,5 +1,8 @@
 """Which examples make up which batch, and a loader that resumes exactly where a checkpoint was written."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -133,6 +136,24 @@ def _unchanged(batch: Any) -> AnyBatch:
     return cast(AnyBatch, batch)  # __getitems__ has made a batch of it already
 
 
+def _obey_the_trainer_alone(worker: int) -> None:
+    """In a worker process: what Ctrl-C or Slurm sends to all processes ends the trainer, which then ends its workers.
+
+    They have to live until it has made and saved its step.
+    """
+    trainer = os.getppid()
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def wait() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 class ResumableLoader:
     """Loads the batches of a dataset. In training, which batch comes next depends on how many the run has trained on.
 
@@ -175,6 +196,7 @@ class ResumableLoader:
             persistent_workers=num_workers > 0,
             collate_fn=_unchanged,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            worker_init_fn=_obey_the_trainer_alone,
             generator=torch.Generator(),  # its own: DataLoader draws a seed for its workers at every start
         )
         self._loader = self._new_loader()

@@ -1,0 +1,122 @@
+"""A disk that takes no more: one line says which file needs how much, nothing half-written stays, and the run goes on.
+
+What is full is a file size limit of the process, or, where mounting is allowed, a small disk of its own.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, succeed
+from tests.test_resume import assert_same, outcome
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data") / "root"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    succeed([*FIT, f"--data.root={data}"], folder)
+    return outcome(folder)
+
+
+def one_line(result: Result) -> str:
+    assert result.code == 2, result.err[-3000:]
+    lines = [line for line in result.err.splitlines() if line.startswith("lra-ssm: ")]
+    assert len(lines) == 1 and result.err.strip().endswith(lines[0]), result.err[-3000:]
+    assert "Traceback" not in result.err and "terminate" not in result.err
+    return lines[0].removeprefix("lra-ssm: error: ")
+
+
+# event -> bytes that a file may have from then on, and the file that cannot be written
+MOMENTS = {
+    "train_batch_end:4": (20_000, "last.ckpt"),
+    "train_epoch_end:1": (20_000, "last.ckpt"),
+    "validation_batch_end:2": (20_000, "best.ckpt"),
+    "train_end:1": (1000, "run.json"),
+}
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(m, marks=[] if MOMENTS[m][1] == "best.ckpt" else SLOW) for m in MOMENTS]
+)
+def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, tmp_path, data, undisturbed):
+    command = [*FIT, f"--data.root={data}"]
+    limit, file = MOMENTS[moment]
+    line = one_line(run(command, tmp_path, {"KILL_AT": moment, "FULL_AT": str(limit)}))
+    where = only_run(tmp_path)
+    assert f"/{file}: cannot be read or written (File too large: " in line and " MB free)" in line
+    assert (" MB needed" in line) == file.endswith(".ckpt")
+    assert not list(tmp_path.rglob(".unfinished-*"))
+    record = json.loads((where / "run.json").read_text())
+    if limit > 10_000:  # else it cannot be written either
+        assert record["status"] == "failed" and record["reason"] == line
+    for kept in where.glob("checkpoints/*"):
+        torch.load(kept, weights_only=True)
+    succeed(command, tmp_path)
+    assert_same(outcome(tmp_path), undisturbed)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 300 kB for the runs."""
+    place = tmp_path / "runs"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+FILLED = {"train_batch_end:1": "metrics.csv", "train_batch_end:4": "last.ckpt", "validation_batch_end:2": "metrics.csv"}
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(None, marks=SLOW), *(pytest.param(m, marks=[] if "end:4" in m else SLOW) for m in FILLED)]
+)
+def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, undisturbed, disk):
+    command = [*FIT, f"--data.root={data}"]
+    fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
+    if moment is None:  # before the start
+        subprocess.run(fill, shell=True)
+    line = one_line(run(command, tmp_path, {"KILL_AT": moment or "", "RUN": fill}))
+    assert f"{FILLED.get(moment, '')}: cannot be read or written (No space left on device: " in line
+    assert line.endswith(" 0 MB free)") and not list(tmp_path.rglob(".unfinished-*"))
+    (disk / "filler").unlink()
+    succeed(command, tmp_path)
+    assert_same(outcome(tmp_path), undisturbed)
+
+
+@pytest.mark.parametrize("moment", ["train_batch_end:4", pytest.param("train_epoch_end:1", marks=SLOW)])
+def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, undisturbed, disk):
+    command = [*FIT, f"--data.root={data}"]
+    run_folder = f"{disk}/tiny/*"
+    protect = f"d=$(echo {run_folder}) && mount --bind $d $d && mount -o remount,bind,ro $d"
+    line = one_line(run(command, tmp_path, {"KILL_AT": moment, "RUN": protect}))
+    subprocess.run(f"umount {run_folder}", shell=True, check=True)
+    assert "cannot be read or written (Read-only file system)" in line
+    succeed(command, tmp_path)
+    assert_same(outcome(tmp_path), undisturbed)
+
+
+def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, data, disk):
+    options = [*FIT[1:], *SHORT, f"--data.root={data}"]
+    succeed(["fit", *options], tmp_path)
+    before = everything_below(disk)
+    fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
+    for command, file in {"test": "test.json", "predict": "predictions.csv", "validate": "validate.json"}.items():
+        line = one_line(run([command, *options], tmp_path, {"KILL_AT": "setup:1", "RUN": fill}))
+        assert f"/{file}: cannot be read or written (No space left on device: " in line
+        (disk / "filler").unlink()
+        assert everything_below(disk) == before
