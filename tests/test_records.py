@@ -87,13 +87,15 @@ def test_a_finished_run_says_that_the_code_is_another(here, capsys):
 
 def test_a_resume_warns_of_other_code_or_refuses(here, capsys):
     command = [*write_layer(here, "edited_within"), "--checkpoint.every_n_steps=1"]
-    assert run(command, here, {"KILL_AT": "train_batch_start:2"}).code == -9
+    assert run(command, here, {"KILL_AT": "train_batch_end:2"}).code == -9
     (here / "edited_within.py").write_text((here / "edited_within.py").read_text() + "# another\n")
     code, _, said = in_process([*command, "--strict-resume"], capsys)
     (line,) = [line for line in said if line.startswith("lra-ssm: error: ")]
     assert code == 2 and "edited_within.py has changed; --strict-resume refuses to go on" in line
     code, out, _ = in_process(command, capsys)
-    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1, (lines, out)
+    line = lines[0]
     assert code == 0 and "edited_within.py has changed" in line
 
 
@@ -281,7 +283,9 @@ def test_a_damaged_record_is_made_anew(text, finished, capsys):
     assert in_process(["test", *FIT[1:], *SHORT], capsys)[0] == 0
     assert "test/accuracy" in json.loads((finished / "test.json").read_text())["metrics"]
     code, out, said = in_process([*FIT, *SHORT], capsys)
-    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1, (lines, out)
+    line = lines[0]
     assert code == 0 and "run.json is damaged: " in line and "made anew" in line, said
     record = json.loads((finished / "run.json").read_text())
     assert record["status"] == "finished" and record["metrics"] == pytest.approx(expected)
@@ -313,7 +317,9 @@ def test_a_config_or_log_that_is_no_text_is_kept_aside(interrupted, capsys):
         (interrupted / name).write_bytes(noise)
     code, out, said = in_process(FIT, capsys)
     assert code == 0, said
-    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1, (lines, out)
+    line = lines[0]
     assert "metrics.csv is damaged" in line and "metrics.damaged.csv" in line
     assert (interrupted / "config.1.yaml").read_bytes() == (interrupted / "metrics.damaged.csv").read_bytes() == noise
     assert yaml.safe_load((interrupted / "config.yaml").read_text())["experiment"] == "tiny"

@@ -35,19 +35,17 @@ def user_source(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[
     objects: further ones whose classes count.
     """
     trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in TRAINER_NEUTRAL}
-    names = [
-        *_texts({**config, "trainer": trainer}),
-        *(f"{type(o).__module__}.{type(o).__qualname__}" for o in objects),
-    ]
+    named = dict.fromkeys(_texts({**config, "trainer": trainer}), True)
+    built = dict.fromkeys((f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in objects), False)
     source = _Source()
-    for name in dict.fromkeys(names):
+    for name, version in {**built, **named}.items():
         parts = name.split(".")
         loaded = [i for i in range(1, len(parts)) if ".".join(parts[:i]) in sys.modules]
         if not loaded:
             continue
         module = sys.modules[".".join(parts[: loaded[-1]])]
         if hasattr(module, "__file__") or hasattr(module, "__path__"):
-            source.add_module(module.__name__, version=True)
+            source.add_module(module.__name__, version)
         else:
             source.add_without_file(getattr(module, parts[loaded[-1]], None))
     return dict(sorted(source.found.items()))
@@ -97,20 +95,23 @@ class _Source:
         if (name, version) in self._seen:
             return
         self._seen.add((name, version))
-        root, home = _home(name)
-        if root is None or home is None or _is_installed(home):
+        root, place = _top(name.partition(".")[0])
+        if root is None or place is None or place == _OURS:
+            return
+        if _is_installed(place):
             library = name.partition(".")[0]
-            if version and home is not None and (number := _version(library)):
+            if version and (number := _version(library)):
                 self.found[library] = number
             return
-        if home in self._seen or home == _OURS:
-            return
-        self._seen.add(home)
-        for file in _below(home) if home.is_dir() else [home]:
-            text = file.read_bytes()
-            self.found[file.relative_to(root).as_posix()] = _digest(text)
-            if file.suffix == ".py":
-                self._add_imports(text, root, file)
+        home, files = _within(place, name.split(".")[1:])
+        if home is not None and home not in self._seen:
+            self._seen.add(home)
+            for file in _below(home) if home.is_dir() else [home]:
+                self.found[file.relative_to(root).as_posix()] = _digest(file.read_bytes())
+        for file in files:  # of a package's other files nobody knows whether what they import is used
+            if ("imports of", file) not in self._seen:
+                self._seen.add(("imports of", file))
+                self._add_imports(file.read_bytes(), root, file)
 
     def _add_imports(self, text: bytes, root: Path, file: Path) -> None:
         try:
@@ -152,20 +153,20 @@ class _Source:
                     self.add_without_file(other)
 
 
-def _home(name: str) -> tuple[Path | None, Path | None]:
-    """Where a module lies, and its file, or the folder of the whole package that it belongs to; None without a file."""
-    top, *rest = name.split(".")
-    root, home = _top(top)
-    if home is None or not home.is_dir() or (home / "__init__.py").is_file():
-        return root, home
-    # A folder without __init__.py is no package of one owner: what is named in it counts.
-    for part in rest:
-        if (home / f"{part}.py").is_file():
-            return root, home / f"{part}.py"
-        home = home / part
-        if (home / "__init__.py").is_file():
-            return root, home
-    return None, None
+def _within(place: Path, parts: list[str]) -> tuple[Path | None, list[Path]]:
+    """Of a module below a file or folder: its package, whole, or its file; and the files that importing it runs."""
+    if place.is_file():
+        return place, [place]
+    home: Path | None = None
+    files: list[Path] = []
+    for folder in (place, *(place.joinpath(*parts[: i + 1]) for i in range(len(parts)))):
+        if (folder / "__init__.py").is_file():
+            home, files = home or folder, [*files, folder / "__init__.py"]
+        elif folder != place and (file := folder.with_name(f"{folder.name}.py")).is_file():
+            return home or file, [*files, file]
+        elif not folder.is_dir():  # an attribute
+            break
+    return home, files
 
 
 def _top(name: str) -> tuple[Path | None, Path | None]:
