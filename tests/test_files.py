@@ -1,6 +1,8 @@
 """Files are written whole or not at all; tables line up; one count of cores."""
 
 import json
+import os
+import stat
 
 import pytest
 
@@ -23,6 +25,19 @@ def test_nothing_half_written_stays(tmp_path):
     with replacing(target, "wb") as file:
         file.write(b"\x00")
     assert target.read_bytes() == b"\x00"
+
+
+def test_the_new_name_is_on_the_disk_too(tmp_path, monkeypatch):
+    """Power that fails after a rename may bring back the old name, unless the folder is flushed after it."""
+    flushed = []
+
+    def fsync(descriptor):
+        flushed.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "a").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replacing(tmp_path / "a"):
+        pass
+    assert flushed == [(False, False), (True, True)]
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_stays(tmp_path):

@@ -348,7 +348,7 @@ def try_damage(seed, folder, capsys):
         ends_well([command, *FIT[1:]], capsys, (seed, what, command))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
     try_damage(seed, interrupted, capsys)
 
