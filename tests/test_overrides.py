@@ -51,11 +51,17 @@ def test_new_data_start_from_their_own_defaults(tmp_path):
     assert data == defaults(datamodules.Text)
 
 
-def test_a_derived_class_keeps_what_its_base_was_given_and_says_so(tmp_path):
-    result = succeed([*FIT, "--model.network=DualEncoder", "--print_config"], tmp_path)
-    assert yaml.safe_load(result.out)["model"]["init_args"]["network"]["init_args"]["d_model"] == 8
-    (line,) = result.err.splitlines()
-    assert line.startswith("note: DualEncoder keeps what was given to Classifier: ") and "d_model" in line
+def test_what_a_new_class_keeps_is_said(tmp_path):
+    """All of a base's, of another class only what it has no default for."""
+    for name, kept, dropped in (
+        ("lra_ssm.models.DualEncoder", "d_model", ()),
+        ("tests.helpers.Bag", "vocab_size", ("d_model",)),
+    ):
+        result = succeed([*FIT, f"--model.network={name}", "--print_config"], tmp_path)
+        arguments = yaml.safe_load(result.out)["model"]["init_args"]["network"]["init_args"]
+        assert arguments["num_classes"] == 10 and arguments["vocab_size"] == 18 and not set(dropped) & set(arguments)
+        (line,) = result.err.splitlines()
+        assert line.startswith(f"note: {name.rpartition('.')[2]} keeps what Classifier was given: ") and kept in line
 
 
 @pytest.mark.parametrize("flag", [

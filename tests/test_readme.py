@@ -79,3 +79,12 @@ def test_the_yaml_of_the_readme_is_yaml():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_every_promise_names_a_test():
+    text, file = (ROOT / "docs/robustness.md").read_text(), None
+    found = re.findall(r"`([\w/]+\.py)?(?:::(\w+))?`", text)
+    assert len(found) > 30
+    for path, name in found:
+        file = ROOT / "tests" / path if path else file
+        assert not name or f"\ndef {name}(" in file.read_text(), f"{file}: no {name}"

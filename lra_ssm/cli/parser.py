@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from jsonargparse import Namespace, _typehints
+from jsonargparse import _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.help import Help, arrange
@@ -52,7 +52,8 @@ _said: set[str] = set()
 def _start_anew(parser_or_action: Any, before: Any, now: Any) -> None:
     """A new class starts from its own defaults: S6 in the place of an S4D has not its d_state.
 
-    A class derived from the one that it replaces, or the other way round, keeps what both have, and that is said.
+    What it has no default for, it keeps where the one before had it; a class derived from the one that it replaces, or
+    the other way round, keeps all that both have. What is kept is said.
     """
     if not (before and before.get("init_args")):
         return
@@ -60,14 +61,18 @@ def _start_anew(parser_or_action: Any, before: Any, now: Any) -> None:
         old, new = (import_object(spec["class_path"]) for spec in (before, now))
     except ValueError:  # the parser will say it better
         return
-    if inspect.isclass(old) and inspect.isclass(new) and (issubclass(new, old) or issubclass(old, new)):
-        _keep_common(parser_or_action, before, now)
-        kept, line = before["init_args"].keys(), f"note: {new.__name__} keeps what was given to {old.__name__}: "
-        if old is not new and kept and line not in _said:
-            _said.add(line)  # arguments are parsed several times
-            print(line + ", ".join(kept), file=sys.stderr)
-    elif old is not new:
-        before["init_args"] = Namespace()
+    _keep_common(parser_or_action, before, now)
+    if old is new:
+        return
+    related = inspect.isclass(old) and inspect.isclass(new) and (issubclass(new, old) or issubclass(old, new))
+    parameters, kept = inspect.signature(new).parameters, before["init_args"]
+    for name in list(vars(kept)):
+        if not related and (name not in parameters or parameters[name].default is not inspect.Parameter.empty):
+            kept.pop(name)
+    line = f"note: {new.__name__} keeps what {old.__name__} was given: {', '.join(vars(kept))}"
+    if vars(kept) and line not in _said:  # arguments are parsed several times
+        _said.add(line)
+        print(line, file=sys.stderr)
 
 
 # jsonargparse has no setting for this.

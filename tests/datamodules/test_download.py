@@ -240,7 +240,8 @@ def test_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(os, name, lambda *a, name=name, function=function: (steps.append(name), function(*a))[1])
     with serving(DATA) as site:
         fetch(remote(site), tmp_path)
-    assert steps == ["fsync", "fsync", "replace", "replace", "fsync"]  # the file, its note, its name, the folder
+    # the file, its note and the folder, its name and the folder
+    assert steps == ["fsync", "fsync", "replace", "fsync", "replace", "fsync"]
 
 
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"url": 3}', None])

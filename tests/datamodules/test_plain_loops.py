@@ -22,7 +22,7 @@ class Tiny(PreparedDataModule):
     def __init__(self, root: Path, num_workers: int = 0) -> None:
         super().__init__(str(root), "made", BATCH, None, SEED, num_workers, False)
 
-    def record(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         return {}
 
     def build(self, folder: Path) -> None:
