@@ -4,14 +4,16 @@ import difflib
 import inspect
 import re
 import sys
+from dataclasses import is_dataclass
 from typing import Any, NoReturn
 
-from jsonargparse import _typehints
+from jsonargparse import Namespace, _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.help import Help, arrange
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.layers.spec import annotations, import_object, own_arguments
+from lra_ssm.layers import ModuleSpec
+from lra_ssm.layers.spec import annotations, import_object, own_arguments, wants_specification
 
 # What jsonargparse takes arguments for where no class was given: null, or none yet.
 _NO_CLASS = ("torch.nn.Module", "lightning.LightningModule", "lightning.LightningDataModule")
@@ -174,3 +176,23 @@ def _raised_here(error: BaseException) -> bool:
     while where is not None and where.tb_next is not None:
         where = where.tb_next
     return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")
+
+
+def freeze_specifications(model: Namespace) -> None:
+    """What the model takes as a specification reaches it as one, not as jsonargparse's anonymous function."""
+    settings = model.get("init_args", {})
+    for name, hint in annotations(import_object(model.class_path)).items():
+        if is_dataclass(hint) and name in settings and settings[name] is None:
+            raise InputError(f"model.{name} is null; give its settings, or leave it out for its defaults")
+        if wants_specification(hint) and settings.get(name) is not None:
+            settings[name] = _specified(settings[name])
+
+
+def _specified(value: Any) -> Any:
+    """jsonargparse's namespaces of a class and its arguments as specifications, in lists too."""
+    if isinstance(value, list):
+        return [_specified(item) for item in value]
+    try:
+        return ModuleSpec.of(value.as_dict()) if isinstance(value, Namespace) else value
+    except ValueError as error:
+        raise InputError(str(error)) from error

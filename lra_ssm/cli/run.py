@@ -6,11 +6,9 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 
 import json
 import warnings
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -20,11 +18,10 @@ from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
 from lra_ssm.cli.output import place_loggers, quiet
-from lra_ssm.cli.parser import RunParser, cause
+from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason, write_json
-from lra_ssm.layers import ModuleSpec
-from lra_ssm.layers.spec import annotations, import_object, wants_specification
+from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_callbacks,
@@ -39,7 +36,8 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
-from lra_ssm.runs.run import CheckpointSettings, Run, as_list, chosen_loggers, final_metrics, show_metrics
+from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
+from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 
@@ -173,7 +171,7 @@ class RunCLI(LightningCLI):
             self._find_trained_run(run_id)
         elif not config.trainer.fast_dev_run:  # which leaves nothing
             self._find_own_run(run_id)
-        self._freeze_specifications()
+        freeze_specifications(config.model)
         if directory := self.run or self.scored:
             place_loggers(config.trainer.logger, directory.path, config.experiment)
 
@@ -182,15 +180,6 @@ class RunCLI(LightningCLI):
         data = self._config.data  # None where a user's model loads its own
         own = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
         return {"": _NEUTRAL, "checkpoint": CheckpointSettings.neutral, "data": own}
-
-    def _freeze_specifications(self) -> None:
-        """What the model takes as a specification reaches it as one, not as jsonargparse's anonymous function."""
-        settings, class_path = self._config.model.get("init_args", {}), self._config.model.class_path
-        for name, hint in annotations(import_object(class_path)).items():
-            if is_dataclass(hint) and name in settings and settings[name] is None:
-                raise InputError(f"model.{name} is null; give its settings, or leave it out for its defaults")
-            if wants_specification(hint) and settings.get(name) is not None:
-                settings[name] = _specified(settings[name])
 
     # --- the run directory ---
 
@@ -318,13 +307,3 @@ class RunCLI(LightningCLI):
 
     after_validate = _after_evaluation
     after_test = _after_evaluation
-
-
-def _specified(value: Any) -> Any:
-    """jsonargparse's namespaces of a class and its arguments as specifications, in lists too."""
-    if isinstance(value, list):
-        return [_specified(item) for item in value]
-    try:
-        return ModuleSpec.of(value.as_dict()) if isinstance(value, Namespace) else value
-    except ValueError as error:
-        raise InputError(str(error)) from error

@@ -12,7 +12,8 @@ Importing this package loads no lightning; `Run` and `CheckpointSettings` do, on
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lra_ssm.runs.run import CheckpointSettings, Run
+    from lra_ssm.runs.run import Run
+    from lra_ssm.runs.saving import CheckpointSettings
 
 __all__ = ["CheckpointSettings", "Run"]
 

@@ -4,9 +4,9 @@ import inspect
 import os
 import signal
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Self
 from weakref import WeakSet
 
 import yaml
@@ -32,40 +32,13 @@ from lra_ssm.runs.checks import (
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
-from lra_ssm.runs.saving import SaveBest, SaveLast
+from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.stopping import EndFit
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
 _RUN_PATH = "LRA_SSM_RUN_PATH"
-
-
-@dataclass(frozen=True)
-class CheckpointSettings:
-    """Which checkpoints a run keeps.
-
-    Args:
-        every_n_steps: steps between saves of last.ckpt.
-        monitor: metric of best.ckpt.
-        mode: what is best.
-
-    Raises:
-        InputError: never saving.
-    """
-
-    neutral: ClassVar = ("every_n_steps",)  # cannot change a result
-
-    every_n_steps: int = 500
-    monitor: str = "val/accuracy"
-    mode: Literal["min", "max"] = "max"
-
-    def __post_init__(self) -> None:
-        if self.every_n_steps < 1:
-            raise InputError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be at least 1")
-
-
-DEFAULT_CHECKPOINTS = CheckpointSettings()
 
 
 class Run(RunDirectory):

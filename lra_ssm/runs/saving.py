@@ -1,8 +1,9 @@
 """Which checkpoints a fit writes, the best one, the last one and the one before; and how it takes them up again."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, Timer
@@ -14,6 +15,33 @@ from lra_ssm.runs.directory import previous
 
 # Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Which checkpoints a run keeps.
+
+    Args:
+        every_n_steps: steps between saves of last.ckpt.
+        monitor: metric of best.ckpt.
+        mode: what is best.
+
+    Raises:
+        InputError: never saving.
+    """
+
+    neutral: ClassVar = ("every_n_steps",)  # cannot change a result
+
+    every_n_steps: int = 500
+    monitor: str = "val/accuracy"
+    mode: Literal["min", "max"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.every_n_steps < 1:
+            raise InputError(f"checkpoint.every_n_steps is {self.every_n_steps}; it must be at least 1")
+
+
+DEFAULT_CHECKPOINTS = CheckpointSettings()
 
 
 class SaveBest(ModelCheckpoint):

@@ -13,7 +13,7 @@ Paddle = tuple[tuple[float, float], tuple[float, float]]
 
 def all_paddles(block: PathfinderBlock, image: int) -> np.ndarray:
     """Every paddle of an image (n, 2, 2), in no order that tells what belongs together."""
-    record = block.record
+    record = block.geometry
     parts = [array[image].reshape(-1, 2, 2) for array in (record.contours, record.distractors, record.singles)]
     paddles = np.concatenate(parts)
     paddles = paddles[~np.isnan(paddles).any(axis=(1, 2))]
@@ -29,7 +29,7 @@ def solve_record(settings: PathfinderSettings, block: PathfinderBlock, image: in
 
     Knows the rule, the discs and the heap of paddles; neither which snake a paddle is of, nor its place in it.
     """
-    margin, length, scale = int(block.record.margins[image]), settings.paddle_length, settings.antialias_scale
+    margin, length, scale = int(block.geometry.margins[image]), settings.paddle_length, settings.antialias_scale
 
     def moved(point: tuple[float, float], angle: float, distance: float) -> tuple[int, int]:
         return (
@@ -60,7 +60,7 @@ def solve_record(settings: PathfinderSettings, block: PathfinderBlock, image: in
         return False
 
     heap: list[Paddle] = [tuple(map(tuple, paddle)) for paddle in all_paddles(block, image).tolist()]
-    discs = [tuple(map(float, disc)) for disc in block.record.markers[image].tolist()]
+    discs = [tuple(map(float, disc)) for disc in block.geometry.markers[image].tolist()]
     for origin, goal in (discs, discs[::-1]):
         for paddle in heap:
             if paddle[0] != origin:

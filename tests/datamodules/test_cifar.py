@@ -66,7 +66,10 @@ def test_python_batches(tmp_path: Path, writer: str) -> None:
     write_files(tmp_path / "cifar-10-batches-py", cifar_batches(IMAGES, 10, writer) | {"readme.html": b"x"})
     files = cifar_files.read(cifar_files.locate(tmp_path))
     check_published(files)
-    assert files.record["layout"] == "python" and files.record["files"]["data_batch_3"]["digest"] == "unknown"
+    assert (
+        files.manifest_entry["layout"] == "python"
+        and files.manifest_entry["files"]["data_batch_3"]["digest"] == "unknown"
+    )
 
 
 def test_archives_in_any_order(tmp_path: Path) -> None:
@@ -74,7 +77,9 @@ def test_archives_in_any_order(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "cifar-10-python.tar.gz", dict(reversed(members.items())))
     files = cifar_files.read(cifar_files.locate(path))
     check_published(files)
-    assert files.record["archive"]["digest"] == "unknown" and len(files.record["archive"]["sha256"]) == 64
+    assert (
+        files.manifest_entry["archive"]["digest"] == "unknown" and len(files.manifest_entry["archive"]["sha256"]) == 64
+    )
 
 
 def test_binary_batches(tmp_path: Path) -> None:
@@ -95,8 +100,8 @@ def test_class_folders_and_archives_of_them(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "images.tar.gz", {f"CIFAR/{n}": d for n, d in reversed(class_files().items())})
     files = cifar_files.read(archive)
     check_published(files, by_class)
-    assert "lossy" not in files.record
-    lossy = cifar_files.read(write_tar(tmp_path / "jpeg.tar.gz", class_files() | class_files("JPEG"))).record
+    assert "lossy" not in files.manifest_entry
+    lossy = cifar_files.read(write_tar(tmp_path / "jpeg.tar.gz", class_files() | class_files("JPEG"))).manifest_entry
     assert lossy["lossy"] is True
 
 
@@ -156,7 +161,7 @@ def test_hugging_face(tmp_path: Path, column: str) -> None:
     data = SCIFAR(root=str(tmp_path), source="huggingface")
     files = cifar_files.read(data._path())
     check_published(files)
-    assert files.record["layout"] == "huggingface" and "lossy" not in files.record
+    assert files.manifest_entry["layout"] == "huggingface" and "lossy" not in files.manifest_entry
     assert cifar_files.locate(tmp_path / "cifar10" / "huggingface") == data._path()
 
 
@@ -407,7 +412,7 @@ def test_real_jpegs(tmp_path: Path) -> None:
 def test_real_pngs_are_exact(tmp_path: Path) -> None:
     folder = real_data("cifar10-png-200")
     files = cifar_files.read(cifar_files.locate(folder))
-    assert files.test is None and files.train.images.shape == (200, 32, 32, 3) and "lossy" not in files.record
+    assert files.test is None and files.train.images.shape == (200, 32, 32, 3) and "lossy" not in files.manifest_entry
     for number in (1, 2, 10, 200):
         with PILImage.open(folder / "train" / f"{number}.png") as image:
             assert np.array_equal(files.train.images[number - 1], np.asarray(image.convert("RGB")))

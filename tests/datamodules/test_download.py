@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from lra_ssm.datamodules.fetch.download import DownloadRecord, RemoteFile, download
-from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.download import DownloadNote, RemoteFile, download
+from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.storage import bars, disk
 from lra_ssm.errors import InputError
 from tests.datamodules.server import Site, serving
@@ -41,7 +41,7 @@ def remote(site: Site, *more: str, digest: str | None = f"sha256:{SHA256}", **se
     return RemoteFile((f"{site.url}/{NAME}", *more), NAME, digest, **settings)
 
 
-def fetch(file: RemoteFile, folder: Path, **settings: Any) -> DownloadRecord:
+def fetch(file: RemoteFile, folder: Path, **settings: Any) -> DownloadNote:
     return download(file, folder, **{"timeout": 5.0, "tries": 3, "backoff": 0.01, **settings})
 
 
@@ -62,7 +62,7 @@ def test_whole(tmp_path: Path, digest: str | None) -> None:
     with serving(DATA) as site:
         record = fetch(remote(site, digest=digest), tmp_path / "new")
         status = "published" if digest else "unknown"
-        assert record == DownloadRecord(f"{site.url}/{NAME}", len(DATA), SHA256, status)
+        assert record == DownloadNote(f"{site.url}/{NAME}", len(DATA), SHA256, status)
         json.dumps(asdict(record))
         check_whole(tmp_path / "new")
         assert site.requests[0]["User-Agent"].startswith("lra_ssm/") and len(site.requests) == 1
@@ -72,7 +72,7 @@ def test_already_there_needs_no_network(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
     (tmp_path / f"{NAME}.partial.json").write_text("{}")  # killed after the rename
     file = RemoteFile(("http://127.0.0.1:9/",), NAME, f"md5:{MD5}", len(DATA))
-    assert fetch(file, tmp_path) == DownloadRecord(None, len(DATA), SHA256, "published")
+    assert fetch(file, tmp_path) == DownloadNote(None, len(DATA), SHA256, "published")
     assert files(tmp_path) == [NAME] and read_note(tmp_path / NAME) == {}  # nobody knows from where
 
 
@@ -513,7 +513,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
 
 
 def test_many_threads_at_once(tmp_path: Path) -> None:
-    records: list[DownloadRecord] = []
+    records: list[DownloadNote] = []
     with serving(DATA, break_after=[50_000]) as site:
         threads = [
             threading.Thread(target=lambda: records.append(fetch(remote(site), tmp_path)), daemon=True)

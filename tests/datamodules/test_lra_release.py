@@ -12,7 +12,7 @@ import pytest
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.fetch import lra_release
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_note, write_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.retrieval.reader import FILES
@@ -38,9 +38,9 @@ def write_release(path: Path, wrapping: str) -> Path:
 @pytest.mark.parametrize("wrapping", ["lra_release/lra_release/", "lra_release/", ""])
 def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
-    record = DownloadRecord("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
+    record = DownloadNote("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
 
-    def download(file: RemoteFile, folder: Path) -> DownloadRecord:
+    def download(file: RemoteFile, folder: Path) -> DownloadNote:
         write_release(folder / file.name, wrapping)
         return record
 
@@ -74,7 +74,7 @@ def test_a_release_that_is_there_needs_no_network(tmp_path: Path) -> None:
 
 
 def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(file: RemoteFile, folder: Path) -> DownloadRecord:
+    def fails(file: RemoteFile, folder: Path) -> DownloadNote:
         raise InputError("no network")
 
     monkeypatch.setattr(lra_release, "download", fails)
@@ -96,7 +96,7 @@ def test_killed_while_unpacking(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "lra_release")
     half.mkdir(parents=True)  # with it: finished, but not yet in its place
     (half / FILES["train"]).touch()
-    write_note(note_of(half.parent), DownloadRecord("https://x.org", 1, "0" * 64, "unknown"))
+    write_note(note_of(half.parent), DownloadNote("https://x.org", 1, "0" * 64, "unknown"))
     folder = fetch_lra_release(tmp_path, "tsv_data")
     assert read_note(folder)["url"] == "https://x.org" and not half.parent.exists()
 

@@ -37,7 +37,7 @@ def test_idx(tmp_path: Path, packed: bool, place: str) -> None:
     files = reader.read(data._path())
     assert np.array_equal(files.train.images[..., 0], IMAGES[:50]) and files.train.labels.tolist() == list(LABELS[:50])
     assert np.array_equal(files.test.images[..., 0], IMAGES[50:]) and files.test.labels.tolist() == list(LABELS[50:])
-    assert {entry["digest"] for entry in files.record["files"].values()} == {"unknown"}
+    assert {entry["digest"] for entry in files.manifest_entry["files"].values()} == {"unknown"}
     assert MNIST(root="x", source=str(tmp_path / place))._path() == data._path()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, write_note
 from lra_ssm.datamodules.pathfinder.archive import missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder.module import Pathfinder
 from lra_ssm.datamodules.pathfinder.reader import places, read_listing
@@ -44,8 +44,8 @@ def test_metadata(tmp_path: Path, metadata: str) -> None:
     write_pathfinder(tmp_path, IMAGES, metadata)
     listing = read_listing(tmp_path)
     assert listing.paths[9:11] == ["imgs/0/sample_9.png", "imgs/1/sample_0.png"] and len(listing.paths) == 120
-    assert listing.labels.tolist() == LABELS and listing.record["empty_images"] == []
-    assert listing.record["metadata_format"] == ("text" if metadata == "text" else "npy")
+    assert listing.labels.tolist() == LABELS and listing.manifest_entry["empty_images"] == []
+    assert listing.manifest_entry["metadata_format"] == ("text" if metadata == "text" else "npy")
 
 
 class Evil:
@@ -222,7 +222,7 @@ def test_scalings_share_the_prepared_data(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize("place", places(32, HARD))
 def test_lra_layouts(tmp_path: Path, place: str) -> None:
     write_pathfinder(tmp_path / place, IMAGES[:20])
-    archive = DownloadRecord("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
+    archive = DownloadNote("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
     write_note(note_of(tmp_path / place), archive)
     data = prepared(Pathfinder(root=str(tmp_path), source="lra"))
     assert data.manifest()["source"]["archive"] == asdict(archive)
@@ -265,7 +265,7 @@ def test_generated(tmp_path: Path, difficulty: Any) -> None:
     (archive / "imgs" / "0" / "sample_0.png").unlink()
     data = prepared(Pathfinder(root=str(tmp_path), **settings))
     assert contents(data.prepared_folder) == before
-    assert read_listing(archive).record["listed_images"] == 40
+    assert read_listing(archive).manifest_entry["listed_images"] == 40
     other = Pathfinder(root=str(tmp_path), **(settings | {"generator_seed": 4}))
     assert other.prepared_folder != data.prepared_folder and other.archive_folder != data.archive_folder
 

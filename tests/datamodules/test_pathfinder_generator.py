@@ -76,7 +76,9 @@ def test_pixels_show_the_record_and_nothing_else(size):
         around = [picture[my - 1 : my + 2, mx - 1 : mx + 2].max() for my, mx in middles]
         assert min(around) > 60
         to_paddle = distances(pixels, paddles).min(axis=1).reshape(size, size)
-        to_disc = np.linalg.norm(pixels[:, None] - block.record.markers[image], axis=-1).min(axis=1).reshape(size, size)
+        to_disc = (
+            np.linalg.norm(pixels[:, None] - block.geometry.markers[image], axis=-1).min(axis=1).reshape(size, size)
+        )
         explained = (to_paddle <= settings.paddle_thickness / 2 + 1.5) | (to_disc <= settings.marker_radius + 1.5)
         assert picture[~explained].max() < 60
 
@@ -86,7 +88,7 @@ def test_discs_are_found_in_the_pixels_alone(size):
     """A disc is where everything within its radius is bright; no paddle is as thick."""
     block, settings = block_of(size), SETTINGS[size]
     radius = math.ceil(settings.marker_radius) - 1
-    for picture, markers in zip(block.images, block.record.markers, strict=True):
+    for picture, markers in zip(block.images, block.geometry.markers, strict=True):
         padded = np.pad(picture, radius)
         inside = [
             padded[radius + dy : radius + dy + size, radius + dx : radius + dx + size].astype(int)
@@ -103,7 +105,7 @@ def test_discs_are_found_in_the_pixels_alone(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_snakes_obey_the_rules(size):
     block, settings = block_of(size), SETTINGS[size]
-    record = block.record
+    record = block.geometry
     assert record.contours.shape == (COUNTS[size], 2, 14, 2, 2) and not np.isnan(record.contours).any()
     assert set(record.margins.tolist()) == set(settings.paddle_margins)
     seeds = record.contours[:, :, 0, 0]
@@ -140,7 +142,7 @@ def test_turns_follow_continuity(size):
         assert (got[turn >= np.pi / 2] == 0).all()
     # Seen from outside, a paddle's own direction differs by half a pixel at either end.
     slack = 2 * math.atan(0.75 / settings.paddle_length)
-    along = np.diff(block_of(size).record.contours, axis=-2)[..., 0, :]
+    along = np.diff(block_of(size).geometry.contours, axis=-2)[..., 0, :]
     angles = np.arctan2(along[..., 0], along[..., 1])
     turns = np.abs((np.diff(angles, axis=-1) + np.pi) % (2 * np.pi) - np.pi)
     assert turns.max() < np.pi / 2 / settings.continuity + slack
@@ -169,7 +171,7 @@ def test_labels_are_balanced_in_every_block():
     for block, size, ones in ((0, 10, 5), (1, 10, 5), (0, 11, 5), (1, 11, 6)):
         assert generate_block(easy, 0, block, size).labels.sum() == ones
     drawn = generate_block(easy, 0, 0, 400)
-    marked = drawn.record.marked
+    marked = drawn.geometry.marked
     assert ((marked[:, 0] == marked[:, 1]) == drawn.labels).all()
     assert 150 < marked[:, 0].sum() < 250  # either contour
     assert 60 < drawn.labels[:200].sum() < 140  # in random order
@@ -196,8 +198,8 @@ def test_the_images_of_a_seed_stay_what_they_were():
 
 def test_single_paddles_fill_the_image_when_asked_for():
     settings = settings_for(64, "curv_baseline")
-    few = generate_block(settings, 0, 0, 4).record.singles
-    many = generate_block(settings._replace(use_single_paddles=True), 0, 0, 4).record.singles
+    few = generate_block(settings, 0, 0, 4).geometry.singles
+    many = generate_block(settings._replace(use_single_paddles=True), 0, 0, 4).geometry.singles
     assert few.shape[1] == 0 and (~np.isnan(many[..., 0, 0, 0])).sum(axis=1).min() > 20
 
 

@@ -126,7 +126,7 @@ def test_chunks_and_chosen_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     reader = PairsFile(path, 100)
     read: list[int] = []
     chunks = list(reader.chunks(read.append))
-    assert len(chunks) > 20 and sum(read) == path.stat().st_size == reader.record["bytes"]
+    assert len(chunks) > 20 and sum(read) == path.stat().st_size == reader.manifest_entry["bytes"]
     assert [label for chunk in chunks for label in chunk.labels] == [0, 1] * 50
     assert [text for chunk in chunks for text in chunk.texts][-2:] == ["first 99", "second 99"]
     chosen = [chunk.texts for chunk in reader.chunks(chosen=np.array([0, 7, 99]))]

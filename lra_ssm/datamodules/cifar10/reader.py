@@ -133,7 +133,12 @@ def read(path: Path) -> ImageFiles:
             file.seek(0)
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         known = "published" if f"md5:{md5}" == ARCHIVE.digest else "unknown"
-        files.record["archive"] = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256, "digest": known}
+        files.manifest_entry["archive"] = {
+            "name": path.name,
+            "bytes": path.stat().st_size,
+            "sha256": sha256,
+            "digest": known,
+        }
     return files
 
 

@@ -101,8 +101,8 @@ class SingleFiles:
             raise InputError(f"{self.where}: holds no training images; expected train/<class>/NAME.png or .jpg")
         digest = hashlib.sha256(b"".join(self._digests[number] for number in order)).hexdigest()
         files = {"images": {"count": len(order), "sha256_of_sha256s": digest, "digest": "unknown"}}
-        record = {"layout": self.layout, "files": files} | ({"lossy": True} if self._lossy else {})
-        return ImageFiles(parts["train"], parts.get("test"), record)
+        entry = {"layout": self.layout, "files": files} | ({"lossy": True} if self._lossy else {})
+        return ImageFiles(parts["train"], parts.get("test"), entry)
 
     def _label(self, name: str, where: str) -> int:
         if name not in self.class_names:

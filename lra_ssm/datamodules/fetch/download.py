@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.fetch.answers import Answer, Broken, PastTheEnd, Refused, date, read_answer, strong_etag
-from lra_ssm.datamodules.fetch.download_record import DownloadRecord, note_of, read_note, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_note, write_note
 from lra_ssm.datamodules.fetch.partial import PartialFile, Version
 from lra_ssm.datamodules.fetch.web import LEAST_BYTES, SCHEMES, open_url, reason
 from lra_ssm.datamodules.storage.bars import ByteBar
@@ -81,7 +81,7 @@ def download(
     tries: int = 5,
     backoff: float = 1.0,
     progress: bool = True,
-) -> DownloadRecord:
+) -> DownloadNote:
     """Makes sure that <folder>/<name> is there, whole and with its published digest.
 
     A file that is there is checked and used without the network; one with a wrong digest or size is removed and
@@ -102,14 +102,14 @@ def download(
             has no room, or the folder cannot be written.
     """
     with _writing(folder):
-        record = _already_there(file, folder, progress)
-        if record is not None:
-            return record
+        note = _already_there(file, folder, progress)
+        if note is not None:
+            return note
         folder.mkdir(exist_ok=True)
         with locked(folder / f"{file.name}.lock", "downloads this file"):
-            record = _already_there(file, folder, progress)
-            if record is not None:
-                return record
+            note = _already_there(file, folder, progress)
+            if note is not None:
+                return note
             note_of(folder / file.name).unlink(missing_ok=True)
             (folder / file.name).unlink(missing_ok=True)  # its digest or size is wrong
             with ByteBar(file.name, progress) as bar:
@@ -128,7 +128,7 @@ class _Transfer:
         self.most = MOST_BYTES if file.size is None else file.size
         self.resumed = False
 
-    def run(self) -> DownloadRecord:
+    def run(self) -> DownloadNote:
         if self.file.size is not None:
             check_disk_space(self.folder, self.file.size - self.partial.received(), self.file.name)
         failures = []
@@ -150,12 +150,12 @@ class _Transfer:
                     log.warning("%s; trying the next address", failures[-1])
             else:
                 size, path = self.partial.received(), self.folder / self.file.name
-                record = DownloadRecord(url, size, sha256, "published" if self.file.digest else "unknown")
-                write_note(note_of(path), record)  # first, so that no downloaded file is without
+                note = DownloadNote(url, size, sha256, "published" if self.file.digest else "unknown")
+                write_note(note_of(path), note)  # first, so that no downloaded file is without
                 os.replace(self.partial.path, path)
                 sync_folder(self.folder)
                 self.partial.finish()
-                return record
+                return note
         raise InputError(f"{self.file.name} cannot be downloaded: {'; '.join(failures)}")
 
     def _fetch(self, url: str) -> None:
@@ -264,7 +264,7 @@ class _Transfer:
             os.fsync(out.fileno())
 
 
-def _already_there(file: RemoteFile, folder: Path, progress: bool) -> DownloadRecord | None:
+def _already_there(file: RemoteFile, folder: Path, progress: bool) -> DownloadNote | None:
     """Describes the file if it is there and right. Writes nothing but the removal of what a killed process left."""
     path = folder / file.name
     if not path.is_file():
@@ -278,7 +278,7 @@ def _already_there(file: RemoteFile, folder: Path, progress: bool) -> DownloadRe
         with suppress(OSError):
             leftover.unlink()
     url = read_note(path, sha256).get("url")
-    return DownloadRecord(url, path.stat().st_size, sha256, "published" if file.digest else "unknown")
+    return DownloadNote(url, path.stat().st_size, sha256, "published" if file.digest else "unknown")
 
 
 def _check(file: RemoteFile, path: Path, bar: ByteBar) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lra_ssm.datamodules.fetch.archives import extract
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
-from lra_ssm.datamodules.fetch.download_record import NOTE, note_of, write_note
+from lra_ssm.datamodules.fetch.download_note import NOTE, note_of, write_note
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.locking import locked
@@ -71,7 +71,7 @@ def fetch_lra_release(
         try:
             if not note_of(staging).is_file():  # it is not there, or a killed process has not finished it
                 shutil.rmtree(staging, ignore_errors=True)
-                record = download(file, root)
+                note = download(file, root)
                 least = next((size for start, size in LEAST_BYTES.items() if wanted_prefix.startswith(start)), 0)
                 check_disk_space(root, least, f"unpacking {wanted_prefix} of {file.name}")
                 extract(
@@ -81,7 +81,7 @@ def fetch_lra_release(
                     max_bytes=max_bytes,
                     max_files=max_files,
                 )
-                write_note(note_of(staging), record)
+                write_note(note_of(staging), note)
             found = [Path(path) for path, _, _ in os.walk(staging) if f"{path}/".endswith(marked)]
             shutil.copyfile(note_of(staging), found[0] / NOTE)
             target.parent.mkdir(parents=True, exist_ok=True)

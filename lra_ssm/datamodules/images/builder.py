@@ -58,7 +58,7 @@ def build_images(
         published_counts: how many images the published train and test files hold.
         split_seed: of the choice of validation images.
         limit: at most so many images in a split, classes as balanced as they can be; None for all.
-        source: goes into the manifest before the files' record.
+        source: goes into the manifest before the files' entry.
         convert: images (n, H, W, C) to what is stored, (n, H, W, C') uint8.
 
     Raises:
@@ -92,7 +92,7 @@ def build_images(
             # False: a score on "test" is no published number.
             "published_test": files.test is not None,
             "split": {"seed": split_seed, "sha256": {name: indices_sha256(i) for name, i in indices.items()}},
-            **files.record,
+            **files.manifest_entry,
         }
     )
 

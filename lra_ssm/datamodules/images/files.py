@@ -1,4 +1,4 @@
-"""What every reader of images gives: images with labels, and a record of the files for the manifest."""
+"""What every reader of images gives: images with labels, and the files' entry for the manifest."""
 
 import hashlib
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ class LabelledImages(NamedTuple):
 class ImageFiles(NamedTuple):
     """What was read of a user's files.
 
-    `record` goes into the manifest: layout, files with their digests, and `lossy` where a file was a JPEG.
+    `manifest_entry` goes into the manifest: layout, files with their digests, and `lossy` where a file was a JPEG.
     """
 
     train: LabelledImages
     test: LabelledImages | None
-    record: dict[str, Any]
+    manifest_entry: dict[str, Any]
 
 
 def digests(data: bytes, published_md5: str | None) -> dict[str, Any]:

@@ -147,8 +147,8 @@ def _read_split(
                 lossy |= decoded.lossy
                 number += 1
             advance(len(batch[image_column]))
-    record = {"images": number, "sha256": digest.hexdigest(), "digest": "unknown", "fingerprint": dataset._fingerprint}
-    return LabelledImages(images, labels), record, lossy
+    entry = {"images": number, "sha256": digest.hexdigest(), "digest": "unknown", "fingerprint": dataset._fingerprint}
+    return LabelledImages(images, labels), entry, lossy
 
 
 def _line(error: Exception) -> str:

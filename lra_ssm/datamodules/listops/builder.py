@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.listops.generator import generate
 from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
 from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, Block, TreeSettings
@@ -96,12 +96,12 @@ def build_from_files(
             split = writer.split(name)
             for chunk in reader.chunks(lambda size: progress.advance(task, size)):
                 split.extend(chunk.tokens, chunk.lengths, chunk.labels)
-    counts = {name: reader.record["examples"] for name, reader in readers.items()}
+    counts = {name: reader.manifest_entry["examples"] for name, reader in readers.items()}
     if limit is None and counts != PUBLISHED_COUNTS:
         log.warning("ListOps files hold %s examples; the published ones hold %s", counts, PUBLISHED_COUNTS)
-    records = {name: reader.record for name, reader in readers.items()}
+    entries = {name: reader.manifest_entry for name, reader in readers.items()}
     archive = read_note(files["train"].parent)  # if we have unpacked them
-    source = {"kind": kind, "limit": limit, "published_counts": counts == PUBLISHED_COUNTS, "files": records}
+    source = {"kind": kind, "limit": limit, "published_counts": counts == PUBLISHED_COUNTS, "files": entries}
     writer.finish(source | ({"archive": archive} if archive else {}))
 
 

@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass
 class ListOpsFile:
-    """One file. `chunks` reads it once; `record` then describes what was read.
+    """One file. `chunks` reads it once; `manifest_entry` then describes what was read.
 
     Args:
         path: the file.
@@ -54,7 +54,7 @@ class ListOpsFile:
     path: Path
     max_length: int
     limit: int | None = None
-    record: dict[str, Any] = field(default_factory=dict, init=False)
+    manifest_entry: dict[str, Any] = field(default_factory=dict, init=False)
 
     def chunks(self, advance: Callable[[int], object] = lambda size: None) -> Iterator[Chunk]:
         """Yields the file's sequences in order.
@@ -91,7 +91,7 @@ class ListOpsFile:
             examples += len(labels)
         if not examples:
             raise self._wrong(number, "the file ends after its header; it holds no expression")
-        self.record = {
+        self.manifest_entry = {
             "file": str(self.path),
             "bytes": self.path.stat().st_size,
             "examples": examples,

@@ -105,27 +105,27 @@ def read(path: Path) -> ImageFiles:
     found = find_files(path)
     if found is None:
         raise InputError(f"{path}: holds none of MNIST's files {', '.join(MD5)}")
-    records: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     parts = []
     for prefix in ("train", "t10k"):
         names = f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz"
-        images, labels = (_read_idx(found[name], name, 3 - 2 * i, records) for i, name in enumerate(names))
+        images, labels = (_read_idx(found[name], name, 3 - 2 * i, entries) for i, name in enumerate(names))
         if images.shape[1:] != SIZE:
             raise InputError(f"{found[names[0]]}: holds images of {images.shape[1:]} pixels instead of {SIZE}")
         if len(images) != len(labels):
             raise InputError(f"{found[names[1]]}: holds {len(labels)} labels for {len(images)} images")
         checked = check_labels(labels, len(CLASS_NAMES), str(found[names[1]]))
         parts.append(LabelledImages(images[..., None], checked))
-    return ImageFiles(parts[0], parts[1], {"layout": "idx", "files": records})
+    return ImageFiles(parts[0], parts[1], {"layout": "idx", "files": entries})
 
 
-def _read_idx(path: Path, name: str, dimensions: int, records: dict[str, Any]) -> np.ndarray:
-    """The array of an idx file of uint8; leaves its digests in `records`."""
+def _read_idx(path: Path, name: str, dimensions: int, entries: dict[str, Any]) -> np.ndarray:
+    """The array of an idx file of uint8; leaves its digests in `entries`."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    records[path.name] = digests(data, MD5[name])
+    entries[path.name] = digests(data, MD5[name])
     if data[:2] == b"\x1f\x8b":
         data = _unpacked(data, path)
     header = 4 + 4 * dimensions

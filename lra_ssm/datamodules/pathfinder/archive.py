@@ -171,14 +171,14 @@ def _metadata_text(settings: PathfinderSettings, block: PathfinderBlock, number:
         settings.paddle_thickness,
     )
     lines = []
-    for image, (label, margin) in enumerate(zip(block.labels, block.record.margins, strict=True)):
+    for image, (label, margin) in enumerate(zip(block.labels, block.geometry.margins, strict=True)):
         columns = (f"imgs/{number}", f"sample_{image}.png", image, label, *middle, margin, tail)
         lines.append(" ".join(map(str, columns)) + "\n")
     return "".join(lines)
 
 
-def _claim(target: Path, record: dict[str, Any]) -> None:
-    """Writes the record into a new folder, or compares it with the one that is there."""
+def _claim(target: Path, settings: dict[str, Any]) -> None:
+    """Writes the settings into a new folder, or compares it with the one that is there."""
     path = target / RECORD
     try:
         found = json.loads(path.read_text())
@@ -192,15 +192,15 @@ def _claim(target: Path, record: dict[str, Any]) -> None:
             leftover.unlink(missing_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(json.dumps(record, indent=1) + "\n")
+            file.write(json.dumps(settings, indent=1) + "\n")
         return
     except (ValueError, RecursionError):  # no JSON, no UTF-8, numbers of thousands of digits, or too deep
         found = None
     if not isinstance(found, dict):
         raise InputError(f"{path}: not a generator's record; name another folder, or remove this one")
-    other = [key for key in record | found if record.get(key) != found.get(key)]
+    other = [key for key in settings | found if settings.get(key) != found.get(key)]
     if other:
-        said = ", ".join(f"{key} {found.get(key)} (now {record.get(key)})" for key in other)
+        said = ", ".join(f"{key} {found.get(key)} (now {settings.get(key)})" for key in other)
         raise InputError(f"{target}: generated with {said}; name another folder, or remove this one")
 
 

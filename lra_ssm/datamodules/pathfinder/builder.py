@@ -56,7 +56,7 @@ def build_from_folder(
             training, or the disk has no room.
     """
     listing = read_listing(images, generated=generated)
-    num, listed = len(listing.labels), listing.record["listed_images"]
+    num, listed = len(listing.labels), listing.manifest_entry["listed_images"]
     if listed != PUBLISHED_COUNT and generator_of(images) is None:
         log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
     parts = random_split(num, FRACTIONS, split_seed) if split == "random" else ordered_split(num, FRACTIONS)
@@ -85,6 +85,6 @@ def build_from_folder(
                 "seed": split_seed if split == "random" else None,
                 "sha256": {name: indices_sha256(part) for name, part in indices.items()},
             },
-            "files": listing.record,
+            "files": listing.manifest_entry,
         }
     )

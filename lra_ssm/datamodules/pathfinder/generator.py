@@ -1,7 +1,7 @@
 """Draws Pathfinder images in numbered blocks, each a pure function of (settings, seed, number).
 
     block = generate_block(SETTINGS[128], seed=0, block=0, size=100)
-    block.images, block.labels, block.record
+    block.images, block.labels, block.geometry
 
 `archive.write_archive` writes many blocks in the layout of LRA's archive.
 
@@ -37,7 +37,7 @@ GENERATOR_VERSION = 1
 CHUNK = 64
 
 
-class Record(NamedTuple):
+class Geometry(NamedTuple):
     """What was drawn, by image. Points are (y, x) in pixels, the middle of the first pixel being (0, 0).
 
     A paddle is two points, the end nearer to its snake's start first; NaN where a distractor found no room.
@@ -52,11 +52,11 @@ class Record(NamedTuple):
 
 
 class PathfinderBlock(NamedTuple):
-    """Images (n, size, size) uint8, labels (n,) uint8 (1: both discs are on the same contour), and the record."""
+    """Images (n, size, size) uint8, labels (n,) uint8 (1: both discs are on the same contour), and the geometry."""
 
     images: Bytes
     labels: Bytes
-    record: Record
+    geometry: Geometry
 
 
 def block_generator(seed: int, block: int) -> np.random.RandomState:
@@ -90,7 +90,7 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
     origins = below(rng, 2, size)
     marked = np.stack([origins, np.where(labels == 1, origins, 1 - origins)], axis=1)
     most_singles = max(num_single_paddles(settings, margin) for margin in settings.paddle_margins)
-    record = Record(
+    geometry = Geometry(
         margins=margins,
         contours=np.full((size, 2, settings.contour_length, 2, 2), np.nan),
         distractors=np.full((size, settings.num_distractor_snakes, settings.distractor_length, 2, 2), np.nan),
@@ -108,8 +108,8 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
         for first in range(0, len(numbers), CHUNK):
             chunk = numbers[first : first + CHUNK]
             part = Paddles(*(array[first : first + CHUNK] for array in contours))
-            images[chunk] = _finish(settings, tables, part, chunk, record, rng)
-    return PathfinderBlock(images, labels.astype(np.uint8), record)
+            images[chunk] = _finish(settings, tables, part, chunk, geometry, rng)
+    return PathfinderBlock(images, labels.astype(np.uint8), geometry)
 
 
 def _finish(
@@ -117,10 +117,10 @@ def _finish(
     tables: PaddleTables,
     contours: Paddles,
     numbers: Ints,
-    record: Record,
+    geometry: Geometry,
     rng: np.random.RandomState,
 ) -> Bytes:
-    """Adds distractors and discs to contours (m, 2, C), fills in the record's rows `numbers`, and draws."""
+    """Adds distractors and discs to contours (m, 2, C), fills in the geometry's rows `numbers`, and draws."""
     count = len(numbers)
     lanes = np.arange(count)
     canvas = Canvas(tables, count)
@@ -137,16 +137,16 @@ def _finish(
     )
     num_singles = num_single_paddles(settings, tables.margin)
     singles = grow_distractors(canvas, settings, num_singles, 1, settings.max_paddle_retrial, rng)
-    marked = record.marked[numbers]
+    marked = geometry.marked[numbers]
     # A contour's first stamp starts at its start, its last one at its end.
     discs = np.stack(
         [contours.starts[lanes, marked[:, 0], 0], contours.starts[lanes, marked[:, 1], -1]],
         axis=1,
     )
-    record.contours[numbers] = _points(tables, contours)
-    record.distractors[numbers] = _points(tables, distractors)
-    record.singles[numbers, :num_singles] = _points(tables, singles)
-    record.markers[numbers] = _pixels(tables, discs)
+    geometry.contours[numbers] = _points(tables, contours)
+    geometry.distractors[numbers] = _points(tables, distractors)
+    geometry.singles[numbers, :num_singles] = _points(tables, singles)
+    geometry.markers[numbers] = _pixels(tables, discs)
 
     # In hundredths of 1/255: contrasts are given to two digits.
     area = tables.side**2

@@ -41,12 +41,12 @@ R = TypeVar("R")
 class Listing(NamedTuple):
     """The images of a folder in order, the empty ones left out.
 
-    `record` is for the manifest: how many metadata files of which formats, their sha256, and the empty images.
+    `manifest_entry` is for the manifest: how many metadata files of which formats, their sha256, and the empty images.
     """
 
     paths: list[str]
     labels: npt.NDArray[np.int64]
-    record: dict[str, Any]
+    manifest_entry: dict[str, Any]
 
 
 def places(resolution: int, difficulty: str) -> tuple[str, ...]:
@@ -77,18 +77,18 @@ def generator_of(folder: Path) -> dict[str, Any] | None:
     """What our generator recorded of the images that it wrote into a folder; None if somebody else did.
 
     Raises:
-        InputError: the record is damaged.
+        InputError: they are damaged.
     """
     path = folder / RECORD
     try:
-        record = json.loads(path.read_bytes())
+        settings = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: is no record of a generator ({error})") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{path}: is no record of a generator (it holds a {type(record).__name__})")
-    return record
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: is no record of a generator (it holds a {type(settings).__name__})")
+    return settings
 
 
 def has_images(folder: Path) -> bool:
@@ -156,9 +156,9 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
         block = folder / "metadata" / f"{PurePosixPath(lost).parent.name}.npy"
         remedy = f"; delete {block} and its images are drawn again" if generated else ""
         raise InputError(f"{folder / lost}: {what}{remedy}")
-    # Nobody has published digests of these files; the generated ones are told by the generator's record.
+    # Nobody has published digests of these files; the generated ones are told by the generator's settings.
     known = {} if generated else {"folder": str(folder), "digest": "unknown"}
-    record = {
+    entry = {
         "metadata_files": len(files),
         "metadata_format": "+".join(sorted(formats)),
         "metadata_sha256": digest.hexdigest(),
@@ -166,7 +166,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
         "empty_images": empty,
         **known,
     }
-    return Listing([paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], record)
+    return Listing([paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], entry)
 
 
 def read_images(folder: Path, paths: Iterable[str], resolution: int) -> Iterator[npt.NDArray[np.uint8]]:

@@ -85,16 +85,16 @@ def build(
             for chunk in reader.chunks(advance, chosen[name]):
                 split.extend(*tokenizer.encode(chunk.texts), chunk.labels)
             _check_classes(reader, name)
-    pairs = {name: reader.record["pairs"] for name, reader in readers.items()}
+    pairs = {name: reader.manifest_entry["pairs"] for name, reader in readers.items()}
     published = pairs == PUBLISHED_COUNTS
     if not published:
         log.warning("AAN files hold %s pairs; the published ones hold %s", pairs, PUBLISHED_COUNTS)
-    records = {name: reader.record for name, reader in readers.items()}
-    writer.finish({**source, **content_settings(settings, limit), "published_counts": published, "files": records})
+    entries = {name: reader.manifest_entry for name, reader in readers.items()}
+    writer.finish({**source, **content_settings(settings, limit), "published_counts": published, "files": entries})
 
 
 def _check_classes(reader: PairsFile, split: str) -> None:
-    counts = reader.record["class_counts"]
+    counts = reader.manifest_entry["class_counts"]
     if split == "train" and not all(counts):
         raise InputError(f"{reader.path}: all {sum(counts):,} training pairs have label {int(counts[1] > 0)}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
-from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source, split_files
 from lra_ssm.datamodules.retrieval.builder import DATASET, NUM_CLASSES, READER_VERSION, build, content_settings

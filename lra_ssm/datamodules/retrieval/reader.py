@@ -48,7 +48,7 @@ class Chunk:
 
 @dataclass
 class PairsFile:
-    """One file, which may be read several times; `record` describes it after the first.
+    """One file, which may be read several times; `manifest_entry` describes it after the first.
 
     Args:
         path: the file.
@@ -57,7 +57,7 @@ class PairsFile:
 
     path: Path
     reads: int
-    record: dict[str, Any] = field(default_factory=dict, init=False)
+    manifest_entry: dict[str, Any] = field(default_factory=dict, init=False)
 
     def chunks(
         self, advance: Callable[[int], object] = lambda size: None, chosen: npt.NDArray[np.int64] | None = None
@@ -72,7 +72,7 @@ class PairsFile:
             InputError: `FILE:LINE: what is wrong`, at the first line that is not as published.
         """
         wanted = None if chosen is None else set(chosen.tolist())
-        digest = None if self.record else hashlib.sha256()
+        digest = None if self.manifest_entry else hashlib.sha256()
         labels: list[int] = []
         texts: list[str] = []
         number = pending = characters = size = 0
@@ -108,7 +108,7 @@ class PairsFile:
                 )
             if run >= _LONG_RUN and run < number:
                 log.warning("%s: its first %d pairs are of one class, and so are the first batches", self.path, run)
-            self.record = {
+            self.manifest_entry = {
                 "file": str(self.path),
                 "bytes": size + pending,
                 "pairs": number,

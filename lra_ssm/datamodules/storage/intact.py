@@ -31,8 +31,8 @@ def check_intact(split: Split) -> None:
         InputError: an array is not what was written; names it and what to do.
     """
     folder = split.folder
-    record = folder.parent / f".{folder.name}.intact"
-    known = _read(record)
+    memory = folder.parent / f".{folder.name}.intact"
+    known = _read(memory)
     found = {
         entry["file"]: [*_state(folder / entry["file"]), entry["sha256"]] for entry in split.entry["arrays"].values()
     }
@@ -52,7 +52,7 @@ def check_intact(split: Split) -> None:
             raise damaged(folder / file, "does not have its recorded sha256: it is not what was prepared")
     if remembers:
         with suppress(OSError):
-            write_json(record, known | found)
+            write_json(memory, known | found)
 
 
 def _state(path: Path) -> list[int]:
@@ -60,10 +60,10 @@ def _state(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
-def _read(record: Path) -> dict[str, Any]:
-    """What is remembered; nothing of a record that cannot be read."""
+def _read(memory: Path) -> dict[str, Any]:
+    """What is remembered; nothing of a memory that cannot be read."""
     try:
-        known = json.loads(record.read_text(encoding="utf-8"))
+        known = json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}

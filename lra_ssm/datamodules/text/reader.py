@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
-from lra_ssm.datamodules.fetch.download_record import read_note
+from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
@@ -149,9 +149,9 @@ def describe(found: Found) -> dict[str, Any]:
         path and form, of an archive also bytes, sha256, whether its digest is "published" or "unknown", and the url if
         we have downloaded it.
     """
-    record: dict[str, Any] = {"path": str(found.path), "form": found.form}
+    entry: dict[str, Any] = {"path": str(found.path), "form": found.form}
     if found.form != "archive":
-        return record
+        return entry
     md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
     with open(found.path, "rb") as file:
         while data := file.read(1 << 20):
@@ -159,7 +159,7 @@ def describe(found: Found) -> dict[str, Any]:
             sha256.update(data)
             size += len(data)
     published = ARCHIVE.digest == f"md5:{md5.hexdigest()}"
-    return record | {
+    return entry | {
         "url": read_note(found.path, sha256.hexdigest()).get("url"),
         "bytes": size,
         "sha256": sha256.hexdigest(),

@@ -15,7 +15,7 @@ NOTE = "download.json"
 
 
 @dataclass(frozen=True)
-class DownloadRecord:
+class DownloadNote:
     """What is in the folder now. All fields are fit for a manifest.
 
     Args:
@@ -36,14 +36,14 @@ def note_of(path: Path) -> Path:
     return path / NOTE if path.is_dir() else path.with_name(f"{path.name}.{NOTE}")
 
 
-def write_note(note: Path, record: DownloadRecord) -> None:
+def write_note(path: Path, note: DownloadNote) -> None:
     """Writes a note, whole or not at all. The caller holds a lock.
 
     Raises:
         OSError: the disk does not take it.
     """
-    with replacing(note, encoding="utf-8") as file:
-        file.write(json.dumps(asdict(record)) + "\n")
+    with replacing(path, encoding="utf-8") as file:
+        file.write(json.dumps(asdict(note)) + "\n")
 
 
 def read_note(path: Path, sha256: str | None = None) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def read_note(path: Path, sha256: str | None = None) -> dict[str, Any]:
         {} where there is no such note.
     """
     try:
-        record = asdict(DownloadRecord(**json.loads(note_of(path).read_text(encoding="utf-8"))))
+        note = asdict(DownloadNote(**json.loads(note_of(path).read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
-    return record if sha256 in (None, record["sha256"]) else {}
+    return note if sha256 in (None, note["sha256"]) else {}
