@@ -56,6 +56,7 @@ ENDS = {
     "both, epochs first": ["--trainer.max_epochs=2", "--trainer.max_steps=15"],
     "validation within epochs": ["--trainer.val_check_interval=2"],
     "accumulated": ["--trainer.accumulate_grad_batches=2", "--trainer.max_epochs=4"],
+    "float64": ["--trainer.precision=64-true"],
 }
 # Before the first save, between saves, at and around the end of an epoch, in validation, while saving, at the end.
 MOMENTS = [
@@ -68,7 +69,7 @@ MOMENTS = [
 
 # Every moment with the usual end; with the others, which share its code, every third, the rest for `pytest -m slow`.
 CASES = [
-    pytest.param(end, moment, marks=[] if end == "epochs" or not i % 3 else [pytest.mark.slow])
+    pytest.param(end, moment, marks=[] if not i % {"epochs": 1, "float64": 9}.get(end, 3) else [pytest.mark.slow])
     for end in ENDS
     for i, moment in enumerate(MOMENTS)
 ]
@@ -93,7 +94,7 @@ def test_killed_again_and_again(tmp_path, data, uninterrupted):
 
 
 def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninterrupted):
-    """Neither is part of the run's identity; a run may be gone on with under other ones."""
+    """Neither is part of the run's identity; a run may be resumed under other ones."""
     command = [*FIT, f"--data.root={data}"]
     assert run([*command, "--data.num_workers=2"], tmp_path, {"KILL_AT": "train_batch_start:9"}).code == -9
     succeed([*command, "--checkpoint.every_n_steps=1"], tmp_path)
