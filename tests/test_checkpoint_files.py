@@ -194,7 +194,7 @@ def first_group(state):
     return state["optimizer_states"][0]["param_groups"][0]
 
 
-# What a hand, or another program, makes of a checkpoint: nothing that could be gone on from.
+# What a hand, or another program, makes of a checkpoint: nothing that a fit could be resumed from.
 MALFORMED = {
     "no optimizers": lambda s: s.update(optimizer_states=[]),
     "no schedules": lambda s: s.update(lr_schedulers=[]),

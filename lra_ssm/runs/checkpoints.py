@@ -92,11 +92,11 @@ def check_resumable(state: dict[str, Any], path: Path) -> None:
     for name, kind in _NEEDED.items():
         if not isinstance(state.get(name), kind):
             what = f"{name} is a {type(state[name]).__name__}" if name in state else f"it has no {name}"
-            raise DamagedCheckpoint(f"{path} cannot be gone on from: {what}; --init_from starts from its weights")
+            raise DamagedCheckpoint(f"{path} cannot be resumed from: {what}; --init_from starts from its weights")
     if not _are_dicts(state["callbacks"]):
-        raise DamagedCheckpoint(f"{path} cannot be gone on from: the state of one of its callbacks is no dict")
+        raise DamagedCheckpoint(f"{path} cannot be resumed from: the state of one of its callbacks is no dict")
     if not _is_version(state[_VERSION]):
-        raise DamagedCheckpoint(f"{path} cannot be gone on from: {_VERSION} is {state[_VERSION]!r}")
+        raise DamagedCheckpoint(f"{path} cannot be resumed from: {_VERSION} is {state[_VERSION]!r}")
     written = state.get(_PARTS)
     if isinstance(written, dict) and (lacking := differing_parts(written, dict(parts(state)))):
         raise DamagedCheckpoint(f"{path} is not as it was written: {lacking}")

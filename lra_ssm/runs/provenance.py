@@ -40,6 +40,7 @@ def environment() -> dict[str, Any]:
             versions[package] = None
     import torch
 
+    versions["torch"] = torch.__version__  # with its build: 2.13.0+cu130
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     hardware: dict[str, Any] = {
         "host": socket.gethostname(),
