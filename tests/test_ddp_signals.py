@@ -134,7 +134,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[in
     return outcomes
 
 
-@pytest.mark.slow
+@pytest.mark.trials
 @pytest.mark.parametrize("seed", range(30))
 def test_signals_at_random_moments(seed: int, tmp_path: Path, root: Path, undisturbed: dict[int, tuple]) -> None:
     """To one process, to every one, or to the process group; before training, in it, in validation and while saving."""
