@@ -48,7 +48,7 @@ class _Counting(io.RawIOBase):
 
     def flush(self) -> None:
         try:
-            if self.error is None:
+            if self.error is None and not self.file.closed:  # Python flushes once more when it lets go of this
                 self.file.flush()
         except OSError as error:
             self.error = error
