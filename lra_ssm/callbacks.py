@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lra_ssm.errors import InputError
-from lra_ssm.files import appending, replacing
+from lra_ssm.files import appending, replacing, set_aside
 from lra_ssm.tasks.optim import format_groups
 
 
@@ -206,8 +206,7 @@ class CSVRunLogger(Logger):
             return
         self._columns, rows = _table(self.path)
         if not self._columns:
-            aside = self.path.with_name("metrics.damaged.csv")
-            self.path.replace(aside)
+            aside = set_aside(self.path)
             print(f"warning: {self.path} is damaged: it has no columns step and epoch; it is begun anew, what was "
                   f"there is in {aside.name}")  # fmt: skip
             return

@@ -140,6 +140,16 @@ def one_reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def set_aside(path: Path) -> Path:
+    """Renames a damaged file: a.json becomes a.damaged.json, or where there is one a.damaged.1.json; returns it."""
+    aside, number = path.with_name(f"{path.stem}.damaged{path.suffix}"), 0
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.stem}.damaged.{number}{path.suffix}")
+    path.replace(aside)
+    return aside
+
+
 def write_json(path: Path, data: Any) -> None:
     """Writes `data` as JSON, what JSON has no type for as text."""
     with replacing(path) as file:

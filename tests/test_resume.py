@@ -56,6 +56,7 @@ ENDS = {
     "both, epochs first": ["--trainer.max_epochs=2", "--trainer.max_steps=15"],
     "validation within epochs": ["--trainer.val_check_interval=2"],
     "accumulated": ["--trainer.accumulate_grad_batches=2", "--trainer.max_epochs=4"],
+    "validation across epochs": ["--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=4"],
     "float64": ["--trainer.precision=64-true"],
 }
 # Before the first save, between saves, at and around the end of an epoch, in validation, while saving, at the end.
@@ -69,7 +70,13 @@ MOMENTS = [
 
 # Every moment with the usual end; with the others, which share its code, every third, the rest for `pytest -m slow`.
 CASES = [
-    pytest.param(end, moment, marks=[] if not i % {"epochs": 1, "float64": 9}.get(end, 3) else [pytest.mark.slow])
+    pytest.param(
+        end,
+        moment,
+        marks=[]
+        if not i % {"epochs": 1, "float64": 9, "validation across epochs": 5}.get(end, 3)
+        else [pytest.mark.slow],
+    )
     for end in ENDS
     for i, moment in enumerate(MOMENTS)
 ]

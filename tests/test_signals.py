@@ -286,3 +286,32 @@ def test_the_processes_beside_the_first_say_nothing_of_ctrl_c(monkeypatch, capsy
     for rank, said in (("0", "lra-ssm: error: interrupted\n"), ("1", "")):
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert main(["fit"]) == 130 and capsys.readouterr().err == said
+
+
+DYING = """
+import os, signal
+from torch.utils.data import get_worker_info
+from lra_ssm.datamodules import ListOps
+
+class Dying(ListOps):
+    def make_dataset(self, split, name):
+        data = super().make_dataset(split, name)
+        whole = type(data)
+        class Killed(whole):
+            def __getitems__(self, numbers):
+                if get_worker_info() is not None and name == "train":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return whole.__getitems__(self, numbers)
+        data.__class__ = Killed
+        return data
+"""
+
+
+def test_a_loader_that_is_killed_is_one_line(tmp_path):
+    """As the kernel does it when memory is short."""
+    (tmp_path / "short_of_memory.py").write_text(DYING)
+    result = run([*FIT, "--data=short_of_memory.Dying", "--data.num_workers=1"], tmp_path)
+    (line,) = [line for line in result.err.splitlines() if "error" in line or "Traceback" in line]
+    assert result.code == 2 and line.startswith("lra-ssm: error: DataLoader worker") and "num_workers 0" in line
+    (record,) = tmp_path.glob("runs/tiny/*/run.json")
+    assert json.loads(record.read_text())["status"] == "failed"

@@ -36,7 +36,7 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
-from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
+from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, lost_loader, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
@@ -75,6 +75,10 @@ def main(command: str, arguments: list[str]) -> int:
                 run.fail(reason)
             raise InputError(reason) from error
         except RuntimeError as error:
+            if reason := lost_loader(error):
+                for run in held:
+                    run.fail(reason)
+                raise InputError(reason) from error
             if not signals.lost_peer(error):
                 raise
             return signals.say_lost()

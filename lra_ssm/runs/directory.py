@@ -18,7 +18,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, replacing, write_json
+from lra_ssm.files import UNFINISHED, replacing, set_aside, write_json
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import read_record
 
@@ -68,8 +68,7 @@ class RunDirectory:
         """So that the record is made anew, of the checkpoint and metrics.csv; says so. By who holds the directory."""
         file = self.path / "run.json"
         if problem := read_record(file)[1]:
-            aside = file.with_name("run.damaged.json")
-            os.replace(file, aside)
+            aside = set_aside(file)
             print(f"warning: {file} is damaged: {problem}; it is made anew, what was there is in {aside.name}")
 
     @property

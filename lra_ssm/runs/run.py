@@ -184,6 +184,11 @@ class Run(RunDirectory):
             except (InputError, MisconfigurationException, OSError) as error:
                 self.fail(squeeze(str(error)))
                 raise
+            except RuntimeError as error:
+                if reason := lost_loader(error):
+                    self.fail(reason)
+                    raise InputError(reason) from error
+                raise
             finally:
                 signals.leaving = True
                 self.close()
@@ -269,6 +274,15 @@ _DEFAULTS = {"max_epochs": ..., "max_steps": -1, "accumulate_grad_batches": 1, "
 def is_first_process() -> bool:
     """Whether this is the process that writes, of those that train together."""
     return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def lost_loader(error: BaseException) -> str:
+    """Where the error is the death of a process that loads data: what to say; else nothing."""
+    said = squeeze(str(error))
+    if not said.startswith("DataLoader worker"):
+        return ""
+    more = "often for want of memory; started again, the run is resumed, and data.num_workers 0 needs less"
+    return f"{said.rstrip('. ')}: {more}"
 
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:

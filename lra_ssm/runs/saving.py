@@ -1,5 +1,6 @@
 """Which checkpoints a fit writes, the best one, the last one and the one before; and how it takes them up again."""
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,8 @@ class SaveLast(Checkpoint):
             loop.reset_restart_stage()
             loop._restarting = False  # its setter would keep it true
             loop.epoch_loop.restarting = False
+        # What is saved before a batch has counted it as begun; Lightning counts it again, and validates one too early.
+        loop.epoch_loop.batch_progress.total.reset_on_restart()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # Lightning (2.6) takes up some checkpoints with its step for loggers one too high.
@@ -158,8 +161,10 @@ def keep_as_previous(path: Path) -> None:
         link.unlink(missing_ok=True)  # a rename of two names of one file does nothing
     except FileNotFoundError:  # somebody removed the last one
         pass
-    except OSError:  # a file system without links
-        os.replace(path, previous(path))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+            raise
+        os.replace(path, previous(path))  # a file system without links
 
 
 def check_training_state(trainer: Trainer, state: dict[str, Any], path: Path, own: bool) -> None:

@@ -68,11 +68,10 @@ class EndFit(Checkpoint):
             self._stop(trainer, signum)
 
     def _stop(self, trainer: Trainer, signum: int) -> None:
-        if signals := active():
-            signals.leaving = True  # from here on the processes end one by one
         if trainer.global_step != self.last.saved_at or self._stopping_in_validation:
             self.last.save(trainer)
-        if signals:
+        if signals := active():
+            signals.leaving = True  # from here on the processes end one by one
             signals.stopped_at = trainer.global_step
             if signals.asks_for_requeue(trainer, signum):
                 signals.job = _job()

@@ -142,7 +142,7 @@ def _obey_the_trainer_alone(worker: int) -> None:
     They have to live until it has made and saved its step.
     """
     trainer = os.getppid()
-    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
