@@ -69,10 +69,10 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 300 kB for the runs."""
+    """A disk of 500 kB for the runs."""
     place = tmp_path / "runs"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(place)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "none", str(place)], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs the right to mount")
     yield place
