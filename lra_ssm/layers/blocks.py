@@ -175,6 +175,7 @@ class MambaBlock(Block):
         dropout: before the residual, tied over length; Mamba has none.
         bias: of both projections.
         conv_bias: of the convolution.
+        glu: f ends with a gated linear unit, as S4's block does; Mamba has none.
 
     Raises:
         ValueError: E is no whole number, or there is no tap.
@@ -191,6 +192,7 @@ class MambaBlock(Block):
         dropout: float = 0.0,
         bias: bool = False,
         conv_bias: bool = True,
+        glu: bool = False,
     ) -> None:
         super().__init__(d_model, norm, prenorm)
         width = expand * d_model
@@ -203,6 +205,7 @@ class MambaBlock(Block):
         self.conv1d = nn.Conv1d(E, E, d_conv, groups=E, bias=conv_bias)  # its parameters alone: (E, 1, W), (E,)
         self.layer = LayerSpec.of(layer)(E)
         self.out_proj = nn.Linear(E, d_model, bias=bias)
+        self.glu = nn.Linear(d_model, 2 * d_model) if glu else None
         self.dropout = TiedDropout(dropout)
 
     def inner(
@@ -217,7 +220,7 @@ class MambaBlock(Block):
         if return_last_state:
             last = last_taps(u, weight.shape[-1], lengths, initial=taps, reset=reset)
             state = last.to(torch.promote_types(last.dtype, torch.float32)), state
-        return self.dropout(self.out_proj(y * F.silu(z))), state
+        return self._after(y * F.silu(z)), state
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         taps, inner_state = state
@@ -227,7 +230,11 @@ class MambaBlock(Block):
             causal_depthwise_convolution(u.unsqueeze(-1), self.conv1d.weight.squeeze(1), self.conv1d.bias, initial=taps)
         )
         y, inner_state = need(self.layer, "step")(v.squeeze(-1), inner_state)
-        return self.dropout(self.out_proj(y * F.silu(z))[:, None])[:, 0], (window[..., 1:], inner_state)
+        return self._after((y * F.silu(z))[:, None])[:, 0], (window[..., 1:], inner_state)
+
+    def _after(self, y: Tensor) -> Tensor:
+        y = self.out_proj(y)
+        return self.dropout(y if self.glu is None else F.glu(self.glu(y), dim=-1))
 
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""
@@ -237,5 +244,5 @@ class MambaBlock(Block):
         return taps, need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
-        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias")
+        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "glu.bias")
         return {name: "no_decay" for name, _ in self.named_parameters() if name in own}

@@ -1,12 +1,14 @@
 """Normalization of (B, L, D) sequences with padding.
 
 All three take `(x, lengths=None)`. LayerNorm and RMSNorm look at one position at a time, so padding cannot leak
-into them; BatchNorm takes its statistics over real positions alone (the public S4 code counts the padding in), of all
-devices together: how many share a batch does not change what is trained.
+into them; BatchNorm takes its statistics over real positions alone ("batch_padded" over all, as the public S4 code),
+of all devices together: how many share a batch does not change what is trained.
 
 Shapes: B batch, L length, D channels.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,18 +19,23 @@ from torch.distributed.nn.functional import all_reduce
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.roles import Role
 
-NormName = Literal["batch", "layer", "rms"]
+NormName = Literal["batch", "batch_padded", "layer", "rms"]
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm over the real positions of the batch, in training those of every process of `torch.distributed`."""
+    """BatchNorm over the positions of the batch, in training those of every process of `torch.distributed`.
 
-    def __init__(self, d_model: int) -> None:
+    Args:
+        d_model: D.
+        padding: padded positions count in its statistics too, with what stands there: after a block zeros.
+    """
+
+    def __init__(self, d_model: int, padding: bool = False) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(d_model)
+        self.norm, self.padding = nn.BatchNorm1d(d_model), padding
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        if lengths is None:
+        if lengths is None or self.padding:
             return self._normalize(x.reshape(-1, x.shape[-1])).view_as(x)
         valid = valid_mask(lengths, x.shape[1]).squeeze(-1)
         packed = self._normalize(x[valid])
@@ -87,8 +94,13 @@ class RMSNorm(nn.RMSNorm):
 
 
 def make_norm(name: NormName, d_model: int) -> nn.Module:
-    """The normalization called `name`: "batch", "layer" or "rms"."""
-    norms = {"batch": BatchNorm, "layer": LayerNorm, "rms": RMSNorm}
+    """The normalization called `name`."""
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "batch": BatchNorm,
+        "batch_padded": partial(BatchNorm, padding=True),
+        "layer": LayerNorm,
+        "rms": RMSNorm,
+    }
     if name not in norms:
         raise ValueError(f"norm is {name!r}; it must be one of {', '.join(norms)}")
     return norms[name](d_model)

@@ -140,6 +140,5 @@ class S4D(RecurrentLayer):
             "A_log": "recurrent",
             "A_imag": "recurrent",
             "B": "recurrent",
-            "log_delta": "recurrent",
-            "D": "no_decay",
+            "log_delta": "delta",
         }

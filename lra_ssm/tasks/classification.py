@@ -75,9 +75,9 @@ class Classification(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         settings, total = self.optimizer_settings, int(self.trainer.estimated_stepping_batches)
-        if settings.warmup_steps >= total:
+        if settings.warmup_of(total) >= total:
             rank_zero_warn(
-                f"the run has {total} steps, all within warmup_steps {settings.warmup_steps}: "
+                f"the run has {total} steps, all within warmup_steps {settings.warmup_steps:g}: "
                 f"lr stays below {settings.lr}"
             )
         return optimizer_and_schedule(self.network, settings, total)

@@ -3,11 +3,11 @@
 | role      | learning rate          | weight decay           |
 |-----------|------------------------|------------------------|
 | base      | lr                     | weight_decay           |
-| no_decay  | lr                     | 0                      |
+| no_decay  | lr                     | 0, or weight_decay     |
 | recurrent | recurrent_lr           | recurrent_weight_decay |
 | delta     | delta_lr_factor · lr   | delta_weight_decay     |
 
-Sources: A, B and Δ of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
+Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
 learning rate on Δ's parameters: Yu & Erichson 2025, section 5 (the factor is not given there, so it is a setting).
 """
 
@@ -33,11 +33,12 @@ class OptimizerSettings:
         lr: base learning rate.
         recurrent_lr: learning rate of the parameters with role "recurrent"; absolute.
         delta_lr_factor: times lr it is the learning rate of role "delta"; None is recurrent_lr / lr, 0 freezes it.
-            S4D's Δ has role "recurrent".
-        weight_decay: of role "base"; "no_decay" has none.
+        weight_decay: of role "base".
+        decay_biases_and_norms: whether role "no_decay" (biases, norms, selective layers' D) has `weight_decay` too, as
+            in state-spaces/s4 up to v3, or none.
         recurrent_weight_decay: of role "recurrent".
         delta_weight_decay: of role "delta".
-        warmup_steps: optimizer steps of linear warm-up before the cosine.
+        warmup_steps: optimizer steps of linear warm-up before the cosine; below 1 their share of the run's.
 
     Raises ValueError for a value below 0 or none at all.
     """
@@ -46,21 +47,28 @@ class OptimizerSettings:
     recurrent_lr: float = 0.001
     delta_lr_factor: float | None = None
     weight_decay: float = 0.05
+    decay_biases_and_norms: bool = False
     recurrent_weight_decay: float = 0.0
     delta_weight_decay: float = 0.0
-    warmup_steps: int = 1000
+    warmup_steps: float = 1000
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name == "delta_lr_factor":
+            if (value is None and field.name == "delta_lr_factor") or field.name == "decay_biases_and_norms":
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
             if isinstance(value, float):  # numpy's float64 is one, and no checkpoint could be read again with it
                 object.__setattr__(self, field.name, float(value))
-        if self.warmup_steps != int(self.warmup_steps):
-            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number")
+        if not isinstance(self.decay_biases_and_norms, bool):
+            raise ValueError(f"decay_biases_and_norms is {self.decay_biases_and_norms!r}; it must be true or false")
+        if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
+
+    def warmup_of(self, total_steps: int) -> int:
+        """Steps of warm-up in a run of so many."""
+        return int(self.warmup_steps if self.warmup_steps >= 1 else self.warmup_steps * total_steps)
 
     @classmethod
     def of(cls, settings: "OptimizerSettings | Mapping[str, Any]") -> "OptimizerSettings":
@@ -89,7 +97,7 @@ def parameter_rates(model: nn.Module, settings: OptimizerSettings) -> dict[str, 
     s = settings
     rates = {
         "base": Rate(s.lr, s.weight_decay),
-        "no_decay": Rate(s.lr, 0.0),
+        "no_decay": Rate(s.lr, s.weight_decay if s.decay_biases_and_norms else 0.0),
         "recurrent": Rate(s.recurrent_lr, s.recurrent_weight_decay),
         "delta": Rate(s.recurrent_lr if s.delta_lr_factor is None else s.delta_lr_factor * s.lr, s.delta_weight_decay),
     }
@@ -138,5 +146,5 @@ def warmup_cosine(optimizer: torch.optim.Optimizer, warmup_steps: int, total_ste
 def optimizer_and_schedule(model: nn.Module, settings: OptimizerSettings, total_steps: int) -> dict[str, Any]:
     """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps."""
     optimizer = torch.optim.AdamW(parameter_groups(model, parameter_rates(model, settings)))
-    schedule = warmup_cosine(optimizer, settings.warmup_steps, total_steps)
+    schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -349,6 +349,14 @@ def test_image_and_scifar(tmp_path: Path) -> None:
     assert tokens.prepared_folder != image.prepared_folder != colors.prepared_folder
     open_prepared(image.prepared_folder, verify=True)
 
+    small = prepared(SCIFAR(root=root, resolution=16))
+    batch = next(iter(small.val_dataloader()))
+    quarters = IMAGES[list(val)].reshape(5, 16, 2, 16, 2, 3).astype(float).mean((2, 4)).reshape(5, 256, 3)
+    expected = (torch.from_numpy(np.floor(quarters + 0.5)).float() / 255 - mean) / std
+    assert torch.allclose(batch.inputs, expected, atol=1e-6) and small.prepared_folder != colors.prepared_folder
+    with pytest.raises(InputError, match="SCIFAR resolution 20: must be 32, 16 or 8"):
+        SCIFAR(root=root, resolution=20)
+
 
 def test_augmentation_is_in_training_alone_and_the_same_with_workers(tmp_path: Path) -> None:
     batches(tmp_path)

@@ -107,4 +107,8 @@ def mamba_block(block, x: Tensor) -> Tensor:
         conv.append(y)
     v = torch.stack(conv, 1)
     y = forward(block.layer, v * torch.sigmoid(v)) * z * torch.sigmoid(z)
-    return x + y @ block.out_proj.weight.T
+    y = y @ block.out_proj.weight.T
+    if block.glu is not None:
+        y, gate = (y @ block.glu.weight.T + block.glu.bias).split(x.shape[-1], -1)
+        y = y * torch.sigmoid(gate)
+    return x + y

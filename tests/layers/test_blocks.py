@@ -37,6 +37,16 @@ def test_batch_norm_sees_real_positions_alone():
     torch.testing.assert_close(without, nn.BatchNorm1d(4)(x.flatten(0, 1)).view_as(x))
 
 
+def test_batch_norm_may_count_padding_as_the_public_code_does():
+    x, lengths = padded()
+    ours, plain = make_norm("batch_padded", 4), nn.BatchNorm1d(4)
+    torch.testing.assert_close(ours(x, lengths), plain(x.flatten(0, 1)).view_as(x))
+    torch.testing.assert_close(ours.norm.running_var, plain.running_var)
+    block = S4Block(4, LayerSpec(S4D, d_state=4), "batch_padded")
+    y = block(x, lengths)
+    assert (y[1, 2:] == 0).all() and (y[2, 3:] == 0).all()
+
+
 @pytest.mark.parametrize("norm", ["batch", "layer", "rms"])
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_a_block_in_training_gives_the_same_in_any_padding(norm, prenorm):
@@ -82,7 +92,7 @@ def test_a_block_refuses_a_reset_its_layer_does_not_know():
 
 
 def test_norm_names():
-    with pytest.raises(ValueError, match="norm is 'group'; it must be one of batch, layer, rms"):
+    with pytest.raises(ValueError, match="norm is 'group'; it must be one of batch, batch_padded, layer, rms"):
         make_norm("group", 4)
 
 

@@ -186,7 +186,7 @@ def test_roles_name_parameters(name, bidirectional):
 
 def test_roles_are_the_documented_ones():
     assert S4D(4).optim_roles() == {
-        "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "recurrent", "D": "no_decay",
+        "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta",
     }  # fmt: skip
     assert S6(4).optim_roles() == {
         "A_log": "recurrent", "delta_bias": "delta", "delta_down": "delta", "delta_up": "delta", "D": "no_decay",

@@ -31,10 +31,12 @@ def sequences(B=2, L=7):
 
 
 @every_layer
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"bidirectional": True}, {"glu": True}], ids=["causal", "bidirectional", "glu"]
+)
 @pytest.mark.parametrize("L", [1, 2, 63, 257])
-def test_equals_the_equations_with_every_gradient(name, bidirectional, L):
-    block, x = build(name, bidirectional), sequences(L=L).requires_grad_()
+def test_equals_the_equations_with_every_gradient(name, settings, L):
+    block, x = build(name, **settings), sequences(L=L).requires_grad_()
     inputs = dict(block.named_parameters()) | {"x": x}
     fast, slow = block(x), naive.mamba_block(block, x)
     assert_same(fast, slow)
@@ -45,7 +47,7 @@ def test_equals_the_equations_with_every_gradient(name, bidirectional, L):
 
 @every_layer
 @pytest.mark.parametrize(
-    "settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True}]
+    "settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True, "glu": True}]
 )
 def test_steps_equal_the_parallel_form_with_gradients(name, settings):
     block, x = build(name, **settings), sequences(L=9).requires_grad_()

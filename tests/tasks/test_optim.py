@@ -34,8 +34,8 @@ OUTSIDE = {
     [
         (
             model(S4D, d_state=4),
-            {"log_delta": "recurrent", "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "C": "base",
-             "D": "no_decay"},
+            {"log_delta": "delta", "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "C": "base",
+             "D": "base"},
         ),
         (
             model(S6, d_state=4),
@@ -72,6 +72,19 @@ def test_every_role_has_its_rate_and_decay():
     }
     ids = [id(p) for g in groups for p in g["params"]]
     assert sorted(ids) == sorted(id(p) for p in built.parameters())
+
+
+def test_biases_and_norms_decay_where_that_is_asked_for():
+    built = model(S4D, d_state=4)
+    rates = parameter_rates(built, OptimizerSettings(weight_decay=0.05, decay_biases_and_norms=True))
+    roles = parameter_roles(built)
+    assert {rates[name].weight_decay for name, role in roles.items() if role in ("base", "no_decay")} == {0.05}
+    assert {rates[name].weight_decay for name, role in roles.items() if role in ("recurrent", "delta")} == {0}
+
+
+@pytest.mark.parametrize(("given", "steps"), [(0, 0), (1, 1), (1000, 1000), (0.1, 20), (0.999, 199), (1e-9, 0)])
+def test_warmup_in_steps_or_as_their_share(given, steps):
+    assert OptimizerSettings(warmup_steps=given).warmup_of(200) == steps
 
 
 def test_parameters_with_the_same_rate_and_decay_share_a_group():
@@ -113,7 +126,8 @@ def test_shared_and_frozen_parameters_keep_their_roles():
     [
         ({"lr": None}, "lr is None"),
         ({"lr": "0.1"}, "lr is 0.1; it must be a number"),
-        ({"warmup_steps": 2.5}, "warmup_steps is 2.5; it must be a whole number"),
+        ({"warmup_steps": 2.5}, "warmup_steps is 2.5; it must be a whole number, or a share below 1"),
+        ({"decay_biases_and_norms": 1}, "decay_biases_and_norms is 1; it must be true or false"),
         ({"weight_decy": 0.1}, "'weight_decy' is no optimizer setting; did you mean 'weight_decay'"),
     ],
 )
@@ -172,7 +186,7 @@ def test_roles_that_mean_nothing_are_errors():
 
 def test_the_table_has_one_row_per_group():
     lines = format_groups(groups_of(model(S4D), OptimizerSettings())).splitlines()
-    assert [line.split()[0] for line in lines] == ["group", "base", "no_decay", "recurrent"]
+    assert [line.split()[0] for line in lines] == ["group", "base", "no_decay", "recurrent,"]
     assert len({len(line) for line in lines}) == 1  # it lines up
 
 

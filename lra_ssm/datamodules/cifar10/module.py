@@ -6,7 +6,7 @@ from typing import Any, Literal
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.images.files import Pixels
 from lra_ssm.datamodules.images.published import PublishedImages
-from lra_ssm.datamodules.images.transforms import lra_luma, luma
+from lra_ssm.datamodules.images.transforms import lra_luma, luma, mean_pooled
 
 # What is stored: colors, gray as PIL makes it, gray as TensorFlow makes it.
 Stored = Literal["rgb", "gray", "gray-lra"]
@@ -21,14 +21,16 @@ class Cifar10(PublishedImages):
     class_names = cifar_files.CLASS_NAMES
     image_size = cifar_files.SIZE
     stored: Stored
+    resolution: int = 32
 
     def stored_settings(self) -> dict[str, Any]:
-        return {"pixels": self.stored}
+        smaller = {} if self.resolution == 32 else {"resolution": self.resolution}
+        return {"pixels": self.stored} | smaller
 
     def convert(self, images: Pixels) -> Pixels:
-        if self.stored == "rgb":
-            return images
-        return luma(images) if self.stored == "gray" else lra_luma(images)
+        if self.stored != "rgb":
+            images = luma(images) if self.stored == "gray" else lra_luma(images)
+        return mean_pooled(images, 32 // self.resolution)
 
     def _holds(self, folder: Path) -> bool:
         # All of them: what a broken unpacking left must not hide that the archive is still to be downloaded.

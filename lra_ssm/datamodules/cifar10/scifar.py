@@ -29,6 +29,7 @@ class SCIFAR(Cifar10):
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         grayscale: one channel, as in LRA Image.
+        resolution: 32, or 16 or 8 for trying out: pixels are means over 2 × 2 or 4 × 4, sequences that much shorter.
         augment: "crop_flip": random crops and mirroring in training alone, as for `Image`.
         split_seed: of the choice of validation images; 42 is the public S4 code's.
         shuffle_seed: of the order of training examples, and of augmentation; None for the run's seed (PL_GLOBAL_SEED,
@@ -51,6 +52,7 @@ class SCIFAR(Cifar10):
         batch_size: int = 50,
         eval_batch_size: int | None = None,
         grayscale: bool = False,
+        resolution: Literal[32, 16, 8] = 32,
         augment: Literal["none", "crop_flip"] = "none",
         split_seed: int = 42,
         shuffle_seed: int | None = None,
@@ -62,7 +64,9 @@ class SCIFAR(Cifar10):
             root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, split_seed=split_seed,
             shuffle_seed=shuffle_seed, num_workers=num_workers, pin_memory=pin_memory, limit=limit, augment=augment,
         )  # fmt: skip
-        self.grayscale = grayscale
+        self.grayscale, self.resolution = grayscale, resolution
+        self.require(resolution in (32, 16, 8), "resolution", "must be 32, 16 or 8")
+        self.image_size = (resolution, resolution)
         self.stored = "gray" if grayscale else "rgb"
         self.d_input = 1 if grayscale else 3
 

@@ -42,6 +42,15 @@ def lra_luma(images: Pixels) -> Pixels:
     return (gray * np.float32(255.5)).astype(np.uint8)[..., None]
 
 
+def mean_pooled(images: Pixels, size: int) -> Pixels:
+    """(n, H, W, C) uint8 to (n, H / size, W / size, C): the mean of every size × size pixels, rounded, .5 up."""
+    if size == 1:
+        return images
+    n, H, W, C = images.shape
+    sums = images.reshape(n, H // size, size, W // size, size, C).sum((2, 4), dtype=np.uint32)
+    return ((2 * sums + size * size) // (2 * size * size)).astype(np.uint8)
+
+
 # -- permutations ------------------------------------------------------------------------------------------------------
 
 
