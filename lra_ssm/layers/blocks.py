@@ -175,7 +175,8 @@ class MambaBlock(Block):
         dropout: before the residual, tied over length; Mamba has none.
         bias: of both projections.
         conv_bias: of the convolution.
-        glu: f ends with a gated linear unit, as S4's block does; Mamba has none.
+        glu: f ends as S4's block does, with GELU and a gated linear unit; Mamba has neither. (The code believed to stand
+            behind LRA's published Mamba row has: jsie7/ssm-benchmark; docs/reproduction.md.)
 
     Raises:
         ValueError: E is no whole number, or there is no tap.
@@ -234,7 +235,7 @@ class MambaBlock(Block):
 
     def _after(self, y: Tensor) -> Tensor:
         y = self.out_proj(y)
-        return self.dropout(y if self.glu is None else F.glu(self.glu(y), dim=-1))
+        return self.dropout(y if self.glu is None else F.glu(self.glu(self.dropout(F.gelu(y))), dim=-1))
 
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""

@@ -109,6 +109,6 @@ def mamba_block(block, x: Tensor) -> Tensor:
     y = forward(block.layer, v * torch.sigmoid(v)) * z * torch.sigmoid(z)
     y = y @ block.out_proj.weight.T
     if block.glu is not None:
-        y, gate = (y @ block.glu.weight.T + block.glu.bias).split(x.shape[-1], -1)
+        y, gate = (y * torch.special.ndtr(y) @ block.glu.weight.T + block.glu.bias).split(x.shape[-1], -1)
         y = y * torch.sigmoid(gate)
     return x + y
