@@ -4,7 +4,8 @@ from lra_ssm.layers.spec import LayerSpec, NetworkSpec
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
-from lra_ssm.models.heads import LinearHead, LRAPairHead, NLIHead
+from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, NLIHead
+from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
 from lra_ssm.models.pooling import LastPooling, MaxPooling, MeanPooling
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "LastPooling",
     "LayerSpec",
     "LinearHead",
+    "LogitPairHead",
     "MaxPooling",
     "MeanPooling",
     "NLIHead",
     "NetworkSpec",
+    "NumberClassifier",
+    "NumberDualEncoder",
 ]

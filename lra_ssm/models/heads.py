@@ -47,3 +47,21 @@ class LRAPairHead(nn.Sequential):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y], -1))
+
+
+class LogitPairHead(nn.Module):
+    """x and y each to num_classes by one linear map, then 2 · num_classes -> 512 -> ReLU -> 256 -> ReLU -> num_classes:
+    jsie7/ssm-benchmark's for Retrieval, an LRA pair head after a classifier."""
+
+    per_example = 2
+    optim_roles = biases_without_decay
+
+    def __init__(self, d_model: int, num_classes: int) -> None:
+        super().__init__()
+        self.each = LinearHead(d_model, num_classes)
+        first, middle, last = nn.Linear(2 * num_classes, 512), nn.Linear(512, 256), nn.Linear(256, num_classes)
+        self.match = nn.Sequential(first, nn.ReLU(), middle, nn.ReLU(), last)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """x, y (B, D) -> (B, num_classes)."""
+        return self.match(torch.cat([self.each(x), self.each(y)], -1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block, parameter_roles
-from lra_ssm.models import DualEncoder, LRAPairHead, NLIHead
+from lra_ssm.models import DualEncoder, LogitPairHead, LRAPairHead, NLIHead
 
 SPEC = LayerSpec(S4D, d_state=4, bidirectional=True)
 
@@ -45,6 +45,22 @@ def test_each_document_is_encoded_by_itself(head):
 def test_heads_have_the_published_shapes():
     shapes = {head: [tuple(p.shape) for p in model(head=head).head.parameters()] for head in (None, LRAPairHead)}
     assert shapes == {None: [(6, 24), (6,), (2, 6), (2,)], LRAPairHead: [(6, 12), (6,), (3, 6), (3,), (2, 3), (2,)]}
+
+
+def test_a_head_may_compare_what_a_classifier_says_of_each():
+    network, (inputs, lengths) = model(head=LogitPairHead), pairs()
+    shapes = [tuple(p.shape) for p in network.head.parameters()]
+    assert shapes == [(2, 6), (2,), (512, 4), (512,), (256, 512), (256,), (2, 256), (2,)]
+    x, y = (network.encode(inputs[:, j], lengths[:, j]) @ network.head.each.weight.T for j in (0, 1))
+    weights = [p for name, p in network.head.match.named_parameters() if name.endswith("weight")]
+    with torch.no_grad():
+        for name, parameter in network.head.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    expected = ((torch.cat([x, y], -1) @ weights[0].T).relu() @ weights[1].T).relu() @ weights[2].T
+    torch.testing.assert_close(network(inputs, lengths), expected)
+    roles = parameter_roles(network)
+    assert {r for name, r in roles.items() if name.startswith("head") and name.endswith("bias")} == {"no_decay"}
 
 
 def test_biases_do_not_decay():
