@@ -1,0 +1,157 @@
+"""published.yaml is whole, and what configs, README and docs say of it is what stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lra_ssm
+
+ROOT = Path(__file__).parents[1]
+FILE = Path(lra_ssm.__file__).parent / "published.yaml"
+PUBLISHED = yaml.safe_load(FILE.read_text())
+TABLES = {(table["paper"], table["where"]): table for table in PUBLISHED["tables"]}
+CONFIGS = sorted(
+    str(path.relative_to(ROOT).with_suffix(""))
+    for folder in ("lra", "scifar", "mnist")
+    for path in (ROOT / "configs" / folder).rglob("*.yaml")
+)
+README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs/reproduction.md").read_text()
+
+
+def row(config):
+    """The published row that a config stands beside, or None."""
+    *_, task, model = config.split("/")
+    layer = yaml.safe_load((ROOT / f"{config}.yaml").read_text())["model"]["init_args"]["network"]["init_args"]["layer"]
+    for table in (TABLES["yu2025", "table 2"], TABLES["yu2025", "table 1"]):
+        for found in table["rows"]:
+            settings = found.get("settings", {}).items()
+            if (found["task"], found["model"]) == (task, model) and settings <= layer["init_args"].items():
+                return found
+    return None
+
+
+def printed(found):
+    if found is None:
+        return "none"
+    return f"{found['value']:.2f}" + (f" ± {found['std']:.2f}" if "std" in found else "")
+
+
+def header(config):
+    lines = (ROOT / f"{config}.yaml").read_text().splitlines()
+    return " ".join(line.removeprefix("# ") for line in lines[: lines.index("")])
+
+
+def test_rows_are_whole_and_stand_once():
+    for (paper, _), table in TABLES.items():
+        assert paper in PUBLISHED["papers"] and table["metric"] and table["decimals"] >= 0
+        seen = [{k: v for k, v in found.items() if k not in ("value", "std")} for found in table["rows"]]
+        assert all(one not in seen[:i] for i, one in enumerate(seen))
+        for found in table["rows"]:
+            assert found.keys() <= {"task", "model", "value", "std", "settings", "step"}
+            assert found["model"] in PUBLISHED["models"]
+            for number in (found["value"], found.get("std", 0.0)):
+                assert isinstance(number, int | float) and not number < 0
+            if table.get("unit") == "percent":
+                assert 0 < found["value"] <= 100
+    for model in PUBLISHED["models"].values():
+        assert {model.get("source"), model.get("further")} <= {None, *PUBLISHED["sources"]}
+
+
+def test_every_table_has_its_cells():
+    cells = {key: len(table["rows"]) for key, table in TABLES.items()}
+    assert cells == {
+        ("yu2025", "table 1"): 8 * 3,
+        ("yu2025", "table 2"): 6 * 6,
+        ("yu2025", "table 3"): 10 * 6 - 2,  # S4++ and Spectral SSM lack one each
+        ("yu2025", "figure 7"): 11 * 3,
+        ("wang2024", "table 2"): 7 * 4,
+        ("wang2024", "table 3"): 7 * 4,
+        ("wang2024", "table 4"): 2 * 6,
+        ("wang2024", "table 6"): 4,
+        ("wang2024", "table 7"): 4 * 4,
+        ("deep2024", "table 1"): 5,
+    }
+
+
+# The averages that the tables print: a sum over every value of a row. (S7's, 71.82, is not its row's, 71.84.)
+AVERAGES = {
+    "table 2": {"s4": 86.09, "s4d": 84.89, "s5": 87.46, "mamba": 66.59, "b2s6": 87.71},
+    "table 3": {"dss": 79.45, "lru": 86.30, "hope": 87.85, "s4d-ft": 88.26, "reg-s4d": 86.60, "liquid-s4": 87.32,
+                "rtf": 87.71, "spiking": 84.33},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where, model", [(where, model) for where in AVERAGES for model in AVERAGES[where]])
+def test_rows_have_the_average_that_is_printed(where, model):
+    values = [found["value"] for found in TABLES["yu2025", where]["rows"] if found["model"] == model]
+    assert len(values) == 6 and abs(sum(values) / 6 - AVERAGES[where][model]) < 0.0101
+
+
+def test_averages_of_stable_ssm():
+    for name, average in (("exp", 86.09), ("best", 86.48)):
+        rows = [r for r in TABLES["wang2024", "table 4"]["rows"] if r["settings"]["parameterization"] == name]
+        assert len(rows) == 6 and abs(sum(r["value"] for r in rows) / 6 - average) < 0.0101
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_headers_say_what_is_published_and_on_which_data(config):
+    text, found = header(config), row(config)
+    claims = re.findall(r"Published: ([\d.]+(?: ± [\d.]+)?) test accuracy", text)
+    assert claims == ([] if found is None else [printed(found)])
+    if found is None:
+        assert "no published number" in text or "(ours" in text
+        return
+    assert "docs/reproduction.md" in text
+    data = yaml.safe_load((ROOT / f"{config}.yaml").read_text())["data"]["init_args"]
+    generated = data["source"] == "generated"
+    assert ("Data: generated" in text) == ("--data.source=lra" in text) == ("on LRA's files (" in text) == generated
+    assert ("--data.validation=test" in text) == ("validation" in data)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_readme_and_page_show_what_is_published(config):
+    number = printed(row(config))
+    assert re.findall(rf"\[([^]]+)\]\({config}\.yaml\)", README) == [number]
+    model = config.rpartition("/")[2]
+    assert re.findall(rf"\[{model}\]\(\.\./{config}\.yaml\) \| ([^|]+) \|", PAGE) == [number]
+
+
+def test_the_page_explains_every_letter_and_names_every_source():
+    table = [line for line in PAGE.splitlines() if ".yaml) | " in line]
+    used = {letter for line in table for letter in line.split(" | ")[-2].split(", ") if len(letter) == 1}
+    explained = re.findall(r"^- \*\*(\w)\*\* ", PAGE, re.MULTILINE)
+    assert used == set(explained) and len(set(explained)) == len(explained) == 12
+    for source in PUBLISHED["sources"].values():
+        name = source["code"]["repository"].rpartition("/")[2] if "code" in source else "table 4"
+        assert name in PAGE or source["cite"] in PAGE
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_page_has_b2s6_as_its_config_has_it():
+    """The table of its settings: table 4's value, the earlier code's in brackets where it differs."""
+    tasks = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+    cells = {
+        label.strip("* "): values
+        for label, *values in (line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.count("|") == 8)
+    }
+    for label, key in (("blocks of layers", "n_layers"), ("width", "d_model"), ("lr", "lr"), ("batch", "batch_size"),
+                       ("epochs", "max_epochs"), ("weight decay", "weight_decay")):  # fmt: skip
+        for task, cell in zip(tasks, cells[label], strict=True):
+            first, _, second = cell.replace(",", "").rstrip(")").partition(" (")
+            table4, earlier = (PUBLISHED["sources"][name]["settings"][task][key] for name in ("table4", "freqbias"))
+            assert (float(first), float(second or first)) == (table4, earlier), f"{label}, {task}"
+    for label, key in (("dropout", "dropout"), ("rate of A", "recurrent_lr"), ("least Δ", "delta_min")):
+        assert [float(v) for v in cells[label]] == [PUBLISHED["sources"]["freqbias"]["settings"][t][key] for t in tasks]
+    for task, cell in zip(tasks, cells["factor of Δ's rate"], strict=True):
+        optimizer = yaml.safe_load((ROOT / f"configs/lra/{task}/b2s6.yaml").read_text())["model"]["init_args"][
+            "optimizer"
+        ]
+        factor = optimizer["delta_lr_factor"] or optimizer["recurrent_lr"] / optimizer["lr"]
+        assert float(cell) == pytest.approx(factor)
+
+
+def test_the_file_is_installed_with_the_package():
+    assert '"published.yaml"' in (ROOT / "pyproject.toml").read_text() and FILE.is_file()
