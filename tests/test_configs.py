@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import lra_ssm
+from lra_ssm.layers import NetworkSpec
 from tests.runner import succeed
 from tests.small_data import options
 
@@ -142,6 +143,22 @@ def test_s6_is_the_control_of_b2s6(task):
     assert {k: v for k, v in b2s6.items() if k not in own} == {k: v for k, v in s6.items() if k not in own}
     for key in ("d_state", "delta_min", "delta_max", "bidirectional"):
         assert b2s6[LAYER + key] == s6[LAYER + key]
+
+
+@pytest.mark.parametrize("task", LRA)
+def test_mamba_has_the_parameters_of_the_code_behind_it(task):
+    """jsie7/ssm-benchmark, models/mamba.py over mamba-ssm 1.1.4, counted from its modules; ours has a final norm more
+    where norms come first."""
+    spec = yaml.safe_load((CONFIGS / f"lra/{task}/mamba.yaml").read_text())["model"]["init_args"]["network"]
+    s = published("jsie7", task)
+    D, E, N, K = s["d_model"], int(s["expand"] * s["d_model"]), s["d_state"], spec["init_args"]["num_classes"]
+    R = -(-D // 16)
+    mamba = D * 2 * E + E * s["d_conv"] + E + E * (R + 2 * N) + R * E + E + E * N + E + E * D
+    count = s["n_layers"] * (mamba + D * 2 * D + 2 * D + 2 * D) + 2 * D + D * K + K
+    if task == "retrieval":
+        count += 2 * K * 512 + 512 + 512 * 256 + 256 + 256 * K + K
+    ours = sum(p.numel() for p in NetworkSpec.of(spec)().parameters())
+    assert ours == count + (2 * D if s["prenorm"] else 0)
 
 
 def test_what_configs_take_from_each_other_is_the_same():

@@ -175,8 +175,8 @@ class MambaBlock(Block):
         dropout: before the residual, tied over length; Mamba has none.
         bias: of both projections.
         conv_bias: of the convolution.
-        glu: f ends as S4's block does, with GELU and a gated linear unit; Mamba has neither. (The code believed to stand
-            behind LRA's published Mamba row has: jsie7/ssm-benchmark; docs/reproduction.md.)
+        glu: f ends as S4's block does, with GELU and a gated linear unit; Mamba has neither. (The code believed to
+            stand behind LRA's published Mamba row has: jsie7/ssm-benchmark; docs/reproduction.md.)
 
     Raises:
         ValueError: E is no whole number, or there is no tap.
