@@ -37,6 +37,18 @@ def test_all_three_ways_to_start(command):
     assert wrong.returncode == 2 and wrong.stderr == "lra-ssm: error: unknown command 'fitt'; did you mean 'fit'?\n"
 
 
+def test_waiting_threads_sleep_before_torch_is_there_unless_the_user_says_otherwise():
+    code = "import os, sys; from lra_ssm.cli import main; main(['--version']); assert 'torch' not in sys.modules; "
+    show = code + "print(*(os.environ.get(name) for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT', 'KMP_BLOCKTIME')))"
+    given = ["OMP_WAIT_POLICY=active", "GOMP_SPINCOUNT=5", "KMP_BLOCKTIME=7", ""]
+    said = ["active None None", "None 5 None", "None None 7", "passive None None"]
+    for setting, expected in zip(given, said, strict=True):
+        env = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")}
+        env |= dict([setting.split("=")]) if setting else {}
+        out = subprocess.run([sys.executable, "-c", show], env=env, capture_output=True, text=True, check=True).stdout
+        assert out.splitlines()[-1] == expected
+
+
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare", "doctor", "bench"])
 def test_every_command_has_help(command, tmp_path):
     out = succeed([command, "--help"], tmp_path).out

@@ -42,6 +42,7 @@ example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Bad input is one line on stderr and exit code 2."""
+    _wait_asleep()
     _plain_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -68,6 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Of the processes that Lightning starts beside the first (DDP), the first one speaks for all.
         return 130 if int(os.environ.get("LOCAL_RANK") or 0) else _fail("interrupted", code=130)
+
+
+def _wait_asleep() -> None:
+    """Threads that wait for each other sleep, unless the user chose otherwise; read when torch is loaded.
+
+    Spinning, the default of OpenMP's runtimes, is a few percent faster on an idle machine and many times slower beside
+    one other busy process: docs/performance.md has the figures.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def _fail(reason: str, code: int = 2) -> int:
