@@ -1,6 +1,7 @@
 """Callbacks and the small Trainer plugins every run of the command line has.
 
-Randomness by step, stop on a loss that is not finite, throughput, the optimizer groups' table, predictions as a file;
+Randomness by step, stop on a loss that is not finite, throughput, learning rates, the optimizer groups' table,
+predictions as a file;
 `CSVRunLogger` is what the run directory needs of the Trainer. Checkpoints: runs/checkpoints.py, runs/saving.py.
 """
 
@@ -110,13 +111,33 @@ class Throughput(Callback):
         now = time.perf_counter()
         self._seconds += now - self._started
         rate = self._samples * trainer.world_size / self._seconds
-        pl_module.log("train/samples_per_s", rate, prog_bar=True)
+        pl_module.log("train/samples_per_s", rate)
         self._samples, self._seconds, self._started = 0, 0.0, now
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._started:
             self._seconds += time.perf_counter() - self._started
             self._started = 0.0
+
+
+LEARNING_RATE = "lr/"  # begins the name of a logged learning rate
+
+
+class LogLearningRates(Callback):
+    """Logs `lr/<group>`, the rate that a step is made with, of every group of the optimizer.
+
+    (Lightning's LearningRateMonitor writes a row of its own for them, and cannot be without a logger.)
+    """
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
+        if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
+            return
+        among = [] if len(trainer.optimizers) == 1 else [str(trainer.optimizers.index(optimizer))]
+        for number, group in enumerate(optimizer.param_groups):
+            # Loggers refuse commas. float64, or 0.008 would be 0.00800000037997961 in the log.
+            name = "/".join([*among, group.get("name", str(number)).replace(", ", "-")])
+            pl_module.log(LEARNING_RATE + name, torch.tensor(float(group["lr"]), dtype=torch.float64))
 
 
 class ShowOptimizerGroups(Callback):
@@ -130,15 +151,30 @@ class ShowOptimizerGroups(Callback):
 
 def fit_callbacks(seed: int) -> list[Callback]:
     """What every fit has, in a run directory or not."""
-    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), Throughput()]
+    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), LogLearningRates(), Throughput()]
 
 
 class WritePredictions(BasePredictionWriter):
-    """Writes `predictions.csv`: one row per example with its most probable class and the probabilities."""
+    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities.
+
+    A batch is (inputs, labels) or (inputs, lengths, labels), labels (B,) integers; of other batches there is no label.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(write_interval="epoch")
+        super().__init__(write_interval="batch_and_epoch")
         self.path = path
+        self._labels: list[Tensor | None] = []
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._labels.clear()
+
+    def write_on_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, prediction: Any, batch_indices: Any, batch: Any,
+        batch_idx: int, dataloader_idx: int,
+    ) -> None:  # fmt: skip
+        last = batch[-1] if isinstance(batch, (tuple, list)) and len(batch) in (2, 3) else None
+        labels = last if isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point() else None
+        self._labels.append(labels.cpu() if labels is not None and len(labels) == len(prediction) else None)
 
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any
@@ -150,12 +186,18 @@ class WritePredictions(BasePredictionWriter):
                 "predictions.csv takes what predict_step returns as a tensor (batch, classes), nothing else"
             )
         rows = torch.cat(list(predictions)).float().cpu()
+        predicted = rows.argmax(1)
+        known = [labels for labels in self._labels if labels is not None]
+        labels = torch.cat(known) if known and len(known) == len(self._labels) else None
+        columns = ["example", *([] if labels is None else ["label"]), "prediction"]
         with replacing(self.path, newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["example", "prediction", *(f"p{i}" for i in range(rows.shape[1]))])
+            writer.writerow([*columns, *(f"p{i}" for i in range(rows.shape[1]))])
             for i, row in enumerate(rows):
-                writer.writerow([i, int(row.argmax()), *(f"{p:.6g}" for p in row.tolist())])
-        print(f"{len(rows)} predictions in {self.path}")
+                label = [] if labels is None else [int(labels[i])]
+                writer.writerow([i, *label, int(predicted[i]), *(f"{p:.6g}" for p in row.tolist())])
+        right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
+        print(f"{len(rows)} predictions{right} in {self.path}")
 
 
 class CSVRunLogger(Logger):
@@ -168,7 +210,7 @@ class CSVRunLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self._columns, _ = _table(path)
+        self._columns, _ = read_metrics(path)
 
     @property
     def name(self) -> str:
@@ -195,7 +237,7 @@ class CSVRunLogger(Logger):
         }
         new = [key for key in row if key not in self._columns]
         if new:
-            _, rows = _table(self.path)
+            _, rows = read_metrics(self.path)
             self._columns += new
             self._write(rows)
         with appending(self.path, newline="") as file:
@@ -204,7 +246,7 @@ class CSVRunLogger(Logger):
     def forget_from(self, step: int) -> None:
         if not self.path.is_file():
             return
-        self._columns, rows = _table(self.path)
+        self._columns, rows = read_metrics(self.path)
         if not self._columns:
             aside = set_aside(self.path)
             print(f"warning: {self.path} is damaged: it has no columns step and epoch; it is begun anew, what was "
@@ -219,7 +261,7 @@ class CSVRunLogger(Logger):
             writer.writerows(rows)
 
 
-def _table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Columns and whole rows of a metrics.csv (a kill may leave half a row at its end); none of another file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -233,10 +275,11 @@ def _table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def last_logged(path: Path) -> dict[str, float]:
-    """The last value of every column of a metrics.csv, by name."""
+    """The last value of every column of a metrics.csv, by name; learning rates are no result."""
     found: dict[str, float] = {}
-    for row in _table(path)[1]:
+    for row in read_metrics(path)[1]:
         for name, text in row.items():
             with suppress(ValueError, TypeError):  # an empty cell
                 found[name] = float(text)
-    return {name: found[name] for name in sorted(found, key=str) if name not in ("step", "epoch", None)}
+    names = [name for name in sorted(found, key=str) if name not in ("step", "epoch", None)]
+    return {name: found[name] for name in names if not name.startswith(LEARNING_RATE)}

@@ -1,13 +1,32 @@
 """Tables as plain text."""
 
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
 from lra_ssm.errors import printable
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+def terminal_width() -> int | None:
+    """Columns of the terminal that is the standard output; None where it is a file, a pipe or a notebook, or where the
+    terminal takes plain lines alone."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def wrapped(line: str, indent: int = 2) -> str:
+    """A line broken between words where the terminal ends, its further lines indented."""
+    return textwrap.fill(line, terminal_width() or 10_000, subsequent_indent=" " * indent, break_long_words=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, width: int | None = None) -> str:
     """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right.
+
+    width: columns of the terminal, in which cells that are too long take several lines; None for no limit.
 
     What cannot be printed in a cell stands there as its escape.
 
@@ -22,10 +41,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 
     drawn = Table(box=None, pad_edge=False, padding=(0, 1), header_style="none")
     for i, name in enumerate(columns):
-        drawn.add_column(Text(name), justify="left" if i < left else "right", no_wrap=True)
+        drawn.add_column(Text(name), justify="left" if i < left else "right", no_wrap=width is None, overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(printable(" ".join(cell.split()))) for cell in row))
     text = StringIO()
     # In a notebook rich would show it there and write nothing.
-    Console(file=text, width=10_000, color_system=None, force_jupyter=False, force_terminal=False).print(drawn)
+    Console(file=text, width=width or 10_000, color_system=None, force_jupyter=False, force_terminal=False).print(drawn)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

@@ -22,8 +22,9 @@ ALLOWED = {
     "tasks": {"ops", "layers", "models", *LEAVES},
     "datamodules": LEAVES,
     "callbacks": {"tasks", *LEAVES},
+    "progress": LEAVES,
     "bench": {"ops", "layers", "models", "tasks", "datamodules", "runs", *LEAVES},
-    "runs": {"callbacks", *LEAVES},
+    "runs": {"callbacks", "progress", *LEAVES},
     "checkpoints": {"errors"},
     **{leaf: set() for leaf in LEAVES},
     "tables": {"errors"},  # what a cell quotes is made printable
@@ -34,6 +35,7 @@ ALLOWED = {
         "tasks",
         "datamodules",
         "callbacks",
+        "progress",
         "bench",
         "runs",
         "checkpoints",
@@ -53,7 +55,7 @@ SHARED_ROOMS = {
     "images": {"storage", "fetch", "loading", "base"},
 }
 DATASETS = {p.parent.name for p in (ROOT / "datamodules").glob("*/__init__.py")} - set(SHARED_ROOMS)
-LIGHTNING = {"tasks", "datamodules", "callbacks", "runs", "cli"}
+LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}
 
 
 def room(path: Path) -> str:

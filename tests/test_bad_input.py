@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_pat
     copied = tmp_path / "run/checkpoints/best.ckpt"
     copied.write_bytes(best.read_bytes())
     succeed(["predict", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21
+    assert len((tmp_path / "predictions-val.csv").read_text().splitlines()) == 21
     before = (only_run(folder) / "test.json").read_text() if (only_run(folder) / "test.json").exists() else None
     (tmp_path / "run/run.json").write_text('{"status": "finished"}')
     succeed(["test", *FIT[1:], data, *SHORT, f"--ckpt_path={copied}"], tmp_path)

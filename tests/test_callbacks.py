@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lra_ssm.callbacks import CSVRunLogger, SeedByStep, StopOnNonFinite, Throughput, WritePredictions
+from lra_ssm.callbacks import CSVRunLogger, LogLearningRates, SeedByStep, StopOnNonFinite, Throughput, WritePredictions
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.saving import SaveBest, SaveLast
@@ -121,17 +121,43 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert torch.load(path, weights_only=True)["a"] == 1 and everything_below(tmp_path) == ["deep", "deep/a.ckpt"]
 
 
-def test_predictions_have_a_row_each(tmp_path, capsys):
+def test_learning_rates_are_those_a_step_is_made_with(tmp_path):
+    class Groups(Line):
+        def configure_optimizers(self):
+            groups = [{"params": [self.linear.weight], "name": "recurrent, delta"},
+                      {"params": [self.linear.bias], "lr": 0.0}]  # fmt: skip
+            optimizer = torch.optim.SGD(groups, lr=0.008)
+            halved = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halved, "interval": "step"}}
+
+    path = tmp_path / "exp" / "run" / "metrics.csv"
+    path.parent.mkdir(parents=True)
+    trainer = Trainer(
+        accelerator="cpu", logger=CSVRunLogger(path), enable_progress_bar=False, enable_model_summary=False,
+        max_steps=4, log_every_n_steps=2, callbacks=[LogLearningRates()], enable_checkpointing=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(Groups(), loader())
+    with open(path, newline="") as file:
+        rows = [(row["step"], float(row["lr/recurrent-delta"]), row["lr/1"]) for row in csv.DictReader(file)]
+    assert rows == [("1", 0.004, "0.0"), ("3", 0.001, "0.0")]
+
+
+@pytest.mark.parametrize("labels", [None, torch.tensor([0, 1, 2, 1, 0])])
+def test_predictions_have_a_row_each(labels, tmp_path, capsys):
     path = tmp_path / "predictions.csv"
+    inputs = torch.linspace(0.1, 1, 5)[:, None]
+    data = TensorDataset(inputs) if labels is None else TensorDataset(inputs, labels)
     trainer = Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
         enable_checkpointing=False, enable_model_summary=False,
     )  # fmt: skip
     model = Line()
-    trainer.predict(model, loader(5))
+    trainer.predict(model, DataLoader(data, batch_size=2))
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 5 and "5 predictions in" in capsys.readouterr().out
+    said = "5 predictions in" if labels is None else "5 predictions, "
+    assert len(rows) == 5 and said in capsys.readouterr().out
+    assert [row.get("label") for row in rows] == ([None] * 5 if labels is None else [str(int(i)) for i in labels])
     for row, x in zip(rows, torch.linspace(0.1, 1, 5), strict=True):
         expected = model.linear(x[None]).softmax(-1)
         assert int(row["prediction"]) == expected.argmax() and float(row["p0"]) == pytest.approx(

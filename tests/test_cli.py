@@ -62,8 +62,8 @@ def test_the_run_directory_has_what_the_design_says(trained):
     folder, result = trained
     path = only_run(folder)
     fitted, scored = (
-        {"config.yaml", "run.json", "metrics.csv", "checkpoints"},
-        {"validate.json", "test.json", "predictions.csv"},
+        {"config.yaml", "run.json", "metrics.csv", "curves.png", "checkpoints"},
+        {"validate.json", "test.json", "predictions-val.csv"},
     )
     names = {p.name for p in path.iterdir() if not p.name.startswith(".")}
     assert fitted <= names <= fitted | scored
@@ -77,8 +77,13 @@ def test_the_run_directory_has_what_the_design_says(trained):
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows] == ["0", "1", "1"]
     assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])
+    assert [row["lr/base"] for row in rows] == ["0.0", "0.005", ""]  # a warm-up of two steps to 0.01
     assert rows[2]["val/accuracy"] and rows[2]["val/loss"]
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
+    assert record["of_last_batch"] == ["train/accuracy", "train/loss"]
+    shown = {line.split()[0]: line for line in result.out.splitlines() if line.startswith("  ")}
+    assert shown.keys() >= set(record["of_last_batch"]) and not any(name.startswith("lr/") for name in shown)
+    assert {name for name, line in shown.items() if line.endswith(" of the last batch")} == set(record["of_last_batch"])
 
 
 def test_the_groups_are_printed_one_row_each(trained):
@@ -107,7 +112,7 @@ def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
         scored = [float(row["val/accuracy"]) for row in csv.DictReader(file) if row["val/accuracy"]]
     assert json.loads((path / "validate.json").read_text())["metrics"]["val/accuracy"] == pytest.approx(max(scored))
     succeed(["predict", *FIT[1:], *SHORT], folder)
-    with open(path / "predictions.csv", newline="") as file:
+    with open(path / "predictions-val.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 20
     for row in rows:
@@ -121,8 +126,23 @@ def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
     data = ListOps(**{**settings, "root": str(folder / "data")})
     data.setup("predict")
     labels = torch.cat([batch.labels for batch in data.predict_dataloader()]).tolist()
-    right = sum(int(row["prediction"]) == label for row, label in zip(rows, labels, strict=True))
-    assert right / 20 == pytest.approx(accuracy)
+    assert [int(row["label"]) for row in rows] == labels
+    assert sum(row["prediction"] == row["label"] for row in rows) / 20 == pytest.approx(accuracy)
+
+
+def test_predict_takes_the_split_that_it_is_told(trained):
+    folder, _ = trained
+    path, right = only_run(folder), {}
+    for split, examples in {"test": 20, "train": 16}.items():
+        out = succeed(["predict", *FIT[1:], *SHORT, f"--split={split}"], folder).out
+        rows = list(csv.DictReader((path / f"predictions-{split}.csv").read_text().splitlines()))
+        (path / f"predictions-{split}.csv").unlink()
+        right[split] = sum(row["prediction"] == row["label"] for row in rows) / examples
+        assert f"{examples} predictions, {right[split]:.2%} of them right," in out and len(rows) == examples
+    succeed(["test", *FIT[1:], *SHORT], folder)
+    assert right["test"] == pytest.approx(json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"])
+    assert "split" in (said := fail(["predict", *FIT[1:], *SHORT, "--split=vall"], folder)) and "vall" in said
+    assert "unknown option --split" in fail([*FIT, "--split=val"], folder)
 
 
 def test_fit_and_validate_never_touch_the_test_split(tmp_path):

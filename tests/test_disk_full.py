@@ -115,7 +115,7 @@ def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, data, disk):
     succeed(["fit", *options], tmp_path)
     before = everything_below(disk)
     fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
-    for command, file in {"test": "test.json", "predict": "predictions.csv", "validate": "validate.json"}.items():
+    for command, file in {"test": "test.json", "predict": "predictions-val.csv", "validate": "validate.json"}.items():
         line = one_line(run([command, *options], tmp_path, {"KILL_AT": "setup:1", "RUN": fill}))
         assert f"/{file}: cannot be read or written (No space left on device: " in line
         (disk / "filler").unlink()

@@ -330,7 +330,7 @@ def test_a_config_or_log_that_is_no_text_is_kept_aside(interrupted, capsys):
 
 def test_what_a_test_beside_the_fit_is_writing_stays(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    theirs, old = tmp_path / ".unfinished-test.json-1", tmp_path / ".unfinished-predictions.csv-2"
+    theirs, old = tmp_path / ".unfinished-test.json-1", tmp_path / ".unfinished-predictions-val.csv-2"
     ours = [tmp_path / ".unfinished-run.json-3", tmp_path / "checkpoints/.unfinished-last.ckpt-4"]
     for path in (theirs, old, *ours):
         path.touch()

@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from lra_ssm import __version__
 from lra_ssm.errors import InputError, hint, printable, squeeze
@@ -20,7 +22,7 @@ COMMANDS = {
     "fit": ("lra_ssm.cli.run", "train a model; started again, a killed run is resumed"),
     "validate": ("lra_ssm.cli.run", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
-    "predict": ("lra_ssm.cli.run", "write a run's predictions on the validation split"),
+    "predict": ("lra_ssm.cli.run", "write a run's predictions and labels, on the validation split or another"),
     "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: download, generate, or read its files"),
     "doctor": ("lra_ssm.cli.doctor", "show versions, hardware, backends and prepared data"),
     "bench": ("lra_ssm.cli.bench", "measure operators, layers, training steps and loaders on this machine"),
@@ -58,8 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     module, _ = COMMANDS[command]
+    shown = warnings.formatwarning
     try:
-        return import_module(module).main(command, rest)
+        run = import_module(module).main
+        shown, warnings.formatwarning = warnings.formatwarning, _warning_line  # Lightning's import set its own
+        return run(command, rest)
     except InputError as error:
         _show_traceback()
         return _fail(str(error))
@@ -69,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Of the processes that Lightning starts beside the first (DDP), the first one speaks for all.
         return 130 if int(os.environ.get("LOCAL_RANK") or 0) else _fail("interrupted", code=130)
+    finally:
+        warnings.formatwarning = shown
 
 
 def _wait_asleep() -> None:
@@ -89,6 +96,14 @@ def _fail(reason: str, code: int = 2) -> int:
 def _show_traceback() -> None:
     if os.environ.get("LRA_SSM_DEBUG"):
         print("\n".join(map(printable, traceback.format_exc().split("\n"))), end="", file=sys.stderr)
+
+
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as one line. Where it comes from helps with other people's code; ours and Lightning's say enough."""
+    known = {"lra_ssm", "lightning"} & set(Path(filename).parts)
+    return squeeze(f"warning: {message}" + ("" if known else f" ({filename}:{lineno})")) + "\n"
 
 
 def _plain_output() -> None:

@@ -11,7 +11,7 @@ from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.provenance import environment
-from lra_ssm.tables import table
+from lra_ssm.tables import table, terminal_width, wrapped
 
 EXAMPLE = """\
 examples:
@@ -32,7 +32,8 @@ def main(command: str, arguments: list[str]) -> int:
     for prepared in opened:
         _show_data(prepared)
     if opened:
-        print("\n" + table(COLUMNS, [row for prepared in opened for row in summary_rows(prepared.manifest)], LEFT))
+        rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
+        print("\n" + table(COLUMNS, rows, LEFT, terminal_width()))
     if options.verify:
         damaged += _with_wrong_digests(opened)
     for what in damaged:
@@ -62,8 +63,9 @@ def _show_installation() -> None:
     here = environment()
     hardware = here["hardware"]
     versions = [f"{name} {version}" for name, version in here["versions"].items() if version]
-    print("versions   " + ", ".join(versions))
-    print(f"hardware   {hardware['cpu']}, {hardware['cpus']} cores; {', '.join(hardware['gpus']) or 'no GPU'}")
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    print(wrapped(f"versions   {', '.join(versions)}", 11))
+    print(wrapped(f"hardware   {hardware['cpu']}, {hardware['cpus']} cores; {gpus}", 11))
     for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
         print(f"selective_scan on {device}")
         for name, reason in scan_backends(device).items():
@@ -74,7 +76,7 @@ def _show_data(prepared: PreparedDataset) -> None:
     """Prints where a prepared folder's data came from."""
     print("  " + squeeze(f"{prepared.folder.parent.name}/{prepared.folder.name}"))
     for key, value in prepared.manifest["source"].items():
-        print("    " + squeeze(f"{key}: {_short(value)}"))
+        print(wrapped("    " + squeeze(f"{key}: {_short(value)}"), 6))
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
-from lra_ssm.tables import table
+from lra_ssm.tables import table, terminal_width, wrapped
 
 # name -> (data module, what is another default than its own)
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -89,7 +89,7 @@ def main(command: str, arguments: list[str]) -> int:
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()
-    print(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}"))
+    print(wrapped(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}")))
     if picture is not None:
         draw_batch(datamodule, Path(picture))
         print(squeeze(picture))
@@ -104,7 +104,7 @@ def show_prepared(root: Path) -> None:
         raise InputError(f"data root {root}: cannot be read; change its permissions, or choose another with --root")
     opened, damaged = open_all(root)
     rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
-    print(table(COLUMNS, rows, LEFT) if rows else squeeze(f"nothing is prepared below {root}"))
+    print(table(COLUMNS, rows, LEFT, terminal_width()) if rows else squeeze(f"nothing is prepared below {root}"))
     for what in damaged:
         print(f"damaged: {what}")
 

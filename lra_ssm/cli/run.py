@@ -7,10 +7,9 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -22,6 +21,7 @@ from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason, write_json
 from lra_ssm.layers.spec import import_object
+from lra_ssm.progress import shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_callbacks,
@@ -44,6 +44,7 @@ from lra_ssm.runs.source import other_code, user_source
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
 _NEUTRAL = (
     "config", "runs_dir", "experiment", "fresh", "strict_resume", "weights_only", "verbose", "return_predictions",
+    "split",
 )  # fmt: skip
 # Of the command, not of the run that it starts.
 _OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume")
@@ -67,6 +68,8 @@ def main(command: str, arguments: list[str]) -> int:
             _close(held)
             signals.say_stopped(stop)
             signals.queue_again()
+            for run in held:
+                run.draw_curves()
             patience = 0.0 if signals.stopped_at is None else 10.0
             return stop.code
         except (InputError, MisconfigurationException, OSError) as error:
@@ -138,6 +141,13 @@ class RunCLI(LightningCLI):
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
 
+    def _prepare_subcommand_parser(self, klass: Any, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            said = "split to predict; default: what the data module says, val for ours"
+            parser.add_argument("--split", type=Literal["train", "val", "test"] | None, help=said)
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         with warnings.catch_warnings():
             # It warns of `args` beside sys.argv; ours are sys.argv's.
@@ -194,7 +204,7 @@ class RunCLI(LightningCLI):
         run.seed, run.source = config.seed_everything, user_source(self.resolved)
         if run.finished:
             print(f"{run.path} is finished (--fresh trains it again){other_code(run.record, run.source)}")
-            show_metrics(run.record.get("metrics", {}))
+            show_metrics(run.record.get("metrics", {}), run.record.get("of_last_batch", ()))
             raise _Done
         given = config.ckpt_path
         if own := newest(run.last, run.before_last):
@@ -233,6 +243,11 @@ class RunCLI(LightningCLI):
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
         check_data(self.model, self.datamodule)
+        if self.subcommand == "predict" and self._config.split:
+            if not hasattr(self.datamodule, "predict_split"):
+                named = type(self.datamodule).__name__ if self.datamodule else "the model, which loads its own data,"
+                raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
+            self.datamodule.predict_split = self._config.split
         if self.checkpoint is not None:
             code = user_source(self.resolved)
             check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, self.subcommand == "fit", code)
@@ -272,8 +287,7 @@ class RunCLI(LightningCLI):
         config, run, fit = self._get(self.config_init, "trainer"), self.run, self.subcommand == "fit"
         callbacks = as_list(config.get("callbacks"))
         check_callbacks(callbacks)
-        if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks.append(RichProgressBar())
+        callbacks += shown_by_us(config, callbacks)
         loggers: Any = False
         if run is not None:
             run.checkpoints = self._get(self.config_init, "checkpoint")
@@ -286,13 +300,16 @@ class RunCLI(LightningCLI):
         directory = run or self.scored
         if self.subcommand == "predict":
             # A checkpoint from outside a run directory gets its predictions into the working folder.
-            callbacks.append(WritePredictions((directory.path if directory else Path()) / "predictions.csv"))
+            split = getattr(self.datamodule, "predict_split", None)
+            name = f"predictions-{split}.csv" if split else "predictions.csv"
+            callbacks.append(WritePredictions((directory.path if directory else Path()) / name))
         return super().instantiate_trainer(
             callbacks=callbacks,
             logger=loggers,
             plugins=[*as_list(config.get("plugins")), AtomicCheckpointIO(scoring=not fit)],
             default_root_dir=str(directory.path) if directory else None,
             enable_checkpointing=run is not None,
+            enable_model_summary=False,  # ours is among the callbacks, or the user's
             **kwargs,
         )
 

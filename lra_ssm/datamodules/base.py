@@ -18,7 +18,7 @@ from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
-STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("val",)}
+STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 
 
 class PreparedDataModule(LightningDataModule, ABC):
@@ -48,6 +48,7 @@ class PreparedDataModule(LightningDataModule, ABC):
     vocab_size: int | None = None  # None also where it is known only once the data is prepared
     d_input: int | None = None  # features per position; None for tokens
     per_example: int = 1  # sequences per example: 2 for pairs
+    predict_split: str = "val"  # which one `predict` takes; the test split never unless it is asked for
     neutral_settings = ("root", "eval_batch_size", "num_workers", "pin_memory")  # cannot change what a run learns
     inputs: str = "tokens"  # what batches hold; or characters, bytes; of pixels unit, symmetric, normalized, integers
 
@@ -153,13 +154,15 @@ class PreparedDataModule(LightningDataModule, ABC):
         prepare(self.root, self.dataset, self.prepared_folder.name, self.build)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the splits that a stage needs: fit train and val, validate and predict val, test test; None all.
+        """Opens the splits that a stage needs: fit train and val, validate val, test test, predict `predict_split`;
+        None all.
 
         Raises:
             InputError: not prepared, or damaged.
         """
         prepared = self._open()
-        for name in STAGES[stage] if stage is not None else ("train", "val", "test"):
+        names = [self.predict_split] if stage == "predict" else STAGES[stage] if stage else ("train", "val", "test")
+        for name in names:
             if name not in self._datasets:
                 split = prepared.split(name)
                 check_intact(split)
@@ -220,8 +223,8 @@ class PreparedDataModule(LightningDataModule, ABC):
         return self._loader("test", self.eval_batch_size, pool=self.bucket_batches)
 
     def predict_dataloader(self) -> ResumableLoader:
-        """Every validation example once, in order: the test split is for `test` alone."""
-        return self._loader("val", self.eval_batch_size)
+        """Every example of `predict_split` once, in order."""
+        return self._loader(self.predict_split, self.eval_batch_size)
 
     def _loader(
         self, split: str, batch_size: int, seed: int | None = None, pool: int = 1, trained: Any = None

@@ -4,6 +4,7 @@ runs/<experiment>/<run_id>/
     config.yaml      the resolved configuration
     run.json         status, versions, git commit, hardware, command, final metrics
     metrics.csv      everything logged
+    curves.png       the same as curves, when a fit ends
     checkpoints/     last.ckpt, best.ckpt; while it is not finished, last.previous.ckpt
 """
 

@@ -33,6 +33,8 @@ TRAINER_NEUTRAL = (
     "profiler",
     "strategy",
 )
+# Callbacks that only show something.
+_SHOWING = ("lra_ssm.progress.Progress", "lra_ssm.progress.ShowModel")
 # Of a data module that has no `neutral_settings`: what is called so everywhere.
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 
@@ -46,7 +48,11 @@ def run_identity(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -
     config = copy.deepcopy(config)
     if config.get("ckpt_path") in (None, "last", "best"):
         config.pop("ckpt_path", None)
-    config["trainer"] = without_trainer_defaults(config["trainer"])
+    trainer = config["trainer"]
+    if isinstance(callbacks := trainer.get("callbacks"), list):
+        # None where there is no other, as without any
+        trainer["callbacks"] = [c for c in callbacks if c.get("class_path") not in _SHOWING] or None
+    config["trainer"] = without_trainer_defaults(trainer)
     for section, names in {**neutral, "trainer": TRAINER_NEUTRAL}.items():
         node: Any = (config.get(section) or {}) if section else config
         node = node.get("init_args", node) if "class_path" in node else node

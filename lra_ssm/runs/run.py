@@ -3,6 +3,7 @@
 import inspect
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lra_ssm.callbacks import CSVRunLogger, fit_callbacks, last_logged
+from lra_ssm.callbacks import LEARNING_RATE, CSVRunLogger, fit_callbacks, last_logged
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
+from lra_ssm.progress import of_one_batch, shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
     check_callbacks,
@@ -29,6 +31,7 @@ from lra_ssm.runs.checks import (
     load_checkpoint,
     newest,
 )
+from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
@@ -36,6 +39,7 @@ from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBes
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.stopping import EndFit
+from lra_ssm.tables import wrapped
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
 _RUN_PATH = "LRA_SSM_RUN_PATH"
@@ -124,9 +128,11 @@ class Run(RunDirectory):
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them."""
+        own = as_list(self.given.get("callbacks"))
         return {
             **self.given,
-            "callbacks": [*as_list(self.given.get("callbacks")), *self.callbacks()],
+            "callbacks": [*own, *shown_by_us(self.given, own), *self.callbacks()],
+            "enable_model_summary": False,  # ours is among the callbacks, or the user's
             "logger": self.loggers(self.given.get("logger")),
             "plugins": [*as_list(self.given.get("plugins")), AtomicCheckpointIO()],
             "default_root_dir": str(self.path),
@@ -180,6 +186,7 @@ class Run(RunDirectory):
                 self.close()
                 signals.say_stopped(stop)
                 signals.queue_again()
+                self.draw_curves()
                 raise (KeyboardInterrupt if stop.signum == signal.SIGINT else SystemExit(stop.code)) from None
             except (InputError, MisconfigurationException, OSError) as error:
                 self.fail(squeeze(str(error)))
@@ -217,7 +224,7 @@ class Run(RunDirectory):
         record = {"run_id": self.path.name, "experiment": experiment, "status": "started", "starts": starts}
         if manifest is not None:
             record["data"] = manifest
-            print(squeeze(data.describe()))
+            print(wrapped(squeeze(data.describe())))
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
         for logger in trainer.loggers:
@@ -229,6 +236,7 @@ class Run(RunDirectory):
         """Records how the fit ended; returns its metrics, the best one by name among them."""
         # Nothing is logged where the last step was done before: its record was lost with a kill, or damaged.
         metrics = final_metrics(trainer) or last_logged(self.path / "metrics.csv")
+        batch = sorted(of_one_batch(trainer) & metrics.keys())
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
         best = next((c for c in trainer.callbacks if isinstance(c, SaveBest)), None)  # type: ignore[attr-defined]
@@ -237,18 +245,29 @@ class Run(RunDirectory):
         timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
-        self.write_record(status=status, metrics=metrics)
+        self.write_record(status=status, metrics=metrics, of_last_batch=batch)
+        self.draw_curves()
         if status == "finished":
             self.before_last.unlink(missing_ok=True)
         print(f"{status}: {self.path}")
-        show_metrics(metrics)
+        show_metrics(metrics, batch)
         return metrics
+
+    def draw_curves(self) -> None:
+        """Draws metrics.csv as curves.png. A picture that cannot be drawn is no reason for a run to fail."""
+        if not is_first_process():
+            return
+        try:
+            draw_curves(self.path / "metrics.csv", self.path / "curves.png")
+        except Exception as error:
+            print(squeeze(f"warning: {self.path / 'curves.png'} could not be drawn: {error}"))
 
     def fail(self, reason: str) -> None:
         """Records why the run cannot go on, where this process holds it."""
         if self.held:
             with suppress(OSError):  # such as the full disk that is the reason
                 self.write_record(status="failed", reason=reason)
+            self.draw_curves()
 
     def close(self) -> None:
         """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
@@ -286,8 +305,9 @@ def lost_loader(error: BaseException) -> str:
 
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:
-    """What was logged, by name."""
-    return {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+    """What was logged, by name; learning rates are no result."""
+    logged = sorted(trainer.callback_metrics.items())
+    return {name: float(value) for name, value in logged if not name.startswith(LEARNING_RATE)}
 
 
 def chosen_loggers(logger: Any) -> list[Any]:
@@ -300,7 +320,7 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
-def show_metrics(metrics: dict[str, float]) -> None:
-    """One line each, values under each other."""
+def show_metrics(metrics: dict[str, float], of_last_batch: Collection[str] = ()) -> None:
+    """One line each, values under each other; those of one batch are marked."""
     for name, value in metrics.items():
-        print(f"  {name:<20} {value:.6g}")
+        print(f"  {name:<20} {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lra_ssm.errors import hint
 from lra_ssm.layers.roles import ROLES, parameter_roles
-from lra_ssm.tables import table
+from lra_ssm.tables import table, terminal_width
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,15 @@ def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str,
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
-    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay."""
+    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay; as wide as
+    the terminal at most."""
     rows = []
     for number, group in enumerate(groups):
         count = sum(p.numel() for p in group["params"])
         rate = group.get("initial_lr", group["lr"])
         name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
         rows.append((name, f"{count:,}", rate, f"{group['weight_decay']:g}"))
-    return table(("group", "parameters", "lr", "weight decay"), rows)
+    return table(("group", "parameters", "lr", "weight decay"), rows, width=terminal_width())
 
 
 def warmup_cosine(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int) -> LambdaLR:

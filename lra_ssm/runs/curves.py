@@ -1,0 +1,83 @@
+"""curves.png of a run: what its metrics.csv has, drawn over the steps."""
+
+import math
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from lra_ssm.callbacks import LEARNING_RATE, read_metrics
+from lra_ssm.files import replacing
+
+Curve = list[tuple[int, float]]  # (step, value)
+
+_COLORS = {"train": "#1f77b4", "val": "#d95f02"}
+_MOST_MARKED = 60  # points of a curve that are drawn as dots too
+
+
+def draw_curves(metrics: Path, target: Path) -> None:
+    """Draws a metrics.csv as a PNG file, whole or not at all: what train and val have in common in one panel each,
+    then the learning rates. Draws nothing where nothing was logged."""
+    curves = _curves(metrics)
+    panels = {name.partition("/")[2]: name for name in curves if name.startswith(("train/", "val/"))}
+    panels.pop("samples_per_s", None)
+    rates = {name.removeprefix(LEARNING_RATE): c for name, c in curves.items() if name.startswith(LEARNING_RATE)}
+    if not panels and not rates:
+        return
+    from matplotlib.figure import Figure  # without pyplot no display is asked for
+
+    rows = len(panels) + bool(rates)
+    figure = Figure(figsize=(9, 0.8 + 2.4 * rows), layout="constrained")
+    drawn = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(drawn, sorted(panels, key=lambda name: (name != "loss", name != "accuracy")), strict=False):
+        axes.set_ylabel(name.replace("_", " "))
+        for split, color in _COLORS.items():
+            curve = curves.get(f"{split}/{name}", [])
+            few = "o" if len(curve) <= _MOST_MARKED else None
+            width = len(curve) // 40 if split == "train" else 0
+            label = split
+            if width > 1:  # values of single batches: faint, under their running mean
+                axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8)
+                curve, few, label = _running_mean(curve, width), None, f"{split} (mean of {width} logged)"
+            if curve:
+                axes.plot(*_columns(curve), color=color, marker=few, markersize=3.5, linewidth=1.6, label=label)
+        axes.legend(frameon=False, fontsize=9)
+    if rates:
+        axes = drawn[-1]
+        axes.set_ylabel("learning rate")
+        same: dict[tuple[tuple[int, float], ...], list[str]] = {}
+        for name, curve in rates.items():
+            same.setdefault(tuple(curve), []).append(name)
+        for points, names in same.items():
+            axes.plot(*_columns(list(points)), linewidth=1.6, label=", ".join(names))
+        axes.legend(frameon=False, fontsize=9)
+    for axes in drawn:
+        axes.grid(color="#e5e5e5", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    drawn[-1].set_xlabel("step")
+    figure.suptitle("/".join(metrics.parts[-3:-1]), fontsize=10)
+    with replacing(target, "wb") as file:
+        figure.savefig(file, dpi=110, format="png")
+
+
+def _curves(metrics: Path) -> dict[str, Curve]:
+    """Finite values of every column by step."""
+    columns, rows = read_metrics(metrics)
+    found: dict[str, Curve] = {name: [] for name in columns if name not in ("step", "epoch")}
+    for row in rows:
+        for name, curve in found.items():
+            with suppress(ValueError, TypeError):  # an empty cell
+                value = float(row[name])
+                if math.isfinite(value):
+                    curve.append((int(row["step"]), value))
+    return {name: curve for name, curve in found.items() if curve}
+
+
+def _columns(curve: Curve) -> tuple[list[int], list[float]]:
+    return [step for step, _ in curve], [value for _, value in curve]
+
+
+def _running_mean(curve: Curve, width: int) -> Curve:
+    """Of the last `width` values at each step from the first that has as many."""
+    steps, values = _columns(curve)
+    return list(zip(steps[width - 1 :], np.convolve(values, np.full(width, 1 / width), "valid").tolist(), strict=True))

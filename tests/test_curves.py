@@ -1,0 +1,74 @@
+"""curves.png of a run."""
+
+import pytest
+from PIL import Image
+
+from lra_ssm.runs import curves
+from lra_ssm.runs.curves import _curves, _running_mean, draw_curves
+from tests.runner import FIT, SHORT, Command, everything_below, fail, only_run, succeed
+
+METRICS = """step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,train/samples_per_s,val/loss,val/accuracy
+0,0,2.5,0.1,0.0,0.0,9.0,,
+1,0,nan,0.2,0.1,0.1,9.0,,
+1,0,,,,,,2.25,0.5
+"""
+
+
+def test_every_finite_value_stands_at_its_step(tmp_path):
+    (tmp_path / "metrics.csv").write_text(METRICS + "2,0,1.")  # a kill within a row
+    found = _curves(tmp_path / "metrics.csv")
+    assert found["train/loss"] == [(0, 2.5)] and found["val/accuracy"] == [(1, 0.5)]
+    assert found["lr/base"] == found["lr/no_decay"] == [(0, 0.0), (1, 0.1)]
+
+
+def test_the_picture_has_a_panel_each(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    many = "".join(f"{i},0,{i / 100},0.1,0.1,0.05,9.0,,\n" for i in range(2, 200))
+    (tmp_path / "metrics.csv").write_text(METRICS + many)
+    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.size[0] > 900 and len(picture.convert("RGB").getcolors(1 << 20)) > 50
+    shown = {axes.get_ylabel(): [line.get_label() for line in axes.lines] for axes in drawn[0].axes}
+    assert list(shown) == ["loss", "accuracy", "learning rate"]
+    assert shown["loss"][1:] == ["train (mean of 4 logged)", "val"] and shown["learning rate"] == ["base", "no_decay"]
+    assert drawn[0].axes[-1].get_xlabel() == "step"
+    assert _running_mean([(0, 1.0), (1, 2.0), (2, 4.0)], 2) == [(1, 1.5), (2, 3.0)]
+
+
+def test_without_values_there_is_no_picture(tmp_path):
+    for text in ("", "step,epoch\n0,0\n", "no,log\n1,2\n"):
+        (tmp_path / "metrics.csv").write_text(text)
+        draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    draw_curves(tmp_path / "none.csv", tmp_path / "curves.png")
+    assert everything_below(tmp_path) == ["metrics.csv"]
+
+
+def test_a_stopped_run_and_a_failed_one_leave_their_curves(tmp_path):
+    command = Command(FIT, tmp_path, {"KILL_AT": "train_batch_end:3", "KILL_WITH": "SIGTERM"})
+    assert command.wait().code == 143
+    stopped = only_run(tmp_path) / "curves.png"
+    before = stopped.read_bytes()
+    succeed(FIT, tmp_path)
+    assert stopped.read_bytes() != before  # of the whole run
+    fail([*FIT, "--experiment=bad", "--model.network.layer=tests.helpers.Blowing"], tmp_path)
+    assert (only_run(tmp_path, "bad") / "curves.png").is_file()
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), ImportError("no matplotlib")])
+def test_a_picture_that_cannot_be_drawn_fails_no_run(error, tmp_path, monkeypatch, capsys):
+    from lra_ssm.cli import main
+    from lra_ssm.runs import run
+
+    def refuse(*_):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "draw_curves", refuse)
+    assert main([*FIT, *SHORT]) == 0
+    out = capsys.readouterr().out
+    assert f"curves.png could not be drawn: {error}" in out and "finished: " in out
+    assert curves.draw_curves is draw_curves and not (only_run(tmp_path) / "curves.png").exists()
