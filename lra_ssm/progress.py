@@ -44,8 +44,8 @@ def of_one_batch(trainer: Trainer) -> set[str]:
 class Progress(ProgressBar):
     """How far it is: optimizer steps of a whole fit, batches of a validation, a test or a prediction.
 
-    In a terminal one bar, one line high. Elsewhere a plain line at the first step, then at most every `line_every_s`,
-    and at the last step; it has the rate, what the task logs for the progress bar, and the time left. Values of the
+    In a terminal one bar, one line high. Elsewhere a plain line at most every `line_every_s`, and at the first and the
+    last step of a fit. Both have the rate, the time left, and what the task logs for the progress bar; values of the
     last batch alone are marked so.
 
     Args:
@@ -72,8 +72,8 @@ class Progress(ProgressBar):
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
-    def _start(self, what: str) -> None:
-        self._drawn_at = -math.inf
+    def _start(self, what: str, at_once: bool = False) -> None:
+        self._drawn_at = -math.inf if at_once else time.monotonic()
         self._marks.clear()
         if not self._enabled or self._bar is not None or terminal_width() is None:
             return
@@ -82,10 +82,8 @@ class Progress(ProgressBar):
         from rich.progress import Progress as Bar
         from rich.table import Column
 
-        text = Column(no_wrap=True, overflow="ellipsis")
-        columns = BarColumn(None, table_column=Column(ratio=1, max_width=40)), TextColumn("{task.description}", "none",
-                                                                                        table_column=text)  # fmt: skip
-        self._bar = Bar(*columns, console=Console(), auto_refresh=False, expand=True)
+        text = TextColumn("{task.description}", "none", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        self._bar = Bar(BarColumn(None), text, console=Console(), auto_refresh=False, expand=True)
         self._task = self._bar.add_task(what, total=None)
         self._bar.start()
         # Lightning's messages go to the stream that it found first, into the bar's line; now they stand above the bar.
@@ -152,7 +150,7 @@ class Progress(ProgressBar):
         self._start("a first look at the validation split")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start("the first step")
+        self._start("the first step", at_once=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -134,7 +134,8 @@ def test_learning_rates_are_those_a_step_is_made_with(tmp_path):
     path.parent.mkdir(parents=True)
     trainer = Trainer(
         accelerator="cpu", logger=CSVRunLogger(path), enable_progress_bar=False, enable_model_summary=False,
-        max_steps=4, log_every_n_steps=2, callbacks=[LogLearningRates()], enable_checkpointing=False, limit_val_batches=0,
+        max_steps=4, log_every_n_steps=2, callbacks=[LogLearningRates()], enable_checkpointing=False,
+        limit_val_batches=0,
     )  # fmt: skip
     trainer.fit(Groups(), loader())
     with open(path, newline="") as file:
