@@ -1,0 +1,31 @@
+"""Tables and lines that fit a terminal."""
+
+import pytest
+
+from lra_ssm import tables
+from lra_ssm.cli.summary import COLUMNS, LEFT
+from lra_ssm.tables import table, terminal_width, wrapped
+
+ROW = ("pathfinder", "generated, hard, limit 160000", "32×32×1 symmetric", "train", "160,000", "2",
+       "49.9% to 50.1%", "", "1,024.0", "1,024")  # fmt: skip
+
+
+def test_a_table_fits_the_terminal_and_loses_nothing():
+    wide, fitting = table(COLUMNS, [ROW], LEFT), table(COLUMNS, [ROW], LEFT, 100)
+    assert max(map(len, wide.splitlines())) > 100 >= max(map(len, fitting.splitlines()))
+    assert sorted(fitting.split()) == sorted(wide.split())
+    assert table(COLUMNS, [ROW], LEFT, 200) == wide
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "kind", "width"), [(True, "xterm", 70), (True, "dumb", None), (False, "", None)]
+)
+def test_lines_are_broken_in_a_terminal_alone(is_terminal, kind, width, monkeypatch):
+    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setenv("COLUMNS", "70")
+    assert terminal_width() == width
+    line = "versions " + ", ".join(f"library{i} 1.{i}" for i in range(9))
+    lines = wrapped(line, 4).splitlines()
+    assert " ".join(map(str.strip, lines)) == line and len(lines) == (3 if width else 1)
+    assert all(len(each) <= 70 for each in lines) == bool(width) and all(each.startswith("    ") for each in lines[1:])
