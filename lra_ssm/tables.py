@@ -39,9 +39,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, 
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, 1), header_style="none")
+    cells = [[" ".join(printable(cell).split()) for cell in column] for column in zip(columns, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in cells]
+    if width is not None:
+        words = [max(len(word) for cell in column for word in [*cell.split(), ""]) for column in cells]
+        room = width - len(columns) + 1
+        least = words if sum(words) <= room else [1] * len(words)  # else words are broken too
+        while sum(widths) > room and widths > least:
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            widths[widest] -= 1
+    gap = 2 if width is None or sum(widths) + 2 * (len(columns) - 1) <= width else 1
+    drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="none")
     for i, name in enumerate(columns):
-        drawn.add_column(Text(name), justify="left" if i < left else "right", no_wrap=width is None, overflow="fold")
+        drawn.add_column(Text(name), justify="left" if i < left else "right", overflow="fold", width=widths[i])
     for row in rows:
         drawn.add_row(*(Text(printable(" ".join(cell.split()))) for cell in row))
     text = StringIO()
