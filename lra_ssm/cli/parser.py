@@ -11,7 +11,7 @@ from jsonargparse import Namespace, _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.help import Help, arrange
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, raised_here, squeeze
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, own_arguments, wants_specification
 
@@ -168,14 +168,7 @@ def cause(error: BaseException) -> BaseException:
     chain = [error]
     while before := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(before)
-    return next((e for e in chain if _raised_here(e)), chain[-1])
-
-
-def _raised_here(error: BaseException) -> bool:
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")
+    return next((e for e in chain if raised_here(e)), chain[-1])
 
 
 def freeze_specifications(model: Namespace) -> None:

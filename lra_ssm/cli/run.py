@@ -12,15 +12,14 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
 from lra_ssm.cli.output import place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
-from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import one_reason, write_json
+from lra_ssm.errors import InputError, in_user_code, squeeze
+from lra_ssm.files import write_json
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
@@ -35,11 +34,13 @@ from lra_ssm.runs.checks import (
     newest,
 )
 from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.failures import input_error
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
-from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, lost_loader, show_metrics
+from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
+from lra_ssm.runs.trial import try_network
 
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
 _NEUTRAL = (
@@ -69,19 +70,15 @@ def main(command: str, arguments: list[str]) -> int:
             signals.queue_again()
             patience = 0.0 if signals.stopped_at is None else 10.0
             return stop.code
-        except (InputError, MisconfigurationException, OSError) as error:
-            reason = one_reason(error)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and signals.lost_peer(error):
+                return signals.say_lost()
+            failure = input_error(error)
             for run in held:
-                run.fail(reason)
-            raise InputError(reason) from error
-        except RuntimeError as error:
-            if reason := lost_loader(error):
-                for run in held:
-                    run.fail(reason)
-                raise InputError(reason) from error
-            if not signals.lost_peer(error):
+                run.fail(str(failure or repr(error)))
+            if failure in (None, error):
                 raise
-            return signals.say_lost()
+            raise failure from error
         finally:  # the same process may run another command
             signals.leaving = True
             _close(held)
@@ -229,7 +226,9 @@ class RunCLI(LightningCLI):
         try:
             self.config_init = self.parser.instantiate_classes(self.config)
         except ValueError as error:  # a constructor refused its arguments; jsonargparse wraps what it said
-            raise InputError(squeeze(str(cause(error)))) from error
+            first = cause(error)
+            refused = None if isinstance(first, InputError) else in_user_code(error)
+            raise refused or InputError(str(first)) from error
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
         check_data(self.model, self.datamodule)
@@ -252,6 +251,7 @@ class RunCLI(LightningCLI):
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""
         self._prepare_data()
+        try_network(self.model, self.datamodule, self.trainer)
         if self.run is not None:
             config = {key: value for key, value in self.resolved.items() if key not in _OF_THE_COMMAND}
             self.held.append(self.run)
