@@ -82,19 +82,23 @@ _OURS = Path(__file__).parent
 _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
-def in_user_code(error: BaseException) -> UserCodeError | None:
+def in_user_code(error: BaseException | None) -> UserCodeError | None:
     """The error as one line, where code of the user's raised it or called what did: the function, the kind of error and
     what it says, the shapes of the function's tensors, file and line. None where no file of the user's took part."""
-    chained: BaseException | None = error
-    while chained is not None:
-        for frame, line in reversed(list(traceback.walk_tb(chained.__traceback__))):
-            if not (where := place(frame.f_code.co_filename, line)):
-                continue
-            name = frame.f_globals.get("__name__", "")
-            function = "" if frame.f_code.co_name == "<module>" else f".{frame.f_code.co_qualname}"
-            said = f"{type(chained).__name__}: {chained}".removesuffix(": ").rstrip(".")
-            return UserCodeError(f"{name}{function} raised {said}{_tensors(frame)} ({where})")
-        chained = chained.__cause__ or chained.__context__
+    while error is not None:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+        if isinstance(error, SyntaxError) and (where := place(error.filename or "<", error.lineno or 0)):
+            return UserCodeError(f"SyntaxError: {error.msg} ({where})")
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if where := place(frame.f_code.co_filename, line):
+                name = frame.f_globals.get("__name__", "")
+                function = "" if frame.f_code.co_name == "<module>" else f".{frame.f_code.co_qualname}"
+                return UserCodeError(f"{name}{function} raised {said}{_tensors(frame)} ({where})")
+        if "in DataLoader worker process" in str(error):  # whose traceback comes as text
+            for file, line_, function in reversed(re.findall(r'File "(.+?)", line (\d+), in (\S+)', str(error))):
+                if where := place(file, int(line_)):
+                    return UserCodeError(f"{function} raised {str(error).strip().splitlines()[-1]} ({where})")
+        error = error.__cause__ or error.__context__
     return None
 
 

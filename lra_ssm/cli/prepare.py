@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lra_ssm.cli.output import add_debug
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
@@ -80,6 +81,7 @@ def main(command: str, arguments: list[str]) -> int:
     )
     parser.add_class_arguments(datamodule_class, skip=LOADING & set(inspect.signature(datamodule_class).parameters))
     parser.add_argument("--picture", type=str | None, help="image tasks: draw one training batch as the model sees it")
+    add_debug(parser)
     parser.set_defaults(defaults)
     settings = parser.parse_args(rest).as_dict()
     picture = settings.pop("picture")

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
-from lra_ssm.cli.output import place_loggers, quiet
+from lra_ssm.cli.output import add_debug, place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.errors import InputError, in_user_code, squeeze
 from lra_ssm.files import write_json
@@ -133,6 +133,7 @@ class RunCLI(LightningCLI):
         group.add_argument("--init_from", type=str | None, help="checkpoint whose weights a new run starts from")
         group.add_argument("--fresh", action="store_true", help="start <run_id>-2, -3, … beside a finished run")
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
+        add_debug(group)
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.contract import check_call, wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule, parameter_rates
 
 
 class Classification(L.LightningModule):
@@ -50,10 +50,11 @@ class Classification(L.LightningModule):
         return logits
 
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
-        """The network on a batch, and nothing else: no loss, no log.
+        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
 
         num_classes: of the data, where that says it. Raises InputError for logits of fewer classes.
         """
+        parameter_rates(self.network, self.optimizer_settings)
         inputs, lengths, _ = _unpack(batch)
         logits = self(inputs, lengths)
         if num_classes is not None and logits.shape[1] < num_classes:
