@@ -5,6 +5,7 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 """
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
 from lra_ssm.cli.output import add_debug, place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
+from lra_ssm.cli.prepared import what_is_prepared
+from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.layers.spec import import_object
@@ -262,7 +265,15 @@ class RunCLI(LightningCLI):
         """By every process: those that come second wait for the first here, where nothing times out, and a node with
         a data root of its own prepares it."""
         if self.datamodule is not None:
-            self.datamodule.prepare_data()
+            prepared = ""
+            if isinstance(self.datamodule, PreparedDataModule) and not self.datamodule.is_prepared():
+                prepared = what_is_prepared(self.datamodule, self.resolved["data"]["init_args"])
+            if prepared and self.datamodule.source == "generated":
+                print(squeeze(f"note: generating what this configuration says; {prepared}"), file=sys.stderr)
+            try:
+                self.datamodule.prepare_data()
+            except InputError as error:
+                raise InputError(f"{error}; {prepared}" if prepared else str(error)) from error
             check_vocabulary(self.model, self.datamodule)
 
     before_validate = _prepare_data

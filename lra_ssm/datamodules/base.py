@@ -192,7 +192,9 @@ class PreparedDataModule(LightningDataModule, ABC):
 
     def describe(self) -> str:
         """One line on the prepared data."""
-        return f"{self._open().summary()}; inputs as {self.inputs}"
+        origin = "" if self.source in self.sources else f"; from {self.source}"
+        limit = "" if self.limit is None else f"; limit {self.limit}"
+        return f"{self._open().summary()}; inputs as {self.inputs}{origin}{limit}"
 
     def _open(self) -> PreparedDataset:
         if self._prepared is None:
