@@ -1,8 +1,15 @@
 """Errors that the command line shows to its user, and outside text made fit to be shown."""
 
 import difflib
+import inspect
+import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Collection
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 LONGEST = 2000  # characters of a message; of longer ones the beginning and the end
 
@@ -14,8 +21,16 @@ class InputError(ValueError):
     says, a library's many lines), it is one line of printable text from here on: see `squeeze`.
     """
 
+    more = ""  # what a command says behind it
+
     def __init__(self, message: str) -> None:
         super().__init__(squeeze(message))
+
+
+class UserCodeError(InputError):
+    """A class of the user's own failed."""
+
+    more = "; --debug shows the traceback"
 
 
 def squeeze(text: str) -> str:
@@ -43,3 +58,69 @@ def hint(name: str, valid: Collection[str], takes: str = "there are") -> str:
     """What an error says behind an unknown name: the nearest one that is known, else all."""
     near = difflib.get_close_matches(name, valid, n=1)
     return f"did you mean {near[0]!r}?" if near else f"{takes} {', '.join(valid) or 'none'}"
+
+
+def place(file: str, line: int) -> str:
+    """my_layer.py:14, seen from the working folder where it lies below; nothing where the code is not the user's: an
+    installed library's, Python's, generated, or ours."""
+    path = Path(file)
+    generated = file.startswith("<") and not file.startswith("<ipython") or "torchinductor" in file
+    if generated or is_installed(path) or path.is_relative_to(_OURS):
+        return ""
+    here = Path(os.getcwd())
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file belongs to Python or to an installed library."""
+    if {"site-packages", "dist-packages"} & set(file.parts):
+        return True
+    return any(file.is_relative_to(folder) for folder in _INSTALLED)
+
+
+_OURS = Path(__file__).parent
+_INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+
+
+def in_user_code(error: BaseException | None) -> UserCodeError | None:
+    """The error as one line, where code of the user's raised it or called what did: the function, the kind of error and
+    what it says, the shapes of the function's tensors, file and line. None where no file of the user's took part."""
+    while error is not None:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+        if isinstance(error, SyntaxError) and (where := place(error.filename or "<", error.lineno or 0)):
+            return UserCodeError(f"SyntaxError: {error.msg} ({where})")
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if where := place(frame.f_code.co_filename, line):
+                name = frame.f_globals.get("__name__", "")
+                function = "" if frame.f_code.co_name == "<module>" else f".{frame.f_code.co_qualname}"
+                return UserCodeError(f"{name}{function} raised {said}{_tensors(frame)} ({where})")
+        if "in DataLoader worker process" in str(error):  # whose traceback comes as text
+            for file, line_, function in reversed(re.findall(r'File "(.+?)", line (\d+), in (\S+)', str(error))):
+                if where := place(file, int(line_)):
+                    return UserCodeError(f"{function} raised {str(error).strip().splitlines()[-1]} ({where})")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def raised_here(error: BaseException) -> bool:
+    """Whether a function of this package raised it, none that it called."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("lra_ssm.")
+
+
+def _tensors(frame: FrameType) -> str:
+    """The shapes of a function's arguments, as they are when it fails."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    shapes = {name: getattr(frame.f_locals.get(name), "shape", None) for name in names}
+    text = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items() if isinstance(shape, tuple))
+    return f", with {text}" if text else ""
+
+
+def defined_at(thing: Any) -> str:
+    """Where a user's function, or a class's `forward`, stands, as " (my_layer.py:14)"; else nothing."""
+    for name in ("forward", "__init__", "__call__"):
+        code = getattr(inspect.unwrap(getattr(thing, name, thing)), "__code__", None)
+        if code and (where := place(code.co_filename, code.co_firstlineno)):
+            return f" ({where})"
+    return ""

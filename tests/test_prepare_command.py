@@ -1,14 +1,19 @@
 """`lra-ssm prepare` and `lra-ssm doctor`: what they print, leave and refuse."""
 
 import os
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from lra_ssm.cli.prepare import DATASETS
-from tests.runner import fail, run, succeed
+from lra_ssm.layers.spec import import_object
+from tests.runner import FIT, SHORT, fail, in_process, run, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 COLUMNS = ["dataset", "source", "inputs", "split", "examples", "classes", "class shares", "tokens", "length mean"]
 
 
@@ -137,3 +142,114 @@ def test_a_fit_never_downloads(name: str, tmp_path: Path) -> None:
 def test_help_of_every_dataset(name: str, tmp_path: Path) -> None:
     out = succeed(["prepare", name, "--help"], tmp_path).out
     assert "--source" in out and "--limit" in out and "--root" in out and "--batch_size" not in out
+
+
+def _said(out: str) -> tuple[Path, list[str]]:
+    """The folder that `prepare` names and the command that it ends with."""
+    lines = out.splitlines()
+    (line,) = [line for line in lines if line.startswith("train on it: ")]
+    program, *command = shlex.split(line.removeprefix("train on it: "))
+    assert program == "lightning" and command[:2] == ["fit", "--config"]
+    return Path(next(line for line in lines if ": " in line and "train" in line).split(": ")[0]), command
+
+
+SMALL = ["--length_bounds=[3,20]", "--max_depth=3", "--num_train=20"]
+OPTIONS = {  # dataset -> what it is prepared with; config it is to be fitted with, options of that, in any order
+    "listops": (["--limit=9"], "lra/listops/s4d", {"limit=9"}),
+    "listops, smaller": (
+        [*SMALL, "--num_val=4", "--num_test=4"],
+        "lra/listops/s4d",
+        {"length_bounds=[3,20]", "max_depth=3", "num_train=20", "num_val=4", "num_test=4"},
+    ),
+    "text": (["--source={text}", "--min_freq=1"], "lra/text/s4d", {"source={text}", "min_freq=1"}),
+    "image": (
+        ["--source={image}", "--limit=10", "--split_seed=1"],
+        "lra/image/s4d",
+        {"source={image}", "limit=10", "split_seed=1"},
+    ),
+    "scifar": (["--source={image}"], "scifar/s4d", {"source={image}"}),
+    "mnist": (["--source={mnist}", "--permutation=random"], "mnist/s4d", {"source={mnist}"}),
+    "pathfinder": (["--num_images=20"], "lra/pathfinder/s4d", {"num_images=20"}),
+    "listops, tiny": (["--length_bounds=[3,40]", "--max_depth=4", "--limit=9"], "quickstart", {"limit=9"}),
+    "pathx": (["--limit=2"], "lra/pathx/s4d", {"limit=2"}),
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("a folder of files")
+    return {"text": write_imdb(folder), "image": write_cifar10(folder), "mnist": write_mnist(folder)}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_it_ends_with_the_command_that_fits_on_it(
+    case: str, elsewhere: bool, sources: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """With --limit, with --source, with both; in the default root and in another; next to a folder configs and not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
+    given, config, expected = OPTIONS[case]
+    given = [option.format(**sources) for option in given]
+    root = tmp_path / "other" if elsewhere else tmp_path / "data"
+    if not elsewhere:
+        (tmp_path / "configs").symlink_to(CONFIGS)
+    name = case.split(",")[0]
+    code, out, _ = in_process(["prepare", name, *given, *(["--root=other"] if elsewhere else [])], capsys)
+    assert code == 0
+    folder, (_, _, file, *options) = _said(out)
+    assert folder.parent.parent == root
+    assert file == (f"{CONFIGS}/{config}.yaml" if elsewhere else f"configs/{config}.yaml")
+    wanted = {f"--data.{option.format(**sources)}" for option in expected}
+    assert set(options) == wanted | ({f"--data.root={root}"} if elsewhere else set())
+    data = yaml.safe_load(Path(file).read_text())["data"]
+    own = data["init_args"] | {k: yaml.safe_load(v) for k, v in (o[len("--data.") :].split("=", 1) for o in options)}
+    assert import_object(data["class_path"])(**own).prepared_folder == folder
+
+
+def test_a_fit_names_what_is_prepared_and_takes_it(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
+    options = [f"--source={sources['mnist']}", "--limit=10"]
+    code, out, _ = in_process(["prepare", "mnist", *options], capsys)
+    assert code == 0 and out.splitlines()[0].endswith(f"; from {sources['mnist']}; limit 10")
+    _, command = _said(out)
+    before = sorted(tmp_path.rglob("*"))
+    told = f"prepared there: {shlex.join(command[3:])} (10 train, 4 val, 10 test)"
+    for options in ([], ["--data.limit=10"], ["--data.source=/nowhere"]):
+        code, _, said = in_process([*command[:3], *options], capsys)
+        missing = told.replace(" --data.limit=10", "") if options == ["--data.limit=10"] else told
+        assert code == 2 and said[-1].endswith(missing)
+    assert sorted(tmp_path.rglob("*")) == before
+    small = [
+        "--trainer.fast_dev_run=1",
+        "--trainer.accelerator=cpu",
+        "--model.network.d_model=4",
+        "--data.batch_size=2",
+    ]
+    code, _, said = in_process([*command, *small, "--model.network.n_layers=1"], capsys)
+    assert code == 0 and len(list(tmp_path.glob("data/*/*/manifest.json"))) == 1
+    # Its files are gone: what is left of them is named.
+    settings = next(tmp_path.glob("data/mnist/*/settings.json"))
+    settings.write_text(settings.read_text().replace("mnist-files", "mnist-gone"))
+    code, _, said = in_process(command[:3], capsys)
+    assert code == 2 and f"prepared there: {settings.parent}, but " in said[-1] and said[-1].endswith("or is gone")
+
+
+def test_a_fit_that_generates_says_what_it_passes_by(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = in_process(["prepare", "listops", *SMALL, "--num_val=4", "--num_test=4", "--root=data"], capsys)
+    assert code == 0
+    code, _, said = in_process([*FIT, *SHORT, "--trainer.fast_dev_run=1", "--data.num_train=21"], capsys)
+    counts = "--data.num_train=20 --data.num_val=4 --data.num_test=4 (20 train, 4 val, 4 test)"
+    assert code == 0 and f"note: generating what this configuration says; prepared there: {counts}" in said
+
+
+def test_a_dataset_that_no_config_is_for(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/broken.yaml").write_text("data: [")
+    code, out, _ = in_process(["prepare", "listops", "--limit=3"], capsys)
+    assert code == 0 and out.endswith("train on it: lightning fit --config CONFIG --data=ListOps --data.limit=3\n")

@@ -100,7 +100,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
     with pytest.raises(RuntimeError, match="stopped here"):
         fit(tmp_path / "data", stop=7)
     record = json.loads(next(tmp_path.glob("runs/mine/*[!2]/run.json")).read_text())
-    assert record["status"] == "interrupted"
+    assert record["status"] == "failed" and "raised RuntimeError: stopped here" in record["reason"]
     resumed, metrics = fit(tmp_path / "data")
     assert resumed.path != whole.path
     ours, theirs = weights(resumed), weights(whole)

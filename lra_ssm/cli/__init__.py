@@ -38,15 +38,18 @@ commands:
 example:
   lightning fit --config configs/quickstart.yaml
 
-`lra-ssm COMMAND --help` lists a command's options. LRA_SSM_DEBUG=1 shows the traceback behind a one-line error.
+`lra-ssm COMMAND --help` lists a command's options; --debug shows the traceback behind a one-line error.
 """
+DEBUG = "--debug"  # of every command; LRA_SSM_DEBUG=1 says the same
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Bad input is one line on stderr and exit code 2."""
     _wait_asleep()
     _plain_output()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = [argument for argument in given if argument != DEBUG]
+    debug = arguments != given or bool(os.environ.get("LRA_SSM_DEBUG"))
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0
@@ -66,11 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown, warnings.formatwarning = warnings.formatwarning, _warning_line  # Lightning's import set its own
         return run(command, rest)
     except InputError as error:
-        _show_traceback()
-        return _fail(str(error))
+        _show_traceback(debug)
+        return _fail(f"{error}{'' if debug else error.more}")
     except PermissionError as error:  # some folder on the way that nobody thought of
-        _show_traceback()
+        _show_traceback(debug)
         return _fail(f"{error.filename}: cannot be read or written ({error.strerror})")
+    except Exception as error:
+        _show_traceback(True)
+        return _fail(f"{type(error).__name__}: {error}: not foreseen; please report it with the lines above", code=1)
     except KeyboardInterrupt:
         # Of the processes that Lightning starts beside the first (DDP), the first one speaks for all.
         return 130 if int(os.environ.get("LOCAL_RANK") or 0) else _fail("interrupted", code=130)
@@ -93,8 +99,8 @@ def _fail(reason: str, code: int = 2) -> int:
     return code
 
 
-def _show_traceback() -> None:
-    if os.environ.get("LRA_SSM_DEBUG"):
+def _show_traceback(debug: bool) -> None:
+    if debug:
         print("\n".join(map(printable, traceback.format_exc().split("\n"))), end="", file=sys.stderr)
 
 

@@ -16,8 +16,22 @@ class PlainParser(argparse.ArgumentParser):
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False, formatter_class=raw)
 
+        add_debug(self)
+
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
+
+
+class _Debug(argparse.Action):
+    """Is no setting: `lra_ssm.cli.main` takes it before the command sees it."""
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+def add_debug(parser: Any) -> None:
+    """Has `--help` and completion know the option of every command."""
+    text = "show the traceback behind a one-line error"
+    parser.add_argument("--debug", action=_Debug, nargs=0, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=text)
 
 
 def quiet() -> None:

@@ -11,7 +11,7 @@ from jsonargparse import Namespace, _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.help import Help, arrange
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, in_user_code, raised_here, squeeze
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, own_arguments, wants_specification
 
@@ -43,7 +43,7 @@ class RunParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # jsonargparse tries alternatives with such parsers
             super().error(message, ex)
-        raise InputError(one_line(message, _options(self))) from ex
+        raise in_user_code(ex) or _import_error(message) or InputError(one_line(message, _options(self))) from ex
 
 
 # Keeps, of a specification whose class is about to be replaced, the arguments that the new class takes too.
@@ -114,6 +114,16 @@ def one_line(message: str, options: list[str]) -> str:
     return squeeze(message)
 
 
+def _import_error(message: str) -> InputError | None:
+    """Where a user's module that jsonargparse was given fails to be imported: of what it tried, it keeps the text."""
+    found = re.search(r"Given value: (\w+(?:\.\w+)+)$", message)
+    try:
+        import_object(found[1] if found else "torch.nn.Module")
+    except Exception as error:
+        return in_user_code(error)
+    return None
+
+
 def _plain(text: str) -> str:
     return squeeze(re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).replace("typing.Literal", "value of "))
 
@@ -168,14 +178,7 @@ def cause(error: BaseException) -> BaseException:
     chain = [error]
     while before := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(before)
-    return next((e for e in chain if _raised_here(e)), chain[-1])
-
-
-def _raised_here(error: BaseException) -> bool:
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return where is not None and where.tb_frame.f_globals.get("__name__", "").startswith("lra_ssm.")
+    return next((e for e in chain if raised_here(e)), chain[-1])
 
 
 def freeze_specifications(model: Namespace) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lra_ssm.cli.output import add_debug
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
+from lra_ssm.cli.prepared import fit_command, remember
 from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
@@ -80,6 +82,7 @@ def main(command: str, arguments: list[str]) -> int:
     )
     parser.add_class_arguments(datamodule_class, skip=LOADING & set(inspect.signature(datamodule_class).parameters))
     parser.add_argument("--picture", type=str | None, help="image tasks: draw one training batch as the model sees it")
+    add_debug(parser)
     parser.set_defaults(defaults)
     settings = parser.parse_args(rest).as_dict()
     picture = settings.pop("picture")
@@ -89,7 +92,9 @@ def main(command: str, arguments: list[str]) -> int:
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()
+    remember(datamodule, settings)
     print(wrapped(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}")))
+    print(squeeze(f"train on it: {fit_command(datamodule, settings)}"))
     if picture is not None:
         draw_batch(datamodule, Path(picture))
         print(squeeze(picture))

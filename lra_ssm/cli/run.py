@@ -5,21 +5,23 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 """
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
-from lra_ssm.cli.output import place_loggers, quiet
+from lra_ssm.cli.output import add_debug, place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
-from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import one_reason, write_json
+from lra_ssm.cli.prepared import what_is_prepared
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.errors import InputError, in_user_code, squeeze
+from lra_ssm.files import write_json
 from lra_ssm.layers.spec import import_object
 from lra_ssm.progress import shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
@@ -35,11 +37,13 @@ from lra_ssm.runs.checks import (
     newest,
 )
 from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.failures import input_error
 from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
-from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, lost_loader, show_metrics
+from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
+from lra_ssm.runs.trial import try_network
 
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
 _NEUTRAL = (
@@ -72,19 +76,15 @@ def main(command: str, arguments: list[str]) -> int:
                 run.draw_curves()
             patience = 0.0 if signals.stopped_at is None else 10.0
             return stop.code
-        except (InputError, MisconfigurationException, OSError) as error:
-            reason = one_reason(error)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and signals.lost_peer(error):
+                return signals.say_lost()
+            failure = input_error(error)
             for run in held:
-                run.fail(reason)
-            raise InputError(reason) from error
-        except RuntimeError as error:
-            if reason := lost_loader(error):
-                for run in held:
-                    run.fail(reason)
-                raise InputError(reason) from error
-            if not signals.lost_peer(error):
+                run.fail(str(failure or repr(error)))
+            if failure in (None, error):
                 raise
-            return signals.say_lost()
+            raise failure from error
         finally:  # the same process may run another command
             signals.leaving = True
             _close(held)
@@ -139,6 +139,7 @@ class RunCLI(LightningCLI):
         group.add_argument("--init_from", type=str | None, help="checkpoint whose weights a new run starts from")
         group.add_argument("--fresh", action="store_true", help="start <run_id>-2, -3, … beside a finished run")
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
+        add_debug(group)
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
 
     def _prepare_subcommand_parser(self, klass: Any, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -239,7 +240,9 @@ class RunCLI(LightningCLI):
         try:
             self.config_init = self.parser.instantiate_classes(self.config)
         except ValueError as error:  # a constructor refused its arguments; jsonargparse wraps what it said
-            raise InputError(squeeze(str(cause(error)))) from error
+            first = cause(error)
+            refused = None if isinstance(first, InputError) else in_user_code(error)
+            raise refused or InputError(str(first)) from error
         self.datamodule = self._get(self.config_init, "data")
         self.model = self._get(self.config_init, "model")
         check_data(self.model, self.datamodule)
@@ -267,6 +270,7 @@ class RunCLI(LightningCLI):
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""
         self._prepare_data()
+        try_network(self.model, self.datamodule, self.trainer)
         if self.run is not None:
             config = {key: value for key, value in self.resolved.items() if key not in _OF_THE_COMMAND}
             self.held.append(self.run)
@@ -276,7 +280,15 @@ class RunCLI(LightningCLI):
         """By every process: those that come second wait for the first here, where nothing times out, and a node with
         a data root of its own prepares it."""
         if self.datamodule is not None:
-            self.datamodule.prepare_data()
+            prepared = ""
+            if isinstance(self.datamodule, PreparedDataModule) and not self.datamodule.is_prepared():
+                prepared = what_is_prepared(self.datamodule, self.resolved["data"]["init_args"])
+            if prepared and self.datamodule.source == "generated":
+                print(squeeze(f"note: generating what this configuration says; {prepared}"), file=sys.stderr)
+            try:
+                self.datamodule.prepare_data()
+            except InputError as error:
+                raise InputError(f"{error}; {prepared}" if prepared else str(error)) from error
             check_vocabulary(self.model, self.datamodule)
 
     before_validate = _prepare_data

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 from lightning import LightningDataModule
 
-from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
+from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
 from lra_ssm.datamodules.storage.intact import check_intact
@@ -194,12 +195,20 @@ class PreparedDataModule(LightningDataModule, ABC):
 
     def describe(self) -> str:
         """One line on the prepared data."""
-        return f"{self._open().summary()}; inputs as {self.inputs}"
+        origin = "" if self.source in self.sources else f"; from {self.source}"
+        limit = "" if self.limit is None else f"; limit {self.limit}"
+        return f"{self._open().summary()}; inputs as {self.inputs}{origin}{limit}"
 
     def _open(self) -> PreparedDataset:
         if self._prepared is None:
             self._prepared = open_prepared(self.prepared_folder)
         return self._prepared
+
+    def sample(self, count: int) -> AnyBatch:
+        """The first training examples, at most a batch of them, as a batch of the first epoch; loads no more."""
+        self.setup("fit")
+        train = self._datasets["train"]
+        return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lra_ssm.layers.contract import check_output, wrong_output
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import mask_padding, real_resets
 from lra_ssm.layers.norms import NormName, make_norm
@@ -37,7 +38,7 @@ def run_with_state(
     """(y, state) of a layer or block; state None unless return_last_state.
 
     What is not asked for is not passed: a module needs `forward(x, lengths=None)` alone. Raises ValueError naming the
-    class and the argument that it lacks.
+    class and the argument that it lacks, InputError where what it returns is not of x's shape.
     """
     asked = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -50,7 +51,14 @@ def run_with_state(
                 needed = "documents cannot be packed" if name == "reset" else "it has no state to carry on"
                 raise ValueError(f"{type(own).__name__}.forward takes no `{name}`: {needed} with it")
     out = module(x, lengths, **asked)
-    return out if return_last_state else (out, None)
+    if return_last_state and not (isinstance(out, tuple) and len(out) == 2):
+        raise wrong_output(module, out, x, "with return_last_state it returns (y, state)")
+    y, state = out if return_last_state else (out, None)
+    check_output(module, y, x.shape, x, _KEPT)
+    return y, state
+
+
+_KEPT = "layers and blocks keep (batch, length, d_model)"
 
 
 def need(module: nn.Module, method: str) -> Any:

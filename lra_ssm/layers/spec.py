@@ -16,6 +16,7 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 from torch import nn
 
 from lra_ssm.errors import hint
+from lra_ssm.layers.contract import check_call
 
 LayerFactory = Callable[[int], nn.Module]  # d_model ->
 BlockFactory = Callable[[int, LayerFactory], nn.Module]  # d_model, layer ->
@@ -34,6 +35,7 @@ class ModuleSpec:
 
     kind = "module"
     builder_gives: tuple[str, ...] | None = None  # names of the first parameters; None where nobody knows yet
+    called_with: tuple[str, ...] = ()  # what the built module is called with, where that is fixed
 
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, /, **init_args: Any) -> None:
         self.cls = import_object(class_or_path, self.kind) if isinstance(class_or_path, str) else class_or_path
@@ -98,7 +100,10 @@ class ModuleSpec:
 
     def __call__(self, *given: Any) -> nn.Module:
         hints = annotations(self.cls)
-        return self.cls(*given, **{key: _passed(value, hints.get(key)) for key, value in self.init_args.items()})
+        built = self.cls(*given, **{key: _passed(value, hints.get(key)) for key, value in self.init_args.items()})
+        if self.called_with:
+            check_call(built, self.kind, *self.called_with)
+        return built
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ModuleSpec) and self.cls is other.cls and self.init_args == other.init_args
@@ -112,19 +117,19 @@ class ModuleSpec:
 class LayerSpec(ModuleSpec):
     """A layer, without d_model: `LayerSpec(B2S6, num_blocks=8)`."""
 
-    kind, builder_gives = "layer", ("d_model",)
+    kind, builder_gives, called_with = "layer", ("d_model",), ("x", "lengths")
 
 
 class BlockSpec(ModuleSpec):
     """A block, without d_model and its layer: `BlockSpec(S4Block, prenorm=True)`."""
 
-    kind, builder_gives = "block", ("d_model", "layer")
+    kind, builder_gives, called_with = "block", ("d_model", "layer"), ("x", "lengths")
 
 
 class PoolingSpec(ModuleSpec):
     """A pooling, without d_model."""
 
-    kind, builder_gives = "pooling", ("d_model",)
+    kind, builder_gives, called_with = "pooling", ("d_model",), ("x", "lengths")
 
 
 class HeadSpec(ModuleSpec):

@@ -6,6 +6,7 @@ Shapes: B batch, L length, D channels, V vocabulary.
 from torch import Tensor, nn
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
+from lra_ssm.layers.contract import check_call, check_output
 from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.heads import LinearHead
@@ -57,11 +58,23 @@ class Classifier(nn.Module):
         if takes != self.per_example:
             mine, its = type(self).__name__, type(self.head).__name__
             raise ValueError(f"{mine} has {self.per_example} vector(s) per example, {its} takes {takes}")
+        check_call(self.head, "head", *("x", "y")[: self.per_example])
+        self.d_model, self.num_classes = d_model, num_classes
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> one vector per sequence (B, D)."""
-        return self.pooling(self.backbone(inputs, lengths), lengths)
+        x = self.backbone(inputs, lengths)
+        vector = self.pooling(x, lengths)
+        check_output(self.pooling, vector, (len(x), self.d_model), x, "a pooling gives (batch, d_model)")
+        return vector
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> logits (B, num_classes)."""
-        return self.head(self.encode(inputs, lengths))
+        return self.logits(self.encode(inputs, lengths))
+
+    def logits(self, *vectors: Tensor) -> Tensor:
+        """The head's, of one vector per sequence of an example: (B, D) each -> (B, num_classes)."""
+        logits = self.head(*vectors)
+        shape = (len(vectors[0]), self.num_classes)
+        check_output(self.head, logits, shape, vectors[0], f"this head gives (batch, num_classes) {shape}")
+        return logits

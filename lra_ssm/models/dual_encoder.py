@@ -27,4 +27,4 @@ class DualEncoder(Classifier):
             raise ValueError(f"inputs {tuple(inputs.shape)}: a dual encoder takes pairs (batch, 2, length)")
         vectors = self.encode(inputs.flatten(0, 1), None if lengths is None else lengths.flatten())
         x, y = vectors.unflatten(0, (-1, 2)).unbind(1)
-        return self.head(x, y)
+        return self.logits(x, y)

@@ -14,10 +14,9 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.callbacks import LEARNING_RATE, CSVRunLogger, fit_callbacks, last_logged
-from lra_ssm.errors import InputError, squeeze
+from lra_ssm.errors import InputError, UserCodeError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.progress import of_one_batch, shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
@@ -33,12 +32,14 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.provenance import code_version, environment
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.stopping import EndFit
+from lra_ssm.runs.trial import try_network
 from lra_ssm.tables import wrapped
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
@@ -177,6 +178,7 @@ class Run(RunDirectory):
         with listening() as signals:
             try:
                 signals.watch(trainer, self)
+                try_network(task, data, trainer)
                 self.begin(self.config, trainer, data)
                 # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
                 known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
@@ -188,13 +190,13 @@ class Run(RunDirectory):
                 signals.queue_again()
                 self.draw_curves()
                 raise (KeyboardInterrupt if stop.signum == signal.SIGINT else SystemExit(stop.code)) from None
-            except (InputError, MisconfigurationException, OSError) as error:
-                self.fail(squeeze(str(error)))
-                raise
-            except RuntimeError as error:
-                if reason := lost_loader(error):
-                    self.fail(reason)
-                    raise InputError(reason) from error
+            except Exception as error:
+                failure = input_error(error)
+                self.fail(str(failure or repr(error)))
+                if isinstance(failure, UserCodeError):  # the traceback ends with what says most
+                    error.add_note(str(failure))
+                elif lost_loader(error):
+                    raise failure from error  # type: ignore[misc]
                 raise
             finally:
                 signals.leaving = True
@@ -293,15 +295,6 @@ _DEFAULTS = {"max_epochs": ..., "max_steps": -1, "accumulate_grad_batches": 1, "
 def is_first_process() -> bool:
     """Whether this is the process that writes, of those that train together."""
     return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def lost_loader(error: BaseException) -> str:
-    """Where the error is the death of a process that loads data: what to say; else nothing."""
-    said = squeeze(str(error))
-    if not said.startswith("DataLoader worker"):
-        return ""
-    more = "often for want of memory; started again, the run is resumed, and data.num_workers 0 needs less"
-    return f"{said.rstrip('. ')}: {more}"
 
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:

@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,12 +18,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from lra_ssm.errors import is_installed
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
 from lra_ssm.runs.provenance import code_version
 
 SOURCE = "lra_ssm_source"  # the digests' name in a checkpoint; in run.json each start has them as "source"
 _CODE = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
-_INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _OURS = Path(__file__).parents[1]
 
 
@@ -98,7 +97,7 @@ class _Source:
         root, place = _top(name.partition(".")[0])
         if root is None or place is None or place == _OURS:
             return
-        if _is_installed(place):
+        if is_installed(place):
             library = name.partition(".")[0]
             if version and (number := _version(library)):
                 self.found[library] = number
@@ -192,12 +191,6 @@ def _below(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
         paths = (Path(base, file) for file in sorted(files) if file.endswith(_CODE) and not file.startswith("."))
         yield from (path for path in paths if path.is_file())
-
-
-def _is_installed(file: Path) -> bool:
-    if {"site-packages", "dist-packages"} & set(file.parts):
-        return True
-    return any(file.is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _version(library: str) -> str | None:

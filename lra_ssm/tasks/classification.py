@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
 from lra_ssm.layers import NetworkSpec
+from lra_ssm.layers.contract import check_call, wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule, parameter_rates
 
 
 class Classification(L.LightningModule):
@@ -36,13 +37,29 @@ class Classification(L.LightningModule):
         spec = NetworkSpec.of(network)
         optimizer = OptimizerSettings.of(optimizer)
         self.network = spec()
+        check_call(self.network, "network", "inputs", "lengths")
         self.optimizer_settings = optimizer
         self.save_hyperparameters({"network": spec.as_dict(), "optimizer": asdict(optimizer)})
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
         self.val_accuracy, self.test_accuracy = MeanMetric(), MeanMetric()
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.network(inputs, lengths)
+        logits = self.network(inputs, lengths)
+        if not (isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == len(inputs)):
+            raise wrong_output(self.network, logits, inputs, "a network gives logits (batch, num_classes)", "inputs")
+        return logits
+
+    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
+        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
+
+        num_classes: of the data, where that says it. Raises InputError for logits of fewer classes.
+        """
+        parameter_rates(self.network, self.optimizer_settings)
+        inputs, lengths, _ = _unpack(batch)
+        logits = self(inputs, lengths)
+        if num_classes is not None and logits.shape[1] < num_classes:
+            rule = f"the data has {num_classes} classes, and each has a logit"
+            raise wrong_output(self.network, logits, inputs, rule, "inputs")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, lengths, labels = _unpack(batch)
