@@ -20,6 +20,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
+    check_batches,
     check_callbacks,
     check_checkpoint,
     check_data,
@@ -166,6 +167,7 @@ class Run(RunDirectory):
         check_data(task, data)
         data.prepare_data()
         check_vocabulary(task, data)
+        check_batches(trainer, data)
         if self.checkpoint is not None:
             check_checkpoint(self.checkpoint, task, source=self.source)
         with listening() as signals:
