@@ -110,7 +110,7 @@ def suite_text(suite: str, result: dict[str, Any]) -> str:
         ]
         blocks.append(f"log-log slope from L = 4096 on; 1 is linear\n{table(('', 'time', 'memory'), lines)}")
     if ceilings := result.get("ceilings"):
-        lines = [(name, f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}") for name, rate in ceilings.items()]
+        lines = [(name, _rate(rate)) for name, rate in ceilings.items()]
         blocks.append(f"ceilings of the device, measured\n{table(('', 'rate'), lines)}")
     if shares := result.get("shares of ceilings"):
         blocks.append(f"reached, and share of the ceiling\n{_shares_text(shares)}")
@@ -138,12 +138,16 @@ def suite_text(suite: str, result: dict[str, Any]) -> str:
 WAITING, BUSY = "share of the time without a core", 0.05
 
 
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _shares_text(shares: Sequence[dict[str, Any]]) -> str:
     rates = [name for name, value in shares[0].items() if isinstance(value, dict)]
     lines = [
         (
             f"{x['contender']} ({x['comparison']}), L = {x['length']}, {x['mode']}",
-            *(f"{x[name]['reached']:,.2f} ({x[name]['share']:.0%})" for name in rates),
+            *(f"{_rate(x[name]['reached'])} ({x[name]['share']:.0%})" for name in rates),
         )
         for x in shares
     ]

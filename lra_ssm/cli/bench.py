@@ -103,12 +103,11 @@ class _Kept:
     def say_cut_off(self, code: int) -> int:
         from lra_ssm.bench.report import rows_text
 
-        where = "before anything was measured"
+        left = "nothing was measured yet"
         if self.rows:
             print(rows_text(self.rows), flush=True)
-            comparisons = len({(row.comparison, str(row.shape)) for row in self.rows})
-            where = f"after {comparisons} comparisons: they are in {self.file}"
-        print(f"lra-ssm: error: {self.suite} was interrupted {where}", file=sys.stderr)
+            left = f"the comparisons that were finished are in {self.file}"
+        print(f"lra-ssm: error: {self.suite} was interrupted; {left}", file=sys.stderr)
         return code
 
 
