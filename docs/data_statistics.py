@@ -1,6 +1,7 @@
 """Prints the statistics of generated data that docs/data.md compares: `python docs/data_statistics.py`.
 
-The default training set of ListOps; of the hard Pathfinder images 20,000 (32 × 32) and 2,000 (Path-X). A few minutes on two cores.
+The default training set of ListOps; of the hard Pathfinder images 20,000 (32 × 32) and 2,000 (Path-X). A few minutes
+on two cores.
 """
 
 from collections import Counter

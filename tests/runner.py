@@ -73,7 +73,9 @@ def _child(arguments: list[str], cwd: str, env: dict[str, str], out: str, err: s
     os.chdir(cwd)
     os.environ.update(env)
     sys.argv = ["lra-ssm", *arguments]
-    sys.path.append(str(Path(__file__).parents[1]))
+    # As a console script finds modules, then tests.helpers: a my_layer.py that lies beside README.md is nobody's here.
+    checkout = str(Path(__file__).parents[1])
+    sys.path[:] = [*(folder for folder in sys.path if folder not in ("", checkout)), cwd, checkout]
     for stream, name in ((1, out), (2, err)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC), stream)
     # A real command's loader workers are its own children, and end when it is killed; those of a fork server would not.

@@ -73,6 +73,8 @@ BAD = {
     "negative width": (["--model.network.d_model=-8"], "d_model is -8"),
     "never saving": (["--checkpoint.every_n_steps=0"], "checkpoint.every_n_steps is 0"),
     "no end": (["--trainer.max_epochs=-1"], "give trainer.max_epochs or trainer.max_steps"),
+    "nothing to train on": (["--trainer.limit_train_batches=0"], "limit_train_batches is 0: nothing would be trained"),
+    "no step between validations": (["--trainer.val_check_interval=0"], "trainer.val_check_interval is 0; give the"),
     "wrong type": (["--model.optimizer.lr=fast"], "Expected a float. Got value: fast"),
     "no such norm": (
         ["--model.network.block.norm=foo"],
@@ -149,6 +151,21 @@ def test_bad_config_files(text, expected, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)
     assert expected in fail([*FIT, "--config", "bad.yaml"], tmp_path)
     assert everything_below(tmp_path) == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("val_check_interval=7", "trainer.val_check_interval is 7, but an epoch has 6 batches: give 6 at most, or"),
+        ("limit_train_batches=0.1", "trainer.limit_train_batches is 0.1: of the 6 batches of an epoch that is none"),
+    ],
+)
+def test_an_epoch_too_short_is_said_before_the_run_begins(flag, expected, tmp_path):
+    assert expected in fail([*FIT, f"--trainer.{flag}"], tmp_path)
+    assert not (tmp_path / "runs").exists()
+    longer = ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"]
+    if "val" in flag:
+        succeed([*FIT, *longer], tmp_path)
 
 
 def test_a_metric_that_is_not_logged_is_said_before_training(tmp_path):

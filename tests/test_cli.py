@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from tests.runner import FIT, SHORT, TINY, Command, everything_below, fail, only_run, run, succeed
+from tests.runner import FIT, SHORT, TINY, Command, everything_below, fail, in_process, only_run, run, succeed
 
 
 def layer_of(config):
@@ -287,6 +287,29 @@ def test_other_loggers_by_config_stand_beside_the_csv(logger, tmp_path):
     else:
         assert list(path.glob("tensorboard/events.*"))
     assert set(everything_below(tmp_path)) >= {"runs", "data"} and not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
+def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path, monkeypatch, capsys):
+    import lightning.fabric.loggers.tensorboard
+    import lightning.pytorch.loggers.wandb
+    from lightning_utilities.core.imports import RequirementCache
+
+    missing = RequirementCache("not-there-at-all")
+    for module, names in (
+        (lightning.fabric.loggers.tensorboard, ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE")),
+        (lightning.pytorch.loggers.wandb, ("_WANDB_AVAILABLE",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, missing)
+    monkeypatch.chdir(tmp_path)
+    name = {"wandb": "WandbLogger", "tensorboard": "TensorBoardLogger"}[logger]
+    (tmp_path / "more.yaml").write_text(
+        f"trainer: {{logger: {{class_path: lightning.pytorch.loggers.{name}, init_args: {{save_dir: .}}}}}}\n"
+    )
+    code, _, said = in_process([*FIT, "--config", "more.yaml"], capsys)
+    assert code == 2 and "Try running `pip install -U 'not-there-at-all'`" in said[-1]
+    assert len([line for line in said if "error: " in line]) == 1 and everything_below(tmp_path) == ["more.yaml"]
 
 
 def test_what_cannot_change_the_result_is_no_part_of_the_identity(tmp_path):

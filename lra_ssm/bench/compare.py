@@ -79,7 +79,7 @@ class Row:
 
 @dataclass
 class Settings:
-    """What every suite is given. `announce(text)` says what is being measured now."""
+    """What every suite is given. `announce(text)` says what is being measured now, `done(rows)` keeps what has been."""
 
     device: torch.device
     backends: list[str]
@@ -94,6 +94,7 @@ class Settings:
     config: str | None = None
     announce: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = lambda: None
+    done: Callable[[Sequence[Row]], None] = lambda rows: None
 
 
 def errors_against(results: dict[str, Tensor], truth: dict[str, Tensor], label: str) -> Errors:
@@ -157,6 +158,7 @@ def compare(
             row = rows[label, mode]
             row.timing, row.base = timing, to
             row.ratio = ratio(timing, timings[to]) if to is not None else None
+    settings.done(list(rows.values()))
     return list(rows.values())
 
 

@@ -86,6 +86,7 @@ def run(settings: Settings) -> dict[str, Any]:
             own.append(row)
         shares += _shares_of_steps(name, read_config(path), own, settings)
         rows += own
+        settings.done(own)
     bars = [(f"{x['config']}, {x['loader']}", 100 * x["share"]) for x in shares]
     return {"rows": rows, "shares of steps": shares, "bars": bars, "unit": "loading, % of an S4D training step"}
 

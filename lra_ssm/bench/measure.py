@@ -7,7 +7,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +51,29 @@ class CudaTimer:
 
 def timer_for(device: torch.device) -> Timer:
     return CudaTimer() if device.type == "cuda" else WallTimer()
+
+
+def core_seconds() -> tuple[float, float] | None:
+    """Seconds that this process's threads ran so far, and that they were ready to and got no core; None where the
+    kernel does not count them (Linux does)."""
+    ran = waited = 0
+    try:
+        threads = list(Path("/proc/self/task").iterdir())
+    except OSError:
+        return None
+    for thread in threads:
+        with suppress(OSError):  # it ended meanwhile
+            times = (thread / "schedstat").read_text().split()
+            ran, waited = ran + int(times[0]), waited + int(times[1])
+    return (ran / 1e9, waited / 1e9) if ran else None
+
+
+def waiting_share(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    """Of the time that threads wanted a core, the share without one: 0 on an idle machine."""
+    if before is None or after is None:
+        return None
+    ran, waited = (max(late - early, 0.0) for early, late in zip(before, after, strict=True))
+    return waited / (ran + waited) if ran else None
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:

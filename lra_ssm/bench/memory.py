@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -50,6 +51,9 @@ def peak_memory(work: Work, modes: list[str], device: torch.device, threads: int
     except EOFError:
         process.join()
         raise MemoryFailure(f"the process that measured memory ended with {process.exitcode}") from None
+    except BaseException:  # the user has stopped the bench
+        process.kill()
+        raise
     finally:
         receiver.close()
         process.join()
@@ -72,6 +76,7 @@ def _on_gpu(work: Work, modes: list[str]) -> dict[str, Peak]:
 
 
 def _child(sender: Connection, work: Work, modes: list[str], threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the bench's, which ends this process
     try:
         sender.send(measure_here(work, modes, threads))
     except Exception as error:

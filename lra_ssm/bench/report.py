@@ -110,7 +110,7 @@ def suite_text(suite: str, result: dict[str, Any]) -> str:
         ]
         blocks.append(f"log-log slope from L = 4096 on; 1 is linear\n{table(('', 'time', 'memory'), lines)}")
     if ceilings := result.get("ceilings"):
-        lines = [(name, f"{rate:,.1f}") for name, rate in ceilings.items()]
+        lines = [(name, _rate(rate)) for name, rate in ceilings.items()]
         blocks.append(f"ceilings of the device, measured\n{table(('', 'rate'), lines)}")
     if shares := result.get("shares of ceilings"):
         blocks.append(f"reached, and share of the ceiling\n{_shares_text(shares)}")
@@ -122,7 +122,24 @@ def suite_text(suite: str, result: dict[str, Any]) -> str:
             (f"{x['config']}, {x['loader']}", f"{x['samples/s of the step']:.2f}", f"{x['share']:.3%}") for x in loads
         ]
         blocks.append(f"loading, as a share of a training step\n{table(('', 'samples/s of the step', 'share'), lines)}")
+    waiting = result.get(WAITING)
+    if any(x[name]["share"] > 1 for x in shares or () for name in x if isinstance(x[name], dict)):
+        why = "torch's own copy and exponential, which the ceilings are measured with, are slower than the kernels'"
+        busy = "the machine was busy when the ceilings were measured, or " if waiting is None or waiting > BUSY else ""
+        blocks.append(f"shares above 100%: {busy}{why}")
+    if waiting is not None and waiting > BUSY:
+        blocks.append(
+            f"the machine was busy: {waiting:.0%} of the time that this process wanted a core, others had it; rates and"
+            " ceilings are lower than on an idle machine, ratios scatter"
+        )
     return "\n\n".join(blocks)
+
+
+WAITING, BUSY = "share of the time without a core", 0.05
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _shares_text(shares: Sequence[dict[str, Any]]) -> str:
@@ -130,7 +147,7 @@ def _shares_text(shares: Sequence[dict[str, Any]]) -> str:
     lines = [
         (
             f"{x['contender']} ({x['comparison']}), L = {x['length']}, {x['mode']}",
-            *(f"{x[name]['reached']:,.2f} ({x[name]['share']:.0%})" for name in rates),
+            *(f"{_rate(x[name]['reached'])} ({x[name]['share']:.0%})" for name in rates),
         )
         for x in shares
     ]

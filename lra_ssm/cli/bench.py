@@ -1,7 +1,10 @@
 """`lra-ssm bench`: measures the package on this machine."""
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,9 +75,54 @@ def main(command: str, arguments: list[str]) -> int:
     for suite in suites:
         if suite in ("layers", "steps") and given.backends == "auto":
             settings.backends = settings.backends[:1]
-        result = _measured(suite, settings)
+        kept = _Kept(suite, machine, given.out)
+        settings.done = kept.add
+        try:
+            with _sigterm_as_interrupt():
+                result = _measured(suite, settings)
+        except KeyboardInterrupt as stop:
+            return kept.say_cut_off(code=int(str(stop) or 130))
         _show_and_write(suite, result, machine, given.out)
+        kept.file.unlink(missing_ok=True)
     return 0
+
+
+class _Kept:
+    """What a suite has measured so far, on disk after each comparison: the rest may never come."""
+
+    def __init__(self, suite: str, machine: dict[str, Any], folder: Path) -> None:
+        self.file, self.rows = folder / f"{suite}.unfinished.json", list[Any]()
+        self.suite, self.machine = suite, machine
+
+    def add(self, rows: Sequence[Any]) -> None:
+        from lra_ssm.bench.report import plain
+
+        self.rows += rows
+        write_json(self.file, plain({"suite": self.suite, "machine": self.machine, "rows": self.rows}))
+
+    def say_cut_off(self, code: int) -> int:
+        from lra_ssm.bench.report import rows_text
+
+        left = "nothing was measured yet"
+        if self.rows:
+            print(rows_text(self.rows), flush=True)
+            left = f"the comparisons that were finished are in {self.file}"
+        print(f"lra-ssm: error: {self.suite} was interrupted; {left}", file=sys.stderr)
+        return code
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which a scheduler sends at a job's end, stops as Ctrl-C does, with its own exit code."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _positive(text: str) -> int:
@@ -131,6 +179,9 @@ def _measured(suite: str, settings: "Settings") -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from lra_ssm.bench.measure import core_seconds, waiting_share
+    from lra_ssm.bench.report import WAITING
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed} measured"),
                TimeElapsedColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
@@ -147,7 +198,9 @@ def _measured(suite: str, settings: "Settings") -> dict[str, Any]:
             progress.refresh()
 
         settings.announce, settings.tick = announce, tick
-        return import_module(f"lra_ssm.bench.{suite}").run(settings)
+        before = core_seconds()
+        result = import_module(f"lra_ssm.bench.{suite}").run(settings)
+        return {**result, WAITING: waiting_share(before, core_seconds())}
 
 
 def _show_and_write(suite: str, result: dict[str, Any], machine: dict[str, Any], folder: Path) -> None:

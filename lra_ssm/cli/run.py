@@ -26,6 +26,7 @@ from lra_ssm.layers.spec import import_object
 from lra_ssm.progress import shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
+    check_batches,
     check_callbacks,
     check_checkpoint,
     check_data,
@@ -270,6 +271,7 @@ class RunCLI(LightningCLI):
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""
         self._prepare_data()
+        check_batches(self.trainer, self.datamodule)
         try_network(self.model, self.datamodule, self.trainer)
         if self.run is not None:
             config = {key: value for key, value in self.resolved.items() if key not in _OF_THE_COMMAND}

@@ -17,7 +17,7 @@ from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDat
 from lra_ssm.datamodules.storage.intact import check_intact
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import resolve_root
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, hint
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 
@@ -159,8 +159,10 @@ class PreparedDataModule(LightningDataModule, ABC):
         None all.
 
         Raises:
-            InputError: not prepared, or damaged.
+            InputError: not prepared, or damaged; no such stage.
         """
+        if stage is not None and stage not in STAGES:
+            raise InputError(f"{type(self).__name__}.setup: unknown stage {stage!r}; {hint(stage, STAGES)}")
         prepared = self._open()
         names = [self.predict_split] if stage == "predict" else STAGES[stage] if stage else ("train", "val", "test")
         for name in names:
@@ -223,6 +225,13 @@ class PreparedDataModule(LightningDataModule, ABC):
         trained = self._batches_trained if self.trainer is not None else None
         return self._loader("train", self.batch_size, seed, self.bucket_batches, trained)
 
+    def train_batches(self, world_size: int = 1) -> int:
+        """Batches of a training epoch, once prepared: as long as `train_dataloader` is.
+
+        Raises InputError where they cannot be shared out among so many devices."""
+        examples = self._open().manifest["splits"]["train"]["examples"]
+        return len(EpochBatches(examples, self.batch_size, world_size=world_size))
+
     def val_dataloader(self) -> ResumableLoader:
         """Every validation example once: in order, or with bucket_batches the longest first."""
         return self._loader("val", self.eval_batch_size, pool=self.bucket_batches)
@@ -238,6 +247,11 @@ class PreparedDataModule(LightningDataModule, ABC):
     def _loader(
         self, split: str, batch_size: int, seed: int | None = None, pool: int = 1, trained: Any = None
     ) -> ResumableLoader:
+        if split not in self._datasets:
+            stage = next(name for name, splits in STAGES.items() if split in splits)
+            raise InputError(
+                f"{type(self).__name__}: the {split} split is not open; call prepare_data() and setup({stage!r}) first"
+            )
         dataset, trainer = self._datasets[split], self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
         lengths = dataset.lengths if pool > 1 else None

@@ -8,7 +8,7 @@ recurrence.
 from lra_ssm.layers.b2s6 import B2S6
 from lra_ssm.layers.blocks import Block, MambaBlock, S4Block
 from lra_ssm.layers.dropout import TiedDropout
-from lra_ssm.layers.masking import mask_padding, valid_mask
+from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role, parameter_roles
@@ -35,6 +35,7 @@ __all__ = [
     "Role",
     "S4Block",
     "TiedDropout",
+    "check_lengths",
     "make_norm",
     "mask_padding",
     "parameter_roles",

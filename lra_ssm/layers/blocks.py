@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lra_ssm.layers.contract import check_output, wrong_output
 from lra_ssm.layers.dropout import TiedDropout
-from lra_ssm.layers.masking import mask_padding, real_resets
+from lra_ssm.layers.masking import check_lengths, mask_padding, real_resets
 from lra_ssm.layers.norms import NormName, make_norm
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
@@ -101,7 +101,9 @@ class Block(nn.Module, ABC):
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
         """x (B, L, D), lengths (B,), reset (B, L) bool, true where a new document starts -> (B, L, D), or with the
-        state after the last real position. Raises ValueError, naming it, for what the layer does not take."""
+        state after the last real position. Raises ValueError, naming it, for what the layer does not take, and for
+        lengths that x cannot have."""
+        check_lengths(lengths, x)
         y = self.norm(x, lengths) if self.prenorm else x
         y, state = self.inner(y, lengths, reset, initial_state, return_last_state)
         y = x + y
@@ -116,6 +118,9 @@ class Block(nn.Module, ABC):
         y, state = self.inner_step(y, state)
         y = x_t + y
         return (y if self.prenorm else self.norm(y[:, None])[:, 0]), state
+
+    def extra_repr(self) -> str:
+        return f"prenorm={self.prenorm}"
 
     def final_norm(self, d_model: int) -> nn.Module | None:
         """What a stack of such blocks ends with: with `prenorm` a norm of the same kind, without nothing."""

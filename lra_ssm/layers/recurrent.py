@@ -84,7 +84,8 @@ class RecurrentLayer(nn.Module, ABC):
 
         lengths (B,): real positions of each sequence; outputs at padding are 0, and the last state is the one after
         the last real position. reset (B, L) bool: true where a new document starts. initial_state (B, *state_shape):
-        the state before position 0. Raises ValueError for the last two on a bidirectional layer.
+        the state before position 0. Raises ValueError for the last two on a bidirectional layer, and for
+        lengths that x cannot have: see `check_lengths`.
         """
         if self.bidirectional and (initial_state is not None or return_last_state):
             self._refuse_state()
@@ -122,6 +123,10 @@ class RecurrentLayer(nn.Module, ABC):
         if self.reverse is not None:
             roles |= {f"reverse.{name}": role for name, role in self.reverse.roles().items()}
         return roles
+
+    def extra_repr(self) -> str:
+        """The state's shape; a subclass says its sizes by the names of its arguments."""
+        return f"state_shape={self.state_shape}, bidirectional={self.bidirectional}"
 
     def _refuse_state(self) -> None:
         raise ValueError(

@@ -135,6 +135,10 @@ class S4D(RecurrentLayer):
         )  # fmt: skip
         return y.transpose(1, 2), state
 
+    def extra_repr(self) -> str:
+        D, N = self.state_shape
+        return f"d_model={D}, d_state={2 * N}, bidirectional={self.bidirectional}"
+
     def roles(self) -> dict[str, Role]:
         return {
             "A_log": "recurrent",

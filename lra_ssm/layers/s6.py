@@ -110,6 +110,11 @@ class S6(RecurrentLayer):
         )
         return y.transpose(1, 2), state
 
+    def extra_repr(self) -> str:
+        D, N = self.state_shape
+        form = f"mamba, delta_rank={self.delta_up.shape[1]}" if self.low_rank else "paper"
+        return f"d_model={D}, d_state={N}, form={form}, bidirectional={self.bidirectional}"
+
     def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "D": "no_decay", "delta_bias": "delta"}
         for name in ("delta_down", "delta_up") if self.low_rank else ("delta_weight",):

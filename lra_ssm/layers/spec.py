@@ -39,23 +39,26 @@ class ModuleSpec:
 
     def __init__(self, class_or_path: Callable[..., nn.Module] | str, /, **init_args: Any) -> None:
         self.cls = import_object(class_or_path, self.kind) if isinstance(class_or_path, str) else class_or_path
-        if isinstance(self.cls, (nn.Module, partial)):
-            what = "a functools.partial" if isinstance(self.cls, partial) else f"a {type(self.cls).__name__} already"
-            raise ValueError(f"a {self.kind} is built by its model, once or more: give the class, not {what}")
-        if not callable(self.cls):
+        if refused := _bound_or_built(self.cls):
+            raise ValueError(f"a {self.kind} is built by its model, once or more: give {type(self).__name__}{refused}")
+        named = inspect.isclass(self.cls) or inspect.isroutine(self.cls)  # what a path can name
+        if not named:
             raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{self._takes()}")
-        parameters = list(inspect.signature(self.cls).parameters.values())
+        try:
+            parameters = list(inspect.signature(self.cls).parameters.values())
+        except ValueError as error:  # such as `type`
+            raise ValueError(f"{class_or_path!r} is no {self.kind}: {error}") from error
         given = len(self.builder_gives or ())
         if len(parameters) < given or self._is_no_such(parameters[:given]):
             raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{self._takes()}")
         self.class_path = _public_path(self.cls)
-        named = {p.name: p.default for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        for key in init_args if len(named) == len(parameters[given:]) else ():
-            if key not in named:
-                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint(key, named, 'it takes')}")
+        taken = {p.name: p.default for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        for key in init_args if len(taken) == len(parameters[given:]) else ():
+            if key not in taken:
+                raise ValueError(f"{self.class_path} takes no argument {key!r}; {hint(key, taken, 'it takes')}")
         # Defaults are written out, as in the configuration: a checkpoint says everything.
         known = self.builder_gives is not None
-        defaults = {key: value for key, value in named.items() if known and value is not inspect.Parameter.empty}
+        defaults = {key: value for key, value in taken.items() if known and value is not inspect.Parameter.empty}
         self.init_args = {**defaults, **init_args}
         self._left_open = defaults.keys() - init_args.keys()
 
@@ -87,8 +90,12 @@ class ModuleSpec:
 
         Raises ValueError for a class or argument that could not be read back from it.
         """
-        if "<" in self.class_path:
-            raise ValueError(f"{self.class_path} cannot be imported again: define it at the top of a module of its own")
+        try:
+            import_object(self.class_path)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.class_path} cannot be imported again: define it at the top of a module of its own"
+            ) from error
         hints, stored = annotations(self.cls), {}
         for key, value in self.init_args.items():
             try:
@@ -142,6 +149,22 @@ class NetworkSpec(ModuleSpec):
     """A whole network: `NetworkSpec(Classifier, layer=LayerSpec(B2S6), num_classes=10, vocab_size=18)`."""
 
     kind, builder_gives = "network", ()
+
+
+def _bound_or_built(given: Any) -> str | None:
+    """Of what stands where a class should and can never be named in a checkpoint: what to give, and what it is."""
+    if isinstance(given, ModuleSpec):
+        return f"({given.cls.__name__}, …), not a {type(given).__name__} within another"
+    if isinstance(given, nn.Module):
+        return f"({type(given).__name__}, …), not an instance of {type(given).__name__}"
+    if isinstance(given, partial):
+        bound = [*map(repr, given.args), *(f"{name}={value!r}" for name, value in given.keywords.items())]
+        return f"({', '.join([getattr(given.func, '__name__', 'Class'), *bound])}), not a functools.partial"
+    if inspect.ismethod(given) and not inspect.isclass(given.__self__):
+        return f" a class or function of a module, not a method of an instance of {type(given.__self__).__name__}"
+    if getattr(given, "__name__", "") == "<lambda>":
+        return " a class or function of a module, not a lambda: no checkpoint can name it"
+    return None
 
 
 def own_arguments(function: Callable[..., Any]) -> list[str]:
@@ -223,7 +246,7 @@ def _stored(value: Any, hint: Any, where: str) -> Any:
     """An argument as plain values."""
     if value is None or isinstance(value, (bool, int, float, str)) and type(value).__module__ == "builtins":
         return value
-    if _is_spec(value) or inspect.isclass(value) or inspect.isfunction(value):
+    if _is_spec(value) or inspect.isclass(value) or inspect.isfunction(value) or inspect.ismethod(value):
         return _specification(value, hint).as_dict()
     if isinstance(value, (list, tuple)):
         return type(value)(_stored(item, _item_hint(hint), where) for item in value)

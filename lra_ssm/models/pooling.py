@@ -1,7 +1,7 @@
 """Pooling: from a vector per position to one per sequence, over real positions alone.
 
 Each is built as `Pooling(d_model)` and called as `pooling(x, lengths)`: x (B, L, D), 0 at padding, lengths (B,) or None
-where there is none -> (B, D).
+where there is none -> (B, D). Raises ValueError for lengths that x cannot have: of nothing there is no mean.
 
 Shapes: B batch, L length, D channels.
 """
@@ -9,7 +9,7 @@ Shapes: B batch, L length, D channels.
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers import valid_mask
+from lra_ssm.layers import check_lengths, valid_mask
 
 
 class MeanPooling(nn.Module):
@@ -19,6 +19,7 @@ class MeanPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        check_lengths(lengths, x, least=1)
         return x.sum(1) / (x.shape[1] if lengths is None else lengths[:, None])
 
 
@@ -29,6 +30,7 @@ class LastPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        check_lengths(lengths, x, least=1)
         return x[:, -1] if lengths is None else x[torch.arange(x.shape[0], device=x.device), lengths - 1]
 
 
@@ -39,4 +41,5 @@ class MaxPooling(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        check_lengths(lengths, x, least=1)
         return (x if lengths is None else x.masked_fill(~valid_mask(lengths, x.shape[1]), -torch.inf)).amax(1)

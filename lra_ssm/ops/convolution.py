@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lra_ssm.ops.tensors import check_dense, without_autocast
+
 # On a CPU, a few channels of a few batch items are transformed at a time: so many bytes of points stay in the
 # cache.  Channels that lie next to each other in memory go by sixteen at least, a line of the cache.
 _PIECE_BYTES, _LINE = 8 << 20, 16
 
 
 def _check(u: Tensor, **kernels: Tensor) -> None:
+    check_dense(u=u, **kernels)
     if u.dim() != 3 or not u.is_floating_point():
         raise ValueError(f"u: shape {tuple(u.shape)}, dtype {u.dtype}; expected (B, D, L), real floating")
     if u.shape[-1] < 1:
@@ -75,7 +78,7 @@ class _CircularConvolution(torch.autograd.Function):
         needs_u, needs_kernel = ctx.needs_input_grad[:2]
         grad_u = torch.empty_like(u) if needs_u else None
         grad_kernel = torch.empty_like(kernel) if needs_kernel else None
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u.device):
             all_channels, all_items = _pieces(u, n)
             for channels in all_channels:
                 of_kernel = torch.fft.rfft(kernel[channels].to(dtype), n=n).conj_physical_()
@@ -103,7 +106,7 @@ def causal_convolution(u: Tensor, k: Tensor) -> Tensor:
     _check(u, k=k)
     L, dtype = u.shape[-1], _working_dtype(u, k)
     n = _fft_length(L)
-    with torch.autocast(u.device.type, enabled=False):
+    with without_autocast(u.device):
         return _CircularConvolution.apply(u, k, n, dtype)
 
 
@@ -117,7 +120,7 @@ def bidirectional_convolution(u: Tensor, k_forward: Tensor, k_backward: Tensor) 
     _check(u, k_forward=k_forward, k_backward=k_backward)
     L, dtype = u.shape[-1], _working_dtype(u, k_forward, k_backward)
     n = _fft_length(L)
-    with torch.autocast(u.device.type, enabled=False):
+    with without_autocast(u.device):
         # On a circle of n >= 2L points, lag -1-j is the point n-1-j: the backward kernel stands reversed at the end.
         gap = k_forward.new_zeros((k_forward.shape[0], n - 2 * L), dtype=dtype)
         kernel = torch.cat([k_forward.to(dtype), gap, k_backward.to(dtype).flip(-1)], dim=-1)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lra_ssm.ops.tensors import check_dense
+
 # On a CPU the W passes are made over a part of u at a time, which so stays in the second-level cache: so many bytes.
 _PIECE_BYTES = 1 << 20
 
@@ -20,6 +22,7 @@ Piece = tuple[slice, slice, int, int]  # batch items, channels, and from where t
 
 
 def _check_input(u: Tensor, W: int, initial: Tensor | None, reset: Tensor | None) -> None:
+    check_dense(u=u, initial=initial, reset=reset)
     if u.dim() != 3 or not u.is_floating_point() or u.shape[1] < 1 or u.shape[2] < 1:
         got = f"shape {tuple(u.shape)}, dtype {u.dtype}"
         raise ValueError(f"u: {got}; expected (B, D, L) with D >= 1 and L >= 1, real floating")
@@ -42,6 +45,7 @@ def check_depthwise_inputs(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None
 ) -> torch.dtype:
     """The arithmetic's dtype; ValueError, naming the argument, for what does not fit."""
+    check_dense(weight=weight, bias=bias)
     if weight.dim() != 2 or weight.shape[1] < 1 or not weight.is_floating_point():
         got = f"shape {tuple(weight.shape)}, dtype {weight.dtype}"
         raise ValueError(f"weight: {got}; expected (D, W) with W >= 1, real floating")

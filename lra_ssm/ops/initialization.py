@@ -43,7 +43,7 @@ def s4d_legs(N: int) -> Tensor:
     lower = np.tril(-np.outer(root, root) / 2, -1)
     # -i S is Hermitian with eigenvalues Im(lambda) in ascending order, in pairs +-; the upper half is ours.
     imag = np.linalg.eigvalsh(-1j * (lower - lower.T))[N:]
-    return torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.from_numpy(imag)).to(torch.complex64)
+    return torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag)).to(torch.complex64)
 
 
 def s4d_real(N: int) -> Tensor:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lra_ssm.ops.tensors import check_dense
+
 DISCRETIZATIONS = ("zoh", "bilinear")
 
 
@@ -32,6 +34,7 @@ class KernelInputs:
 
 def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str) -> KernelInputs:
     """`s4d_kernel`'s arguments as `KernelInputs`; ValueError, naming the argument, for what does not fit."""
+    check_dense(delta=delta, A=A, B=B, C=C)
     if delta.dim() != 1 or not delta.is_floating_point():
         raise ValueError(f"delta: shape {tuple(delta.shape)}, dtype {delta.dtype}; expected (D,), real floating")
     D, N = delta.shape[0], A.shape[-1] if A.dim() else 0

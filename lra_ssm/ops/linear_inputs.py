@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lra_ssm.ops.tensors import check_dense
+
 
 class LinearInputs(NamedTuple):
     """a, b and initial in the arithmetic's dtype: float32, float64, complex64 or complex128; no lazy conjugates."""
@@ -24,6 +26,7 @@ class LinearInputs(NamedTuple):
 def check_linear_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset: Tensor | None) -> LinearInputs:
     """`linear_scan`'s arguments as `LinearInputs`; ValueError, naming the argument, for what does not fit."""
     tensors = {"a": a, "b": b} | ({} if initial_state is None else {"initial_state": initial_state})
+    check_dense(**tensors, reset=reset)
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise ValueError(f"{name}: {type(x).__name__}; expected a tensor")

@@ -15,6 +15,7 @@ from lra_ssm.ops.discretization import bilinear
 from lra_ssm.ops.kernel_inputs import KernelInputs, check_kernel_inputs
 from lra_ssm.ops.linear_inputs import check_linear_inputs
 from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
+from lra_ssm.ops.tensors import without_autocast
 
 
 def _phi1(z: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ def _per_channel(x: Tensor, inputs: ScanInputs) -> Tensor:
 
 def run_reference(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
-    with torch.autocast(inputs.u.device.type, enabled=False):
+    with without_autocast(inputs.u.device):
         u, delta = inputs.u.to(inputs.dtype), inputs.delta.to(inputs.dtype)
         A = inputs.A[None, :, :, None]
         if inputs.delta_bias is not None:

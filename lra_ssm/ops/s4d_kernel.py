@@ -6,11 +6,11 @@ Shapes: delta (D,), A and B (D, N) or (N,), C (N,), (D, N) or (K, D, N), kernel 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import run_kernel
 from lra_ssm.ops.kernel_inputs import check_kernel_inputs
+from lra_ssm.ops.tensors import without_autocast
 
 
 def s4d_kernel(
@@ -24,6 +24,6 @@ def s4d_kernel(
     "auto" takes the fastest one that supports the call; or "cpu", "eager", "reference".
     Gradients for delta, A, B and C.  Raises ValueError for what does not fit, or why the backend cannot run.
     """
-    with torch.autocast(delta.device.type, enabled=False):
+    with without_autocast(delta.device):
         kernel = run_kernel(backend, check_kernel_inputs(delta, A, B, C, L, discretization))
     return kernel if C.dim() == 3 else kernel[0]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lra_ssm.ops.tensors import check_dense
+
 DISCRETIZATIONS = ("euler", "zoh")
 
 
@@ -112,7 +114,9 @@ def _input_or_output_matrix(name: str, x: Tensor, complex_A: bool, batch: int, D
         last = f"L = {L} (real) or 2L = {2 * L} (re, im interleaved)"
     else:
         lengths, last = (L,), f"L = {L}"
-    if x.dim() not in (3, 4) or x.shape[0] != batch or x.shape[-2] != N or x.shape[-1] not in lengths:
+    # `in` asks torch.compile's symbolic lengths whether they are the same object
+    long = any(x.shape[-1] == length for length in lengths)
+    if x.dim() not in (3, 4) or x.shape[0] != batch or x.shape[-2] != N or not long:
         raise _wrong(name, x, f"(D, N), (batch, N, L) or (batch, G, N, L), batch = {batch}, D = {D}, N = {N}, {last}")
     if x.dim() == 3:
         return x.unsqueeze(1)
@@ -134,6 +138,7 @@ def check_scan_inputs(
     for name in ("u", "delta", "A", "B", "C"):
         if tensors[name] is None:
             raise ValueError(f"{name}: None; expected a tensor")
+    check_dense(**tensors, reset=reset)
     complex_A = isinstance(A, Tensor) and A.is_complex()
     _check_types(tensors, reset, u, complex_A)
     if discretization not in DISCRETIZATIONS:

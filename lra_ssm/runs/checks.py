@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -143,11 +144,36 @@ def check_vocabulary(task: Any, data: Any) -> None:
 
 
 def check_end(trainer: Any) -> None:
-    """The schedule spans the run, so its arguments say where it ends. Raises InputError."""
+    """The schedule spans the run: its arguments say where it ends, and leave something in it. Raises InputError."""
     max_epochs, max_steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
     endless = max_epochs == -1 or (max_epochs is None and trainer.get("max_time") is not None)
     if endless and max_steps == -1:
         raise InputError("the schedule spans the run, so give trainer.max_epochs or trainer.max_steps")
+    share, every = trainer.get("limit_train_batches"), trainer.get("val_check_interval")
+    if share is not None and not share:
+        raise InputError(f"trainer.limit_train_batches is {share}: nothing would be trained; leave it out for all")
+    if every == 0 and isinstance(every, int):
+        raise InputError("trainer.val_check_interval is 0; give the number of batches between two validations, or 1.0")
+
+
+def check_batches(trainer: Trainer, data: Any) -> None:
+    """An epoch has batches, and as many as lie between two validations. Raises InputError.
+
+    Data that does not know beforehand how many it has (a user's own) is left to Lightning, which says it in the fit.
+    """
+    if not hasattr(data, "train_batches"):
+        return
+    limit, every = trainer.limit_train_batches, trainer.val_check_interval
+    whole = data.train_batches(trainer.world_size)
+    batches = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
+    if batches < 1:
+        raise InputError(f"trainer.limit_train_batches is {limit}: of the {whole} batches of an epoch that is none")
+    counts_in_epochs = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
+    if isinstance(every, int) and every > batches and counts_in_epochs:
+        raise InputError(
+            f"trainer.val_check_interval is {every}, but an epoch has {batches} batches: give {batches} at most, or"
+            " trainer.check_val_every_n_epoch=null to count across epochs"
+        )
 
 
 def check_callbacks(callbacks: Iterable[Any]) -> None:

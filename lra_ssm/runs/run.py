@@ -21,6 +21,7 @@ from lra_ssm.files import write_json
 from lra_ssm.progress import of_one_batch, shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import (
+    check_batches,
     check_callbacks,
     check_checkpoint,
     check_data,
@@ -173,6 +174,7 @@ class Run(RunDirectory):
         check_data(task, data)
         data.prepare_data()
         check_vocabulary(task, data)
+        check_batches(trainer, data)
         if self.checkpoint is not None:
             check_checkpoint(self.checkpoint, task, source=self.source)
         with listening() as signals:

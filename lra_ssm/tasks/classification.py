@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from lra_ssm.layers import NetworkSpec
+from lra_ssm.errors import InputError
+from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call, wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule, parameter_rates
@@ -60,6 +61,18 @@ class Classification(L.LightningModule):
         if num_classes is not None and logits.shape[1] < num_classes:
             rule = f"the data has {num_classes} classes, and each has a logit"
             raise wrong_output(self.network, logits, inputs, rule, "inputs")
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Looks at the lengths while they are still on the CPU: on a GPU every look would have to wait for it.
+
+        Raises InputError for lengths that the inputs cannot have."""
+        inputs, lengths, _ = _unpack(batch)
+        if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
+            try:
+                check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), least=1)
+            except ValueError as error:
+                raise InputError(f"a batch of the data has {error}") from error
+        return batch
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, lengths, labels = _unpack(batch)

@@ -1,8 +1,19 @@
 """The interleaved timer on clocks that do as they are told."""
 
+import time
+
 import pytest
 
-from lra_ssm.bench.measure import Effort, Timing, WallTimer, interleave, median_and_spread, ratio
+from lra_ssm.bench.measure import (
+    Effort,
+    Timing,
+    WallTimer,
+    core_seconds,
+    interleave,
+    median_and_spread,
+    ratio,
+    waiting_share,
+)
 
 
 class Clock:
@@ -69,3 +80,16 @@ def test_ticks_come_between_samples():
     clock, ticks = Clock(), []
     interleave({n: clock.call(n, 1.0) for n in "ab"}, clock.timer(), Effort(repeats=2), lambda: ticks.append(clock.now))
     assert len(ticks) == 2 + 4 and ticks == sorted(ticks)
+
+
+def test_the_share_of_time_without_a_core():
+    assert waiting_share((1.0, 2.0), (4.0, 3.0)) == 0.25
+    assert waiting_share((4.0, 3.0), (4.0, 3.0)) is None  # nothing ran
+    assert waiting_share(None, (1.0, 1.0)) is None  # the system does not count
+    before = core_seconds()
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    after = core_seconds()
+    if before is not None:
+        assert after[0] - before[0] > 0.04 and after[1] >= before[1]

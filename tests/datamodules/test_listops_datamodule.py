@@ -97,6 +97,19 @@ def test_stages_open_only_their_splits(root: str, data: ListOps) -> None:
         assert set(fresh._datasets) == splits
 
 
+def test_a_loader_before_its_split_is_open_says_what_to_call(root: str, data: ListOps) -> None:
+    fresh = ListOps(root=root, **SMALL)  # type: ignore[arg-type]
+    for name, stage in (("train", "fit"), ("val", "fit"), ("test", "test"), ("predict", "fit")):
+        with pytest.raises(InputError, match=rf"not open; call prepare_data\(\) and setup\('{stage}'\) first"):
+            getattr(fresh, f"{name}_dataloader")()
+    with pytest.raises(
+        InputError, match="ListOps.setup: unknown stage 'train'; there are fit, validate, test, predict"
+    ):
+        fresh.setup("train")
+    fresh.setup("fit")
+    assert fresh.train_batches() == len(fresh.train_dataloader()) > 1
+
+
 def test_workers_end_with_the_stage(root: str, data: ListOps) -> None:
     busy = ListOps(root=root, num_workers=2, **SMALL)  # type: ignore[arg-type]
     busy.setup("fit")

@@ -150,6 +150,7 @@ def test_limit_is_balanced_and_keeps_the_vocabulary(tmp_path: Path) -> None:
 def test_batches(tmp_path: Path) -> None:
     data = prepared(write_files(tmp_path), batch_size=2, bucket_batches=2)
     batches = list(data.train_dataloader())
+    assert len(batches) == data.train_batches()
     assert [len(batch.labels) for batch in batches] == [2, 1]
     for batch in batches:
         assert batch.inputs.shape == (len(batch.labels), 2, batch.lengths.max())

@@ -106,13 +106,16 @@ def test_layer_spec_is_a_plain_dict_with_the_public_path():
     assert LayerSpec.of(S4D).init_args["d_state"] == 64
 
 
+def nothing() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
         (lambda: LayerSpec("lra_ssm.layers.S5"), "'lra_ssm.layers.S5' cannot be imported"),
         (lambda: LayerSpec("lra_ssm.layers"), "is no layer"),
-        (lambda: LayerSpec(lambda: None), "is no layer"),
+        (lambda: LayerSpec(nothing), "is no layer"),
         (lambda: LayerSpec.of({"init_args": {}}), "class_path"),
         (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
     ],

@@ -184,6 +184,32 @@ def test_roles_name_parameters(name, bidirectional):
         }
 
 
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (S4D(6, d_state=8), "S4D(d_model=6, d_state=8, bidirectional=False)"),
+        (S6(6), "S6(d_model=6, d_state=16, form=mamba, delta_rank=1, bidirectional=False)"),
+        (S6(6, form="paper"), "S6(d_model=6, d_state=16, form=paper, bidirectional=False)"),
+        (
+            B2S6(6, num_blocks=3, d_state=8),
+            "B2S6(d_model=6, num_blocks=3, d_state=8, bias=True, complex_A=True, complex_C=False, bidirectional=False)",
+        ),
+    ],
+)
+def test_a_layer_tells_its_sizes(layer, expected):
+    assert repr(layer) == expected
+
+
+@every_layer
+@either_way
+def test_lengths_above_the_sequence_are_one_line(name, bidirectional):
+    layer, x = build(name, bidirectional), sequences()
+    for wrong in ([7, 8], [-1, 7]):
+        with pytest.raises(ValueError, match=r"among them; expected 0 to L = 7"):
+            layer(x, torch.tensor(wrong))
+    assert not layer(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
+
+
 def test_roles_are_the_documented_ones():
     assert S4D(4).optim_roles() == {
         "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import B2S6, S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec
+from lra_ssm.layers import B2S6, S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec, S4Block
 from lra_ssm.models import Classifier, LastPooling, NLIHead
 from lra_ssm.tasks import Classification
 
@@ -132,13 +132,43 @@ def test_a_nested_class_is_found_again():
     assert stored["class_path"].endswith("test_spec.Outer.Inner") and LayerSpec.of(stored).cls is Outer.Inner
 
 
+class Factory:
+    """Ways to make a layer that are no class."""
+
+    def method(self, d_model: int) -> nn.Module:
+        return Defaults(d_model)
+
+    @classmethod
+    def of_the_class(cls, d_model: int) -> nn.Module:
+        return Defaults(d_model)
+
+    def __call__(self, d_model: int) -> nn.Module:
+        return Defaults(d_model)
+
+
+def test_a_method_of_a_class_can_be_named_and_is_stored():
+    spec = NetworkSpec(Classifier, layer=Factory.of_the_class, num_classes=3, vocab_size=5, d_model=4, n_layers=1)
+    again = Classification(**Classification(spec).hparams)
+    assert isinstance(again.network.backbone.blocks[0].layer, Defaults)
+
+
+NOWHERE = type("Nowhere", (Defaults,), {})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Classifier(S4D(8), 3, vocab_size=5), "a layer is built by its model, .* give the class, not a S4D"),
-        (lambda: LayerSpec(partial(S4D, d_state=8)), "not a functools.partial"),
+        (lambda: Classifier(S4D(8), 3, vocab_size=5), r"layer is built by its .* give LayerSpec\(S4D, …\), not an i"),
+        (lambda: LayerSpec(partial(S4D, d_state=8)), r"give LayerSpec\(S4D, d_state=8\), not a functools.partial"),
+        (lambda: BlockSpec(S4Block(8, S4D)), r"give BlockSpec\(S4Block, …\), not an instance of S4Block"),
+        (lambda: LayerSpec(LayerSpec(S4D)), r"give LayerSpec\(S4D, …\), not a LayerSpec within another"),
+        (lambda: LayerSpec(lambda d_model: nn.Identity()), "not a lambda: no checkpoint can name it"),
+        (lambda: Classifier(lambda d: S4D(d), 3, vocab_size=5), "not a lambda: no checkpoint can name it"),
+        (lambda: Classifier(Factory().method, 3, vocab_size=5), "not a method of an instance of Factory"),
+        (lambda: LayerSpec(Factory()), "is no layer: it must be a class or function that takes d_model first"),
+        (lambda: LayerSpec(type), "is no layer: "),
+        (lambda: LayerSpec(NOWHERE).as_dict(), "Nowhere cannot be imported again: define it at the top"),
         (lambda: BlockSpec(B2S6), "is no block: it must be a class or function that takes d_model and layer"),
-        (lambda: LayerSpec(lambda d_model: nn.Identity()).as_dict(), "cannot be imported again: define it at the top"),
         (lambda: LayerSpec(S4D, d_state=np.int64(8)).as_dict(), "S4D, argument d_state is a int64; plain values"),
         (lambda: Classifier(S4D, 3, vocab_size=5, head=NLIHead), r"Classifier has 1 vector\(s\) .*, NLIHead takes 2"),
     ],

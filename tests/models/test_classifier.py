@@ -52,6 +52,34 @@ def test_pooling_over_known_values(pooling):
     assert pooling(1)(x, None)[0, 0].item() == pytest.approx(full)
 
 
+@pytest.mark.parametrize("pooling", [MeanPooling, LastPooling, MaxPooling])
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([0, 4], "lengths: 0 among them; expected 1 to L = 4"),
+        ([4, 5], "lengths: 5 among them; expected . to L = 4"),
+        ([-1, 4], "lengths: -1 among them; expected . to L = 4"),
+        ([4], r"lengths: shape \(1,\); expected \(B,\) = \(2,\)"),
+        ([4.0, 3.0], "lengths: dtype torch.float32; expected whole numbers"),
+    ],
+)
+def test_lengths_that_cannot_be_are_one_line(pooling, lengths, message):
+    model = Classifier(SPEC, 3, vocab_size=7, d_model=4, n_layers=1, pooling=pooling)
+    ids, lengths = torch.ones(2, 4, dtype=torch.long), torch.tensor(lengths)
+    for call in (lambda: model(ids, lengths), lambda: pooling(1)(torch.zeros(2, 4, 1), lengths)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_lengths_are_not_looked_at_where_that_costs_something():
+    block = S4Block(4, S6, norm="layer").eval()
+    x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
+    compiled = torch.compile(block.layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, lengths), block.layer(x, lengths))
+    on_meta = block.to("meta")(x.to("meta"), torch.tensor([9, 9], device="meta"))
+    assert on_meta.shape == x.shape and on_meta.is_meta
+
+
 def test_features_and_a_layer_of_ones_own():
     torch.manual_seed(0)
     model = Classifier(LayerSpec(OwnLayer, width=5), 2, d_input=3, d_model=4, n_layers=1)

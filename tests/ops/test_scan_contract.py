@@ -98,6 +98,9 @@ def bad(name, value, match):
 zeros = torch.zeros
 
 
+NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jagged).transpose(1, 2)
+
+
 @pytest.mark.parametrize("name, value, match", [
     bad("b", None, "b: NoneType; expected a tensor"),
     bad("a", 0.5, "a: float; expected a tensor"),
@@ -109,6 +112,8 @@ zeros = torch.zeros
     bad("a", zeros(4, 5), r"a: shape \(4, 5\)"),
     bad("a", zeros(1, 4, 5), r"a: shape \(1, 4, 5\)"),
     bad("a", zeros(4, device="meta"), "a: on meta; expected cpu, where b is"),
+    bad("b", zeros(2, 4, 5).to_sparse(), "b: a sparse_coo tensor; expected a dense one$"),
+    bad("b", NESTED, "b: a nested tensor; expected a dense one, with the sequences padded to one length"),
     bad("initial_state", zeros(4), r"initial_state: shape \(4,\); expected \(B, D\) = \(2, 4\)"),
     bad("initial_state", zeros(2, 4, dtype=torch.int32), "initial_state: dtype torch.int32"),
     bad("reset", zeros(2, 5), "reset: torch.float32; expected a bool tensor"),

@@ -231,11 +231,26 @@ def test_backends():
         selective_scan(**meta, backend="cpu")
 
 
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_the_meta_device_has_the_shapes_of_every_result_and_gradient(complex_A, backend):
+    inputs, found = make_inputs(complex_A, "1 real", "constant", N=3, L=70, dtype=torch.float32), []
+    for device in ("cpu", "meta"):
+        given = {name: x.detach().to(device) for name, x in inputs.items()}
+        leaves = [x.requires_grad_() for x in given.values() if x.dtype != torch.bool]
+        y, state = selective_scan(**given, discretization="zoh", return_last_state=True, backend=backend)
+        (y.sum() + state.abs().sum()).backward()
+        found.append([(x.shape, x.dtype) for x in (y, state, *(leaf.grad for leaf in leaves))])
+        assert y.device.type == device
+    assert found[0] == found[1]
+
+
 def bad(name, value, match=None, complex_A=False):
     return pytest.param(name, value, match or name, complex_A, id=f"{name}-{match or ''}-{'complex' * complex_A}")
 
 
 zeros, i = torch.zeros, torch.complex64
+NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jagged).transpose(1, 2)
 
 
 @pytest.mark.parametrize("name, value, match, complex_A", [
@@ -245,6 +260,9 @@ zeros, i = torch.zeros, torch.complex64
     bad("u", zeros(2, 4, 5, dtype=i), "u: dtype torch.complex64"),
     bad("u", None, "u: None"),
     bad("u", 3.0, "u: float"),
+    bad("u", zeros(2, 4, 5).to_sparse(), "u: a sparse_coo tensor; expected a dense one$"),
+    bad("A", zeros(4, 3).to_sparse(), "A: a sparse_coo tensor"),
+    bad("u", NESTED, "u: a nested tensor; expected a dense one, with the sequences padded to one length"),
     bad("delta", zeros(2, 4, 6), r"delta: shape \(2, 4, 6\); expected \(batch, D, L\) = \(2, 4, 5\)"),
     bad("A", zeros(3, 3), r"A: shape \(3, 3\); expected \(D, N\) or \(N,\) with D = 4"),
     bad("A", zeros(()), r"A: shape \(\)"),

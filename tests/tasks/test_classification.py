@@ -6,6 +6,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lra_ssm.errors import InputError
 from lra_ssm.tasks import Classification, OptimizerSettings
 
 
@@ -36,6 +37,15 @@ def trainer(**settings):
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, num_sanity_val_steps=0, **settings,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "lengths", "limit"), [((2, 3), [3, 4], 3), ((2, 3, 5), [0, 1], 3), ((1, 2, 3), [[3, 4]], 3)]
+)
+def test_lengths_are_looked_at_before_a_batch_goes_to_its_device(shape, lengths, limit):
+    batch = (torch.ones(shape), torch.tensor(lengths), torch.zeros(shape[0], dtype=torch.long))
+    with pytest.raises(InputError, match=f"a batch of the data has lengths: . among them; expected 1 to L = {limit}"):
+        trainer(max_epochs=1).fit(task(), DataLoader([batch], batch_size=None))
 
 
 def whole(batches, at):

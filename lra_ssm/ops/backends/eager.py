@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from lra_ssm.ops.backends.eager_chunk import Chunk, Resets, Workspace
 from lra_ssm.ops.scan_inputs import ScanInputs, ScanTensors, is_interleaved
+from lra_ssm.ops.tensors import without_autocast
 
 # Size of one (T, b, D, N) buffer.  On a CPU the dozen in use should stay in the cache; on other devices a larger
 # piece pays for the launches.
@@ -73,7 +74,9 @@ class _Scan:
         self.rows = [slice(i, min(i + b, batch)) for i in range(0, batch, b)]
         self.times = [slice(k, min(k + T, self.length)) for k in range(0, self.length, T)]
         self.workspace = Workspace(device)
-        self.reset_at = None if tensors.reset is None else tensors.reset.any(0).tolist()
+        self.reset_at = None
+        if tensors.reset is not None:  # on the meta device, anywhere
+            self.reset_at = [True] * self.length if tensors.reset.is_meta else tensors.reset.any(0).tolist()
 
     def first_state(self, rows: slice) -> Tensor:
         A, initial = self.tensors.A, self.tensors.initial
@@ -205,13 +208,13 @@ class _EagerScan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, checkpoints = ctx.saved_tensors
-        with torch.autocast(checkpoints.device.type, enabled=False):
+        with without_autocast(checkpoints.device):
             grads = _Scan(ScanTensors(*tensors), *ctx.call).backward(checkpoints, grad_y, grad_last)
         return (None, None, None, None, *grads)
 
 
 def run_eager(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
-    with torch.autocast(inputs.u.device.type, enabled=False):
+    with without_autocast(inputs.u.device):
         flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.dtype, inputs.needs_grad
         return _EagerScan.apply(*flags, *inputs.tensors)

@@ -222,7 +222,8 @@ class Chunk:
         common = scale(common, delta, out=common).sub_(torch.mul(grad_B_bar, B_bar, out=self.buffer("g")))
         grad_A = common.sum((0, 1)) * inverse
         small = A.abs() * delta.abs().amax((0, 1)).unsqueeze(-1) < SERIES_RADIUS  # (D, N)
-        columns = small.any(0).nonzero().squeeze(-1).tolist()
+        # where there are no values (the meta device), all of them
+        columns = range(small.shape[1]) if small.is_meta else small.any(0).nonzero().squeeze(-1).tolist()
         if columns:  # a slice from the first to the last: states come ordered by |A|, and a slice is no copy
             some = slice(columns[0], columns[-1] + 1)
             shape = (*delta.shape, some.stop - some.start)

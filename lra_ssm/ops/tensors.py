@@ -1,0 +1,22 @@
+"""What every operation asks of the tensors that it is given, whatever their shapes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def check_dense(**tensors: Tensor | None) -> None:
+    """ValueError, naming the argument, for sparse and nested tensors: nothing here looks at what they hold."""
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
+            kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+            instead = ", with the sequences padded to one length" if x.is_nested else ""
+            raise ValueError(f"{name}: a {kind} tensor; expected a dense one{instead}")
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Arithmetic in the dtypes that the code names; on the meta device, which has no autocast, nothing to do."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
