@@ -5,6 +5,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 
+def real_part(layer) -> Tensor:
+    """Re A, or A: -exp(w), or what Wang & Li 2024, tables 5 and 7, have for the layer's parameterization."""
+    w, form = layer.A_log, layer.parameterization
+    if form.name == "best":
+        a, b = form.numbers
+        return -1 / (a * w**2 + b)
+    forms = {"exp": lambda: -w.exp(), "softplus": lambda: -torch.log(1 + w.exp()), "relu": lambda: -w.clamp(min=0)}
+    return (forms | {"direct": lambda: w, "clip": lambda: w.clamp(max=-1e-4)})[form.name]()
+
+
 def zoh_factor(delta: Tensor, A: Tensor) -> Tensor:
     """A⁻¹(exp(ΔA) − 1)."""
     return (torch.exp(delta * A) - 1) / A
@@ -13,7 +23,7 @@ def zoh_factor(delta: Tensor, A: Tensor) -> Tensor:
 def s4d(layer, x: Tensor) -> Tensor:
     """Yu & Erichson 2025, eq. 1-2, and D; the reversed direction starts one position later (public S4 code)."""
     D = layer.D.shape[0]
-    A = torch.complex(-layer.A_log.exp(), layer.A_imag).expand(D, -1)
+    A = torch.complex(real_part(layer), layer.A_imag).expand(D, -1)
     B = torch.view_as_complex(layer.B).expand(D, -1)
     delta = layer.log_delta.exp()[:, None]
     A_bar, B_bar = torch.exp(delta * A), zoh_factor(delta, A) * B
@@ -35,7 +45,7 @@ def s4d(layer, x: Tensor) -> Tensor:
 
 def s6(unit, x: Tensor) -> Tensor:
     """One direction of S6: Mamba's form, or Yu & Erichson 2025, eq. 3-4."""
-    A = -unit.A_log.exp()
+    A = real_part(unit)
     state, outputs = torch.zeros(x.shape[0], x.shape[2], A.shape[-1], dtype=x.dtype), []
     for t in range(x.shape[1]):
         u = x[:, t]
@@ -54,7 +64,7 @@ def b2s6(unit, x: Tensor) -> Tensor:
     """One direction of B2S6, block by block: Yu & Erichson 2025, eq. 7-8."""
     H, P, N = unit.H, unit.P, unit.N
     parts = (lambda w: torch.view_as_complex(w.unflatten(-1, (N, 2)))) if unit.complex_state else (lambda w: w)
-    A = -unit.A_log.exp()
+    A = real_part(unit)
     scale = 1
     if unit.complex_state:
         A, scale = torch.complex(A, unit.A_imag), 2

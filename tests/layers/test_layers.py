@@ -18,6 +18,9 @@ LAYERS = {
     "b2s6-no-bias": lambda **k: B2S6(D, num_blocks=2, d_state=4, bias=False, **k),
     "b2s6-real": lambda **k: B2S6(D, num_blocks=2, d_state=3, complex_A=False, **k),
     "b2s6-complex-C": lambda **k: B2S6(D, num_blocks=6, d_state=4, complex_C=True, **k),
+    "s4d-best": lambda **k: S4D(D, d_state=4, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **k),
+    "s6-softplus": lambda **k: S6(D, d_state=4, parameterization="softplus", **k),
+    "b2s6-relu": lambda **k: B2S6(D, num_blocks=2, d_state=4, parameterization="relu", **k),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 either_way = pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
@@ -228,6 +231,8 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
         (lambda: B2S6(8, complex_A=False, complex_C=True), "complex_C needs complex_A"),
         (lambda: B2S6(8, init="hippo"), "hippo"),
         (lambda: S4D(8, d_state=5), "d_state 5 is odd"),
+        (lambda: S6(8, parameterization="best"), r"eigenvalue -11 is outside the range of best .*, \[-10, 0\)"),
+        (lambda: S4D(8, parameterization="tanh"), "in continuous time it is one of direct, clip"),
         (lambda: S6(8, form="mamba2"), "form is 'mamba2'"),
         (lambda: S6(8, delta_rank=0), "delta_rank is 0"),
         (lambda: S6(8, form="paper", delta_rank=2), "delta_rank belongs to form='mamba'"),
@@ -236,6 +241,23 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
 def test_settings_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+CONTINUOUS = ["exp", "softplus", "best", "relu", "direct", "clip"]
+
+
+@pytest.mark.parametrize("form", CONTINUOUS)
+@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6", "b2s6-real"])
+def test_all_parameterizations_start_from_the_same_system_and_train(name, form):
+    torch.manual_seed(0)
+    layer = LAYERS[name](parameterization=form, bidirectional=True)
+    torch.manual_seed(0)
+    x, exp = sequences(L=20).float(), LAYERS[name](bidirectional=True)
+    torch.testing.assert_close(layer(x), exp(x), rtol=1e-4, atol=1e-5)
+    layer(x).square().sum().backward()
+    assert layer.A_log.grad.abs().sum() > 0
+    reverse = getattr(layer, "reverse", None)
+    assert reverse is None or reverse.parameterization == layer.parameterization
 
 
 def test_initial_values_are_the_documented_ones():
