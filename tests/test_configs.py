@@ -54,6 +54,7 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path, tmp_path):
 ORIGIN = (
     r"our choice: unpublished|configs/[\w/]+\.yaml|Yu & Erichson 2025|Tay et al\. 2021|Gu & Dao 2023|state-spaces/s4"
     r"|FreqBiasSSM|jsie7/ssm-benchmark"
+    r"|Wang & Li 2024|Orvieto et al\. 2023|radarFudan/StableSSM|NicolasZucchet/minimal-LRU"
 )
 
 
@@ -161,6 +162,29 @@ def test_mamba_has_the_parameters_of_the_code_behind_it(task):
     assert ours == count + (2 * D if s["prenorm"] else 0)
 
 
+@pytest.mark.parametrize("task", LRA)
+def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
+    """Wang & Li 2024 give no settings for LRA: S4D's, so that f makes the difference."""
+    s4d, stable = load(f"lra/{task}/s4d"), load(f"lra/{task}/stable_ssm")
+    changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
+    assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
+    assert {key for key in s4d.keys() ^ stable.keys()} == {
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta")
+    }
+    assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
+
+
+# minimal-LRU's README: epochs of the tasks that it was tried on
+@pytest.mark.parametrize(("name", "epochs"), [("lra/listops", 40), ("lra/text", 35), ("scifar", 180)])
+def test_lru_has_the_values_of_minimal_lru(name, epochs):
+    lru = lines(f"{name}/lru")
+    wanted = {"n_layers": 4, "d_model": 256, "norm": "batch", "prenorm": True, "dropout": 0.1, "lr": 0.001,
+              "recurrent_lr": 0.0005, "weight_decay": 0.05, "warmup_steps": 0, "batch_size": 64, "max_epochs": epochs,
+              "d_state": 128, "r_min": 0.0, "r_max": 1.0, "max_phase": 6.28, "bidirectional": False}  # fmt: skip
+    for key, value in wanted.items():
+        assert same(lru[key][0], value), key
+
+
 def test_what_configs_take_from_each_other_is_the_same():
     own = {"experiment", "model.class_path", NETWORK + "layer.class_path", "data.class_path"}
     checked = 0
@@ -202,3 +226,21 @@ def test_the_ablation_has_every_cell_of_table_1():
     )
     assert last[LAYER + "num_blocks"] == 128 and not last["data.init_args.grayscale"]
     assert gray["data.init_args.grayscale"] and (gray[NETWORK + "d_input"], gray[LAYER + "num_blocks"]) == (1, 8)
+
+
+@pytest.mark.parametrize("name", ["mnist", "scifar"])
+def test_the_learning_rate_sweeps_have_every_cell_of_tables_2_and_3(name):
+    """Wang & Li 2024: learning rates by parameterizations, three seeds; every parameter has the swept rate."""
+    lines = (SWEEP.parent / f"{name}-stable-ssm-lr.txt").read_text().splitlines()
+    cells = set()
+    for line in (lines := [line for line in lines if not line.startswith("#")]):
+        options = dict(option.removeprefix("--").split("=", 1) for option in line.split() if "=" in option)
+        rate = options["model.optimizer.lr"]
+        assert options["model.optimizer.recurrent_lr"] == rate
+        cells.add((options["model.network.layer.parameterization"], rate, options["seed_everything"]))
+        assert options["experiment"].endswith(f"/{options['model.network.layer.parameterization']}-{rate}")
+    forms = ("direct", "softplus", "exp", "best")
+    assert cells == {(f, f"5e{e}", str(s)) for f in forms for e in (-6, -5, -4, -3, -2, -1, "+0") for s in range(3)}
+    assert len(lines) == 84 and load(f"{name}/stable_ssm")[OPTIMIZER + "delta_lr_factor"] == 1
+    resolved = dict(values(yaml.safe_load(succeed(["fit", *lines[0].split(), "--print_config"], CONFIGS.parent).out)))
+    assert resolved[LAYER + "parameterization"] == "direct" and resolved[OPTIMIZER + "lr"] == 5e-6

@@ -24,7 +24,7 @@ def row(config):
     """The published row that a config stands beside, or None."""
     *_, task, model = config.split("/")
     layer = yaml.safe_load((ROOT / f"{config}.yaml").read_text())["model"]["init_args"]["network"]["init_args"]["layer"]
-    for table in (TABLES["yu2025", "table 2"], TABLES["yu2025", "table 1"]):
+    for table in (TABLES[key] for key in (*[("yu2025", f"table {n}") for n in (2, 1, 3)], ("wang2024", "table 4"))):
         for found in table["rows"]:
             settings = found.get("settings", {}).items()
             if (found["task"], found["model"]) == (task, model) and settings <= layer["init_args"].items():

@@ -1,4 +1,5 @@
-"""The suite of layers: S4D, S6 and B2S6, forward and backward, at the sizes of the LRA models.
+"""The suite of layers, forward and backward: those of the LRA models at their sizes, and the time-invariant ones among
+themselves.
 
 Shapes: x, y (B, L, D).  (B batch, L length, D channels.)
 """
@@ -19,9 +20,25 @@ from lra_ssm.ops import prefer_backend
 # Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"), and the S4D
 # paper's public settings for S4D's batch of 50.
 _SELECTIVE = {"d_state": 64, "bidirectional": True}
-LAYERS = {"S4D": _SELECTIVE, "S6": _SELECTIVE, "B2S6": {**_SELECTIVE, "num_blocks": 8}}
-BATCHES = {"ListOps": {"S4D": 50, "S6": 32, "B2S6": 32}, "sCIFAR": {"S4D": 50, "S6": 48, "B2S6": 48}}
-SIZES = {"ListOps": {"length": 2048, "d_model": 128}, "sCIFAR": {"length": 1024, "d_model": 512}}
+_INVARIANT = "time-invariant, causal"  # as LRU is published; sizes and batch are our choice
+LAYERS = {
+    "S4D": _SELECTIVE,
+    "StableSSM": _SELECTIVE,
+    "LRU": {"d_state": 128, "bidirectional": True},
+    "S6": _SELECTIVE,
+    "B2S6": {**_SELECTIVE, "num_blocks": 8},
+}
+BATCHES = {
+    "ListOps": {"S4D": 50, "S6": 32, "B2S6": 32},
+    "sCIFAR": {"S4D": 50, "S6": 48, "B2S6": 48},
+    _INVARIANT: {"S4D": 16, "StableSSM": 16, "LRU": 16},
+}
+SIZES = {
+    "ListOps": {"length": 2048, "d_model": 128},
+    "sCIFAR": {"length": 1024, "d_model": 512},
+    _INVARIANT: {"length": 4096, "d_model": 128},
+}
+_WITH_A_SCAN = ("S6", "B2S6")  # of whose backends there are several
 _CPU_BATCH = 2  # of the published batches on a CPU, unless --batch says more
 
 
@@ -96,16 +113,21 @@ def _title(row: Row) -> str:
 def _compare(task: str, published: int, batch: int, length: int, d_model: int, settings: Settings) -> list[Row]:
     contenders = []
     for layer, arguments in LAYERS.items():
-        if BATCHES[task][layer] != published:
+        if BATCHES[task].get(layer) != published:
             continue
-        for i, backend in enumerate(settings.backends):
-            if i > 0 and layer == "S4D":
-                continue  # it has no scan
+        if task == _INVARIANT:
+            arguments = {**arguments, "bidirectional": False}
+        for backend in settings.backends if layer in _WITH_A_SCAN else settings.backends[:1]:
             work = LayerWork(layer, tuple(sorted(arguments.items())), batch, length, d_model, backend, settings.device)
-            name = layer if layer == "S4D" else f"{layer}, {backend}"
+            name = f"{layer}, {backend}" if layer in _WITH_A_SCAN else layer
             contenders.append(Contender(name, work, LayerTruth(replace(work, backend="auto"))))
     shape = {"batch": batch, "length": length, "channels": d_model}
-    rows = compare(f"{task} layers, published batch {published}", shape, contenders, settings)
+    rows = compare(
+        f"{task} layers, {'batch' if task == _INVARIANT else 'published batch'} {published}",
+        shape,
+        contenders,
+        settings,
+    )
     for row in rows:
         if row.timing is not None:
             row.extra["tokens/s"] = batch * length / row.timing.median

@@ -16,7 +16,14 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
     "--model": (tasks.Classification,),
     "--model.network": (models.Classifier, models.DualEncoder),
-    "--model.network.layer": (layers.S4D, layers.S6, layers.B2S6),
+    "--model.network.layer": (
+        layers.S4D,
+        layers.S6,
+        layers.B2S6,
+        layers.StableSSM,
+        layers.LRU,
+        layers.DeepLinearSSM,
+    ),  # fmt: skip
     "--model.network.block": (layers.S4Block, layers.MambaBlock),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead),

@@ -7,7 +7,9 @@ recurrence.
 
 from lra_ssm.layers.b2s6 import B2S6
 from lra_ssm.layers.blocks import Block, MambaBlock, S4Block
+from lra_ssm.layers.deep_linear import DeepLinearSSM
 from lra_ssm.layers.dropout import TiedDropout
+from lra_ssm.layers.lru import LRU
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.recurrent import RecurrentLayer
@@ -15,14 +17,17 @@ from lra_ssm.layers.roles import Role, parameter_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s6 import S6
 from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
+from lra_ssm.layers.stable_ssm import StableSSM
 
 __all__ = [
     "B2S6",
+    "LRU",
     "S4D",
     "S6",
     "BatchNorm",
     "Block",
     "BlockSpec",
+    "DeepLinearSSM",
     "HeadSpec",
     "LayerNorm",
     "LayerSpec",
@@ -34,6 +39,7 @@ __all__ = [
     "RecurrentLayer",
     "Role",
     "S4Block",
+    "StableSSM",
     "TiedDropout",
     "check_lengths",
     "make_norm",

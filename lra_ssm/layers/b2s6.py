@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role
 from lra_ssm.ops import (
+    Form,
+    Parameterization,
     as_complex,
     eigenvalues,
     initialize_A,
@@ -42,9 +44,10 @@ class B2S6(RecurrentLayer):
         delta_min: least softplus(b) at initialization, where it is log-uniform.
         delta_max: greatest.
         bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+        parameterization: f of Re A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
-        ValueError: d_model, num_blocks and d_state do not fit together.
+        ValueError: d_model, num_blocks and d_state do not fit together, or f does not reach an initial Re A.
     """
 
     zero_stays_zero = True  # B(u) u is 0 where u is
@@ -61,6 +64,7 @@ class B2S6(RecurrentLayer):
         delta_min: float = 1e-3,
         delta_max: float = 1e-1,
         bidirectional: bool = False,
+        parameterization: Form = "exp",
     ) -> None:
         super().__init__()
         if num_blocks < 1 or d_model % num_blocks:
@@ -73,7 +77,9 @@ class B2S6(RecurrentLayer):
         self.H, self.P, self.N, self.complex_C = H, P, N, complex_C
         self.state_shape, self.complex_state = (D, N), complex_A
         A, parts = initialize_A(init if complex_A else "real", N), 2 if complex_A else 1
-        self.A_log = nn.Parameter(inverse_eigenvalues(A))
+        self.parameterization = Parameterization.of(parameterization, "continuous")
+        # w of Re A = f(w), a logarithm for exp
+        self.A_log = nn.Parameter(inverse_eigenvalues(A, self.parameterization))
         self.A_imag = nn.Parameter(A.imag.clone()) if complex_A else None
         self.delta_weight = nn.Parameter(torch.empty(H, P).uniform_(-1, 1) * P**-0.5)
         self.delta_bias = nn.Parameter(inverse_softplus(log_uniform_delta(D, delta_min, delta_max)))
@@ -85,7 +91,10 @@ class B2S6(RecurrentLayer):
         one = torch.cat([one, 0 * one], -1) if complex_A else one.squeeze(-1)
         self.B_bias = nn.Parameter(one) if bias else None
         if bidirectional:
-            self.reverse = B2S6(d_model, num_blocks, d_state, bias, complex_A, complex_C, init, delta_min, delta_max)
+            self.reverse = B2S6(
+                d_model, num_blocks, d_state, bias, complex_A, complex_C, init, delta_min, delta_max,
+                parameterization=parameterization,
+            )  # fmt: skip
 
     def scan(
         self,
@@ -105,7 +114,7 @@ class B2S6(RecurrentLayer):
         y, state = selective_scan(
             x.transpose(1, 2),
             **step_sizes(delta.reshape(Bt, L, D).transpose(1, 2), self.delta_bias, valid),
-            A=eigenvalues(self.A_log, self.A_imag),
+            A=eigenvalues(self.A_log, self.A_imag, self.parameterization),
             B=self._project(blocks, self.B_weight, self.complex_state),
             C=self._project(blocks, self.C, self.complex_C),
             D=self.D,

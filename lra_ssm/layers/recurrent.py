@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lra_ssm.layers.masking import mask_padding, real_resets, valid_mask
 from lra_ssm.layers.roles import Role
+from lra_ssm.ops import linear_scan
 
 
 class RecurrentLayer(nn.Module, ABC):
@@ -133,6 +134,27 @@ class RecurrentLayer(nn.Module, ABC):
             f"{type(self).__name__} is bidirectional: it has no state to start from, to return or to step; "
             "build it with bidirectional=False"
         )
+
+
+def linear_recurrence(
+    a: Tensor,
+    b: Tensor,
+    valid: Tensor | None = None,
+    reset: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x_t = a x_{t-1} + b_t for a constant a: a (N,), b (B, L, N) -> (x (B, L, N), last state (B, N)).
+
+    valid, reset and initial_state as in `RecurrentLayer.scan`; x at padding is not meant to be read.
+    """
+    x, last = linear_scan(a, b.transpose(1, 2), initial_state=initial_state, reset=reset, return_last_state=True)
+    x = x.transpose(1, 2)
+    if valid is not None:  # the state after the last real position, which a goes on changing
+        count = valid.sum(1)  # (B, 1)
+        end = x.gather(1, (count - 1).clamp(min=0).unsqueeze(-1).expand(-1, 1, x.shape[-1])).squeeze(1)
+        before = torch.zeros_like(last) if initial_state is None else initial_state.to(last.dtype)
+        last = torch.where(count > 0, end.to(last.dtype), before)
+    return x, last
 
 
 def flip_reset(reset: Tensor | None) -> Tensor | None:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from lra_ssm.layers.recurrent import RecurrentLayer, flip_reset
 from lra_ssm.layers.roles import Role
 from lra_ssm.ops import (
+    Form,
+    Parameterization,
     as_complex,
     bidirectional_convolution,
     causal_convolution,
@@ -42,9 +44,10 @@ class S4D(RecurrentLayer):
         delta_max: greatest.
         bidirectional: as the public S4: a second C for the reversed direction, which starts one position later; A, B
             and Δ are shared.
+        parameterization: f of Re A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
-        ValueError: d_state is odd.
+        ValueError: d_state is odd, or f does not reach an initial Re A.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class S4D(RecurrentLayer):
         delta_min: float = 1e-3,
         delta_max: float = 1e-1,
         bidirectional: bool = False,
+        parameterization: Form = "exp",
     ) -> None:
         super().__init__()
         if d_state % 2:
@@ -66,7 +70,9 @@ class S4D(RecurrentLayer):
         self.state_shape, self.complex_state = (D, N), True
         A = initialize_A(init, N).to(torch.complex64)
         self.log_delta = nn.Parameter(log_uniform_delta(D, delta_min, delta_max).log())
-        self.A_log = nn.Parameter(inverse_eigenvalues(A).repeat(1 if tie_A else D, 1))
+        self.parameterization = Parameterization.of(parameterization, "continuous")
+        # w of Re A = f(w): a logarithm for exp, whence its name
+        self.A_log = nn.Parameter(inverse_eigenvalues(A, self.parameterization).repeat(1 if tie_A else D, 1))
         self.A_imag = nn.Parameter(A.imag.repeat(1 if tie_A else D, 1))
         one = torch.ones(1 if tie_B else D, N, 1)
         self.B = nn.Parameter(torch.cat([one, 0 * one], -1))
@@ -80,7 +86,7 @@ class S4D(RecurrentLayer):
     def _system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """delta (D,), A (D, N), B (D, N), C (K, D, N), the last three complex."""
         D = self.D.shape[0]
-        A = eigenvalues(self.A_log, self.A_imag).expand(D, -1)
+        A = eigenvalues(self.A_log, self.A_imag, self.parameterization).expand(D, -1)
         return self.log_delta.exp(), A, as_complex(self.B).expand(D, -1), as_complex(self.C).expand(-1, D, -1)
 
     def scan(

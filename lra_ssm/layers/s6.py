@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role
 from lra_ssm.ops import (
+    Form,
+    Parameterization,
     eigenvalues,
     initialize_A,
     inverse_eigenvalues,
@@ -38,9 +40,10 @@ class S6(RecurrentLayer):
         delta_min: least softplus(b) at initialization, where it is log-uniform (Mamba's 1e-3).
         delta_max: greatest (Mamba's 1e-1).
         bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.
+        parameterization: f of A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
-        ValueError: a form that is none, or a rank that does not go with it.
+        ValueError: a form that is none, a rank that does not go with it, or f does not reach an initial A.
     """
 
     zero_stays_zero = True  # B(u) u is 0 where u is
@@ -54,6 +57,7 @@ class S6(RecurrentLayer):
         delta_min: float = 1e-3,
         delta_max: float = 1e-1,
         bidirectional: bool = False,
+        parameterization: Form = "exp",
     ) -> None:
         super().__init__()
         if form not in ("mamba", "paper"):
@@ -67,7 +71,9 @@ class S6(RecurrentLayer):
         D, N, R = d_model, d_state, delta_rank or math.ceil(d_model / 16)
         self.low_rank = form == "mamba"
         self.state_shape = (D, N)
-        A_log = inverse_eigenvalues(initialize_A("real", N))  # A = -(1, …, N), S4D-Real
+        self.parameterization = Parameterization.of(parameterization, "continuous")
+        # w of A = f(w), a logarithm for exp; A = -(1, …, N), S4D-Real
+        A_log = inverse_eigenvalues(initialize_A("real", N), self.parameterization)
         if self.low_rank:
             # Mamba's initialization: delta_up uniform ± R^-1/2, the rest as nn.Linear.
             self.A_log = nn.Parameter(A_log.repeat(D, 1))
@@ -81,7 +87,9 @@ class S6(RecurrentLayer):
         self.C = nn.Parameter(_uniform(N, D, bound=D**-0.5))
         self.D = nn.Parameter(torch.ones(D))
         if bidirectional:
-            self.reverse = S6(d_model, d_state, form, delta_rank, delta_min, delta_max)
+            self.reverse = S6(
+                d_model, d_state, form, delta_rank, delta_min, delta_max, parameterization=parameterization
+            )
 
     def scan(
         self,
@@ -99,7 +107,7 @@ class S6(RecurrentLayer):
         y, state = selective_scan(
             x.transpose(1, 2),
             **step_sizes(delta.transpose(1, 2), self.delta_bias, valid),
-            A=eigenvalues(self.A_log),
+            A=eigenvalues(self.A_log, parameterization=self.parameterization),
             B=F.linear(x, self.B).transpose(1, 2),
             C=F.linear(x, self.C).transpose(1, 2),
             D=self.D,

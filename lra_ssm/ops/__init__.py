@@ -13,7 +13,7 @@ from lra_ssm.ops.initialization import (
     s4d_lin,
     s4d_real,
 )
-from lra_ssm.ops.parameterization import as_complex, eigenvalues, inverse_eigenvalues
+from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
@@ -27,6 +27,8 @@ from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
 
 __all__ = [
+    "Form",
+    "Parameterization",
     "as_complex",
     "bidirectional_convolution",
     "bidirectional_convolution_reference",

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lra_ssm.ops.backends import scans_constants_natively
+from lra_ssm.ops.backends.cpu_linear_scan import constant_scan
 from lra_ssm.ops.linear_inputs import check_linear_inputs
 from lra_ssm.ops.reference import linear_scan_reference
 from lra_ssm.ops.selective_scan import selective_scan
@@ -210,16 +212,16 @@ def linear_scan(
         initial_state: (B, D), the state before step 0; zero if not given.
         reset: (B, L) bool; where true the state before that step, initial_state included, is dropped, inf and nan too.
         return_last_state: return (x, x_{L-1} (B, D)) instead of x; gradients flow through both.
-        backend: for a constant a those of `selective_scan`, by whose kernels it runs ("auto" takes a single step
-            without them).  A varying a is scanned by torch operations on any device, in log2(L) rounds: "auto" or
-            "eager".  "reference" is the loop over time.
+        backend: for a constant a those of `selective_scan`; "cpu" has C++ of its own, the others run by their kernels
+            ("auto" takes a single step without them).  A varying a is scanned by torch operations on any device, in
+            log2(L) rounds: "auto" or "eager".  "reference" is the loop over time.
 
     Floating dtypes may be mixed.  x has the promotion of the dtypes of a, b and initial_state, complex if any of them
     is; the arithmetic and the last state have at least single precision, whatever autocast says; each gradient has
     its input's dtype, and for a complex input torch's convention.  First derivatives alone, but for the reference.
 
-    A constant a keeps its precision in float32 however long the memory: see `_by_the_kernels`.  Where |a| > 1, powers
-    of it up to the L-th must be finite.
+    A constant a keeps its precision in float32 however long the memory: C++ has states in double; for the others see
+    `_by_the_kernels`, and where |a| > 1, powers of it up to the L-th must be finite there.
 
     Raises:
         ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
@@ -229,6 +231,10 @@ def linear_scan(
                                      return_last_state=return_last_state)  # fmt: skip
     inputs = check_linear_inputs(a, b, initial_state, reset)
     constant = inputs.a.dim() == 1
+    if constant and scans_constants_natively(backend, b.device):
+        x, last = constant_scan(inputs.a, inputs.b.transpose(1, 2), inputs.initial, reset)
+        x = x.transpose(1, 2).to(inputs.dtype)
+        return (x, last) if return_last_state else x
     if constant and b.shape[-1] == 1 and backend == "auto":  # one step of a long one: no need of tables and kernels
         constant, inputs = False, inputs._replace(a=inputs.a[:, None].expand(b.shape))
     if constant:

@@ -116,7 +116,7 @@ def test_parts_of_s4d_equal_the_references(part):
     assert_equal(s4d.S4DTruth(part, shape, CPU).results(), ours)
 
 
-@pytest.mark.parametrize("layer", ["S4D", "S6", "B2S6"])
+@pytest.mark.parametrize("layer", ["S4D", "StableSSM", "LRU", "S6", "B2S6"])
 def test_layers_run_and_their_truth_is_near(layer):
     arguments = (("bidirectional", True), ("d_state", 4))
     work = LayerWork(layer, arguments, 2, 33, 16, "eager", CPU)

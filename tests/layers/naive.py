@@ -5,6 +5,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 
+def real_part(layer) -> Tensor:
+    """Re A, or A: -exp(w), or what Wang & Li 2024, tables 5 and 7, have for the layer's parameterization."""
+    w, form = layer.A_log, layer.parameterization
+    if form.name == "best":
+        a, b = form.numbers
+        return -1 / (a * w**2 + b)
+    forms = {"exp": lambda: -w.exp(), "softplus": lambda: -torch.log(1 + w.exp()), "relu": lambda: -w.clamp(min=0)}
+    return (forms | {"direct": lambda: w, "clip": lambda: w.clamp(max=-1e-4)})[form.name]()
+
+
 def zoh_factor(delta: Tensor, A: Tensor) -> Tensor:
     """A⁻¹(exp(ΔA) − 1)."""
     return (torch.exp(delta * A) - 1) / A
@@ -13,7 +23,7 @@ def zoh_factor(delta: Tensor, A: Tensor) -> Tensor:
 def s4d(layer, x: Tensor) -> Tensor:
     """Yu & Erichson 2025, eq. 1-2, and D; the reversed direction starts one position later (public S4 code)."""
     D = layer.D.shape[0]
-    A = torch.complex(-layer.A_log.exp(), layer.A_imag).expand(D, -1)
+    A = torch.complex(real_part(layer), layer.A_imag).expand(D, -1)
     B = torch.view_as_complex(layer.B).expand(D, -1)
     delta = layer.log_delta.exp()[:, None]
     A_bar, B_bar = torch.exp(delta * A), zoh_factor(delta, A) * B
@@ -35,7 +45,7 @@ def s4d(layer, x: Tensor) -> Tensor:
 
 def s6(unit, x: Tensor) -> Tensor:
     """One direction of S6: Mamba's form, or Yu & Erichson 2025, eq. 3-4."""
-    A = -unit.A_log.exp()
+    A = real_part(unit)
     state, outputs = torch.zeros(x.shape[0], x.shape[2], A.shape[-1], dtype=x.dtype), []
     for t in range(x.shape[1]):
         u = x[:, t]
@@ -54,7 +64,7 @@ def b2s6(unit, x: Tensor) -> Tensor:
     """One direction of B2S6, block by block: Yu & Erichson 2025, eq. 7-8."""
     H, P, N = unit.H, unit.P, unit.N
     parts = (lambda w: torch.view_as_complex(w.unflatten(-1, (N, 2)))) if unit.complex_state else (lambda w: w)
-    A = -unit.A_log.exp()
+    A = real_part(unit)
     scale = 1
     if unit.complex_state:
         A, scale = torch.complex(A, unit.A_imag), 2
@@ -78,6 +88,55 @@ def b2s6(unit, x: Tensor) -> Tensor:
     return torch.cat(blocks, -1)
 
 
+def lru(unit, x: Tensor) -> Tensor:
+    """One direction of LRU: Orvieto et al. 2023, eq. 1 with λ = exp(-exp(ν) + i exp(θ)), section 3.3 and 3.4 for γ."""
+    if unit.parameterization.name == "exp":
+        eigenvalues = torch.exp(torch.complex(-unit.modulus_weight.exp(), unit.theta_log.exp()))
+    else:  # Wang & Li 2024, "best" of discrete time
+        a, b = unit.parameterization.numbers
+        eigenvalues = (1 - 1 / (a * unit.modulus_weight**2 + b)) * torch.exp(1j * unit.theta_log.exp())
+    B, C = torch.view_as_complex(unit.B), torch.view_as_complex(unit.C)
+    state, outputs = torch.zeros(len(x), len(B), dtype=B.dtype), []
+    for t in range(x.shape[1]):
+        state = eigenvalues * state + unit.gamma_log.exp() * (x[:, t].to(B.dtype) @ B.T)
+        outputs.append((state @ C.T).real + unit.D * x[:, t])
+    return torch.stack(outputs, 1)
+
+
+def stable_ssm(unit, x: Tensor) -> Tensor:
+    """One direction of the real diagonal form: Wang & Li 2024, eq. 1-2, with "best"."""
+    a, b = unit.parameterization.numbers
+    rate, held = -1 / (a * unit.eigenvalue_weight**2 + b), 1
+    if unit.delta is None:
+        rate = 1 + rate
+    else:
+        held, rate = (torch.exp(unit.delta * rate) - 1) / rate, torch.exp(unit.delta * rate)
+    state, outputs = torch.zeros(len(x), len(rate), dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        state = rate * state + held * (x[:, t] @ unit.U.T + unit.b)
+        outputs.append(unit.readout(state) @ unit.C.T)
+    return torch.stack(outputs, 1)
+
+
+def deep_linear(unit, x: Tensor) -> Tensor:
+    """One direction of the stack, layer by layer (eq. 6 of its paper); its parameterization is direct."""
+    for k, (rate, B, C) in enumerate(zip(unit.eigenvalue_weight, unit.B, unit.C, strict=True)):
+        if k and unit.relu:
+            x = x.clamp(min=0)
+        state, outputs = torch.zeros(len(x), *rate.shape, dtype=x.dtype), []
+        for t in range(x.shape[1]):
+            gain = (1 - rate**2).abs() ** 0.5 if unit.normalize else 1
+            state = rate * state + gain * B * x[:, t, :, None]
+            outputs.append((C * state).sum(-1))
+        x = torch.stack(outputs, 1)
+    return x
+
+
+DIRECTIONS = {
+    "S6": s6, "B2S6": b2s6, "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear,
+}  # fmt: skip
+
+
 def selective(direction, layer, x: Tensor) -> Tensor:
     y = direction(layer, x)
     if layer.bidirectional:
@@ -88,7 +147,9 @@ def selective(direction, layer, x: Tensor) -> Tensor:
 def forward(layer, x: Tensor) -> Tensor:
     """The naive output of any of our layers."""
     name = type(layer).__name__
-    return s4d(layer, x) if name == "S4D" else selective({"S6": s6, "B2S6": b2s6}[name], layer, x)
+    if name == "StableSSM":
+        return forward(layer.system, x)
+    return s4d(layer, x) if name == "S4D" else selective(DIRECTIONS[name], layer, x)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

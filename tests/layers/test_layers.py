@@ -1,9 +1,10 @@
-"""S4D, S6 and B2S6 against the papers' equations as loops; padding, steps, states, document boundaries."""
+"""Every layer against its paper's equations as loops; padding, steps, states, document boundaries."""
 
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
+from lra_ssm.layers.recurrent import linear_recurrence
 from tests.layers import naive
 
 D = 6
@@ -18,6 +19,16 @@ LAYERS = {
     "b2s6-no-bias": lambda **k: B2S6(D, num_blocks=2, d_state=4, bias=False, **k),
     "b2s6-real": lambda **k: B2S6(D, num_blocks=2, d_state=3, complex_A=False, **k),
     "b2s6-complex-C": lambda **k: B2S6(D, num_blocks=6, d_state=4, complex_C=True, **k),
+    "s4d-best": lambda **k: S4D(D, d_state=4, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **k),
+    "s6-softplus": lambda **k: S6(D, d_state=4, parameterization="softplus", **k),
+    "stable": lambda **k: StableSSM(D, d_state=4, **k),
+    "stable-real": lambda **k: StableSSM(D, d_state=5, form="real", **k),
+    "stable-real-held": lambda **k: StableSSM(D, d_state=4, form="real", readout="relu", delta=0.1, **k),
+    "lru": lambda **k: LRU(D, d_state=5, **k),
+    "lru-best": lambda **k: LRU(D, d_state=4, r_min=0.3, r_max=0.9, parameterization="best", **k),
+    "deep-linear": lambda **k: DeepLinearSSM(D, n_layers=3, d_state=2, **k),
+    "deep-linear-relu": lambda **k: DeepLinearSSM(D, relu=True, normalize=True, trained="AB", **k),
+    "b2s6-relu": lambda **k: B2S6(D, num_blocks=2, d_state=4, parameterization="relu", **k),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 either_way = pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
@@ -26,7 +37,8 @@ either_way = pytest.mark.parametrize("bidirectional", [False, True], ids=["causa
 def build(name, bidirectional=False):
     torch.manual_seed(0)
     # Larger Δ than at initialization, so that states forget within a test's length.
-    return LAYERS[name](bidirectional=bidirectional, delta_min=0.05, delta_max=0.5).double()
+    steps = {} if name.startswith(("lru", "deep")) else {"delta_min": 0.05, "delta_max": 0.5}
+    return LAYERS[name](bidirectional=bidirectional, **steps).double()
 
 
 def sequences(B=2, L=7):
@@ -128,7 +140,7 @@ def test_a_reset_separates_documents(name, bidirectional):
     assert_same(y[1], torch.cat([layer(x[1:, :7])[0], layer(x[1:, 7:])[0]]))
 
 
-@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6"])
+@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6", "stable", "stable-real", "lru", "deep-linear"])
 def test_long_sequences_equal_the_papers_equations(name):
     layer, x = build(name, bidirectional=True), sequences(B=1, L=1024)
     assert_same(layer(x), naive.forward(layer, x))
@@ -178,7 +190,7 @@ def test_roles_name_parameters(name, bidirectional):
     roles = layer.optim_roles()
     assert set(roles) <= {n for n, _ in layer.named_parameters()}
     assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
-    if bidirectional and name[:3] != "s4d":  # S4D's directions share everything but C
+    if bidirectional and not name.startswith(("s4d", "stable")):  # S4D's directions share everything but C
         assert roles == {
             f"{way}{key}": role for way in ("", "reverse.") for key, role in build(name).optim_roles().items()
         }
@@ -221,6 +233,14 @@ def test_roles_are_the_documented_ones():
         "A_log": "recurrent", "A_imag": "recurrent", "delta_weight": "delta", "delta_bias": "delta",
         "B_bias": "no_decay", "D": "no_decay",
     }  # fmt: skip
+    # minimal-LRU: ν, θ, γ and B at the lower rate without decay, all else decays
+    assert LRU(4).optim_roles() == dict.fromkeys(["modulus_weight", "theta_log", "gamma_log", "B"], "recurrent")
+    assert StableSSM(4).optim_roles() == {f"system.{name}": role for name, role in S4D(4).optim_roles().items()}
+    assert StableSSM(4, form="real", bidirectional=True).optim_roles() == {
+        "system.eigenvalue_weight": "recurrent", "system.b": "no_decay",
+        "system.reverse.eigenvalue_weight": "recurrent", "system.reverse.b": "no_decay",
+    }  # fmt: skip
+    assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
 
 
 @every_layer
@@ -254,6 +274,18 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
         (lambda: B2S6(8, complex_A=False, complex_C=True), "complex_C needs complex_A"),
         (lambda: B2S6(8, init="hippo"), "hippo"),
         (lambda: S4D(8, d_state=5), "d_state 5 is odd"),
+        (lambda: S6(8, parameterization="best"), r"eigenvalue -11 is outside the range of best .*, \[-10, 0\)"),
+        (lambda: S4D(8, parameterization="tanh"), "in continuous time it is one of direct, clip"),
+        (lambda: StableSSM(8, d_state=5), "d_state 5 is odd"),
+        (lambda: StableSSM(8, form="complex"), "form is 'complex'; it must be s4d or real"),
+        (lambda: StableSSM(8, form="real", readout="sine"), "readout is 'sine'; it must be one of identity, tanh"),
+        (lambda: StableSSM(8, form="real", delta=0.0), "delta is 0.0; it must be greater than 0"),
+        (lambda: StableSSM(8, form="real", delta=0.01), r"eigenvalue -50 is outside the range of best .*\[-10, 0\)"),
+        (lambda: LRU(8, r_min=0.9, r_max=0.5), "r_min 0.9, r_max 0.5: the ring needs"),
+        (lambda: LRU(8, max_phase=0.0), "max_phase is 0.0"),
+        (lambda: DeepLinearSSM(8, n_layers=0), "n_layers 0, d_state 1: both must be at least 1"),
+        (lambda: DeepLinearSSM(8, trained="BC"), "trained is 'BC'; it must be A, AB, AC or ABC"),
+        (lambda: DeepLinearSSM(8, lambda_max=1.2, lambda_min=1.1, parameterization="exp"), r"range of exp .*\(0, 1\)"),
         (lambda: S6(8, form="mamba2"), "form is 'mamba2'"),
         (lambda: S6(8, delta_rank=0), "delta_rank is 0"),
         (lambda: S6(8, form="paper", delta_rank=2), "delta_rank belongs to form='mamba'"),
@@ -262,6 +294,23 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
 def test_settings_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+CONTINUOUS = ["exp", "softplus", "best", "relu", "direct", "clip"]
+
+
+@pytest.mark.parametrize("form", CONTINUOUS)
+@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6", "b2s6-real"])
+def test_all_parameterizations_start_from_the_same_system_and_train(name, form):
+    torch.manual_seed(0)
+    layer = LAYERS[name](parameterization=form, bidirectional=True)
+    torch.manual_seed(0)
+    x, exp = sequences(L=20).float(), LAYERS[name](bidirectional=True)
+    torch.testing.assert_close(layer(x), exp(x), rtol=1e-4, atol=1e-5)
+    layer(x).square().sum().backward()
+    assert layer.A_log.grad.abs().sum() > 0
+    reverse = getattr(layer, "reverse", None)
+    assert reverse is None or reverse.parameterization == layer.parameterization
 
 
 def test_initial_values_are_the_documented_ones():
@@ -277,3 +326,53 @@ def test_initial_values_are_the_documented_ones():
     assert b2s6.B_weight.shape == (8, 8, 32) and b2s6.C.shape == (8, 8, 16)
     s4d = S4D(64)
     torch.testing.assert_close(torch.view_as_complex(s4d.C).abs().square().mean(), torch.tensor(1.0), rtol=0.1, atol=0)
+
+
+def test_lru_starts_on_its_ring():
+    torch.manual_seed(0)
+    layer = LRU(32, d_state=4000, r_min=0.4, r_max=0.8, max_phase=1.0)
+    eigenvalues = layer.eigenvalues()
+    modulus, phase = eigenvalues.abs(), eigenvalues.angle()
+    assert 0.4 <= modulus.min() and modulus.max() <= 0.8 and 0 <= phase.min() and phase.max() <= 1.0
+    # equal density over the ring: |λ|² is uniform
+    torch.testing.assert_close(modulus.square().mean(), torch.tensor((0.16 + 0.64) / 2), rtol=0.02, atol=0)
+    torch.testing.assert_close(phase.mean(), torch.tensor(0.5), rtol=0.04, atol=0)
+    torch.testing.assert_close(layer.gamma_log.exp(), (1 - modulus.square()).sqrt())
+    assert (layer.B.square().sum(-1).mean() * 32 - 1).abs() < 0.02 and (layer.C.square().mean() * 4000 - 1).abs() < 0.02
+    for form in ("best", "tanh", "softplus"):
+        torch.manual_seed(0)
+        other = LRU(32, d_state=4000, r_min=0.4, r_max=0.8, max_phase=1.0, parameterization=form)
+        torch.testing.assert_close(other.eigenvalues(), eigenvalues, rtol=1e-5, atol=1e-6)
+
+
+def test_lru_normalization_gives_every_state_the_variance_of_white_noise():
+    torch.manual_seed(0)
+    layer = LRU(16, d_state=8, r_min=0.9, r_max=0.99)
+    x = torch.randn(1, 20000, 16)
+    B = torch.view_as_complex(layer.B) * layer.gamma_log.exp()[:, None]
+    states, _ = linear_recurrence(layer.eigenvalues(), x.to(B.dtype) @ B.T, None, None, None)
+    expected = torch.view_as_complex(layer.B).abs().square().sum(-1)
+    torch.testing.assert_close(states[0, 1000:].abs().square().mean(0), expected, rtol=0.25, atol=0)
+
+
+def test_stable_ssm_is_s4d_with_best_from_minus_a_half():
+    torch.manual_seed(0)
+    layer = StableSSM(8, d_state=8)
+    torch.manual_seed(0)
+    s4d, x = S4D(8, d_state=8, init="lin"), torch.randn(2, 30, 8)
+    torch.testing.assert_close(layer.system.A_log.square(), torch.full((8, 4), 1.9))  # -1/(w² + 0.1) = -1/2
+    torch.testing.assert_close(layer(x), s4d(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["exp", "softplus", "best", "relu", "tanh", "direct", "clip"])
+def test_real_forms_start_from_the_same_timescales(form):
+    layer = StableSSM(4, d_state=3, form="real", parameterization=form).system
+    eigenvalues = layer.parameterization.f(layer.eigenvalue_weight)
+    torch.testing.assert_close(1 / (1 - eigenvalues), torch.tensor([2, 2000**0.5, 1000]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("trained", "fixed"), [("A", "BC"), ("AB", "C"), ("AC", "B"), ("ABC", "")])
+def test_what_a_deep_linear_layer_does_not_train_is_one(trained, fixed):
+    layer = DeepLinearSSM(2, d_state=3, trained=trained)
+    assert {name for name, _ in layer.named_buffers()} == set(fixed)
+    assert all((getattr(layer, name) == 1).all() for name in fixed)

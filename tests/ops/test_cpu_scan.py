@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.ops import prefer_backend, selective_scan
 from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
@@ -172,7 +172,7 @@ def test_s4d_compiles_as_one_graph_without_cpp():
         torch.testing.assert_close(compiled(x), module(x))
 
 
-@pytest.mark.parametrize("layer", [S6, B2S6, S4D])
+@pytest.mark.parametrize("layer", [S6, B2S6, S4D, LRU, StableSSM, DeepLinearSSM])
 @pytest.mark.parametrize("batch", [2, 3])
 def test_compiles_as_one_graph(layer, batch):
     torch.manual_seed(0)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lra_ssm.ops import linear_scan
+from lra_ssm.ops.backends.cpu_linear_scan import constant_scan
+from lra_ssm.ops.backends.native_build import unavailable
 from tests.ops.scan_cases import BACKENDS, assert_close, random_reset, weighted_sum
 
 LENGTHS = [1, 2, 63, 257, 1024]
@@ -208,3 +210,31 @@ def test_on_a_gpu(kind):
         expected = run(wide, "reference", reset=reset)
         actual = run({name: x.cuda() for name, x in inputs.items()}, reset=reset.cuda())
         assert_close({name: x.cpu().to(expected[name].dtype) for name, x in actual.items()}, expected, rtol=rtol)
+
+
+@pytest.mark.parametrize("complex_", [0, 1])
+@pytest.mark.parametrize(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
+def test_every_width_and_number_of_threads(batch, D, threads, complex_):
+    """C++ runs along channels: those that fill no vector, and batch items that are shared among threads."""
+    generator = torch.Generator().manual_seed(0)
+    kind = torch.complex128 if complex_ else torch.float64
+    a = torch.rand(D, dtype=kind, generator=generator) * 0.7
+    shape = (batch, D, 33)
+    inputs = {"a": a, "b": torch.randn(shape, dtype=kind, generator=generator)}
+    inputs["initial_state"] = torch.randn(shape[:2], dtype=kind, generator=generator)
+    reset, before = random_reset(batch, 33), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = run(inputs, reset=reset)
+    finally:
+        torch.set_num_threads(before)
+    assert_close(got, run(inputs, "reference", reset=reset))
+    half = {name: x.to(torch.complex64 if complex_ else torch.float32) for name, x in inputs.items()}
+    assert_close({name: x.to(kind) for name, x in run(half, reset=reset).items()}, got, rtol=2e-6)
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="no C++ compiler")
+def test_the_native_operator_is_a_torch_operator():
+    a, b = torch.rand(3, dtype=torch.complex128), torch.randn(2, 9, 3, dtype=torch.complex128)
+    arguments = (a.requires_grad_(), b.requires_grad_(), b[:, 0].detach().requires_grad_(), random_reset(2, 9))
+    torch.library.opcheck(constant_scan, arguments)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends import cpu_s4d_kernel, cpu_scan, mamba_ssm_scan, triton_scan
+from lra_ssm.ops.backends import cpu_linear_scan, cpu_s4d_kernel, cpu_scan, mamba_ssm_scan, triton_scan
 from lra_ssm.ops.backends.eager import run_eager
 from lra_ssm.ops.backends.eager_s4d_kernel import run_eager_kernel
 from lra_ssm.ops.kernel_inputs import KernelInputs
@@ -82,6 +82,12 @@ def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
     operations = {key: backend.scan for key, backend in BACKENDS.items()}
     return _run(operations, _preferred if name == "auto" else name, inputs.u.device, inputs)
+
+
+def scans_constants_natively(name: str, device: torch.device) -> bool:
+    """Whether this backend's linear scan with a constant factor is C++'s own."""
+    wanted = _preferred if name == "auto" else name
+    return wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_refusal(device) is None
 
 
 def run_kernel(name: str, inputs: KernelInputs) -> Tensor:

@@ -1,0 +1,170 @@
+"""K linear layers, the one layer that equals them, its eigenbasis, and back: to 1e-10 in float64."""
+
+import pytest
+import torch
+
+from lra_ssm.layers import DeepLinearSSM
+from lra_ssm.ops.deep_linear import diagonal, eigenvectors, from_diagonal, from_one_layer, one_layer
+
+SIZES = pytest.mark.parametrize(("K", "N"), [(1, 1), (1, 3), (2, 1), (4, 1), (3, 2), (6, 4), (12, 1)])
+
+
+def stack(K, N, seed=0, leading=()):
+    """Distinct eigenvalues of both signs, and any B and C."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(K * N, generator=generator)
+    rates = torch.linspace(-0.6, 0.97, K * N, dtype=torch.float64)[order].reshape(K, N).expand(*leading, K, N)
+    B, C = torch.randn(2, *leading, K, N, dtype=torch.float64, generator=generator)
+    return rates, B, C
+
+
+def inputs(T=400):
+    return torch.randn(T, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def run_stack(rates, B, C, u):
+    """Eq. 6, one layer after the other: (y (T,), states (T, K, N))."""
+    every = []
+    for rate, b, c in zip(rates, B, C, strict=True):
+        state, states = torch.zeros_like(rate), []
+        for value in u:
+            state = rate * state + b * value
+            states.append(state)
+        every.append(torch.stack(states))
+        u = every[-1] @ c
+    return u, torch.stack(every, 1)
+
+
+def run_one(A, B, C, u):
+    state, states = torch.zeros_like(B), []
+    for value in u:
+        state = (A @ state if A.dim() == 2 else A * state) + B * value
+        states.append(state)
+    return torch.stack(states) @ C, torch.stack(states)
+
+
+def assert_equal(a, b):
+    error, size = (a - b).abs().max().item(), b.abs().max().item()
+    assert error <= 1e-10 * max(1.0, size)
+
+
+@SIZES
+def test_one_layer_has_the_outputs_and_states_of_the_stack(K, N):
+    layers, u = stack(K, N), inputs()
+    y, states = run_stack(*layers, u)
+    got, own = run_one(*one_layer(*layers), u)
+    assert_equal(got, y)
+    assert_equal(own, states.flatten(1))
+
+
+def test_one_layer_is_equation_8_where_b_and_c_are_1():
+    rates = torch.tensor([0.9, 0.4, 0.7], dtype=torch.float64)[:, None]
+    A, B, C = one_layer(rates, torch.ones_like(rates), torch.ones_like(rates))
+    assert A.tolist() == [[0.9, 0.0, 0.0], [0.9, 0.4, 0.0], [0.9, 0.4, 0.7]]
+    assert B.tolist() == [1.0, 1.0, 1.0] and C.tolist() == [0.0, 0.0, 1.0]
+
+
+@SIZES
+def test_the_eigenbasis(K, N):
+    layers = stack(K, N)
+    A, B, C = one_layer(*layers)
+    P, rates = eigenvectors(*layers), layers[0].flatten()
+    scale = P.abs().amax(0)  # 12 layers of one state: entries up to 1e8
+    assert ((A @ P - P * rates).abs() <= 1e-10 * scale).all()
+    torch.testing.assert_close(C @ P, torch.ones_like(rates))
+
+
+@pytest.mark.parametrize(("K", "N"), [(1, 3), (2, 1), (4, 1), (3, 2)])
+def test_the_diagonal_layer_has_the_outputs_of_the_stack(K, N):
+    layers, u = stack(K, N), inputs()
+    system = diagonal(*layers)
+    assert system.A.tolist() == layers[0].flatten().tolist()
+    assert_equal(run_one(*system, u)[0], run_stack(*layers, u)[0])
+
+
+def test_p_and_its_inverse_are_equations_10_and_11_with_their_signs_put_right():
+    a, b, c, d = values = torch.tensor([0.9, 0.5, -0.3, 0.7], dtype=torch.float64)
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    P = torch.tensor(
+        [
+            [(a - b) * (a - c) * (a - d) / a**3, 0, 0, 0],
+            [(a - c) * (a - d) / a**2, (b - c) * (b - d) / b**2, 0, 0],
+            [(a - d) / a, (b - d) / b, (c - d) / c, 0],
+            [1, 1, 1, 1],
+        ],
+        dtype=torch.float64,
+    )
+    assert_equal(eigenvectors(values[:, None], ones, ones), P)
+    inverse = torch.linalg.inv(P)
+    assert_equal(inverse[0, 0], a**3 / ((a - b) * (a - c) * (a - d)))
+    assert_equal(inverse[1, 1], b**2 / ((b - c) * (b - d)))  # printed with a minus
+    assert_equal(inverse[1, 0], -a * b**2 / ((a - b) * (b - c) * (b - d)))
+
+
+@SIZES
+def test_back_from_one_layer(K, N):
+    layers, u = stack(K, N), inputs()
+    again = from_one_layer(*one_layer(*layers), n_layers=K)
+    assert torch.equal(again.eigenvalues, layers[0])
+    for a, b in zip(one_layer(*again), one_layer(*layers), strict=True):
+        assert_equal(a, b)
+    assert_equal(run_stack(*again, u)[0], run_stack(*layers, u)[0])
+
+
+def test_back_from_the_diagonal_layer():
+    layers, u = stack(4, 1), inputs()
+    again = from_diagonal(*diagonal(*layers))
+    assert_equal(again.eigenvalues, layers[0])
+    assert_equal(run_stack(*again, u)[0], run_stack(*layers, u)[0])
+
+
+def test_every_channel_at_once():
+    layers = stack(3, 2, leading=(5,))
+    for got, alone in ((one_layer, one_layer), (diagonal, diagonal)):
+        for i in range(5):
+            for a, b in zip(got(*layers), alone(*(x[i] for x in layers)), strict=True):
+                assert_equal(a[i], b)
+    again = from_one_layer(*one_layer(*layers), n_layers=3)
+    for a, b in zip(one_layer(*again), one_layer(*layers), strict=True):
+        assert_equal(a, b)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_layer_equals_its_one_layer(normalize):
+    torch.manual_seed(0)
+    layer = DeepLinearSSM(3, n_layers=4, d_state=2, normalize=normalize).double()
+    x = torch.randn(1, 200, 3, dtype=torch.float64)
+    y, system, modes = layer(x)[0], layer.one_layer(), layer.diagonal()
+    for channel in range(3):
+        assert_equal(run_one(*(part[channel] for part in system), x[0, :, channel])[0], y[:, channel])
+        # eigenvalues drawn at random lie close to each other: P is ill-conditioned
+        close = run_one(*(part[channel] for part in modes), x[0, :, channel])[0]
+        torch.testing.assert_close(close, y[:, channel], rtol=1e-6, atol=1e-6)
+
+
+def test_normalization_is_the_one_of_figure_2():
+    """Ten layers with λ = 0.9: the response to an impulse is greatest late, and smaller where it is normalized."""
+    layers = [DeepLinearSSM(1, n_layers=10, trained="A", normalize=on, lambda_min=0.9, lambda_max=0.9) for on in (0, 1)]
+    impulse = torch.zeros(1, 300, 1)
+    impulse[0, 0] = 1
+    plain, normalized = (layer(impulse)[0, :, 0] for layer in layers)
+    torch.testing.assert_close(normalized, plain * 0.19**5, rtol=1e-4, atol=1e-6)
+    assert plain.argmax() == normalized.argmax()
+    assert 75 < plain.argmax() < 90  # of (t + 9 choose 9) 0.9^t
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r, B, C: eigenvectors(torch.full_like(r, 0.5), B, C), "two layers share an eigenvalue"),
+        (lambda r, B, C: eigenvectors(r, B, torch.zeros_like(C)), "never reaches the output"),
+        (lambda r, B, C: eigenvectors(r * torch.tensor([[0.0], [1], [1]]), B, C), "never reaches the output"),
+        (lambda r, B, C: from_one_layer(*one_layer(r, B, C), n_layers=4), "3 states are not 4 layers"),
+        (lambda r, B, C: from_one_layer(torch.eye(3).double() + 1, B[:, 0], C[:, 0], 3), "is no stack of 3 layers"),
+        (lambda r, B, C: from_diagonal(r[:, 0], B[:, 0], C[:, 0]), "the layer has zeros"),
+        (lambda r, B, C: DeepLinearSSM(2, relu=True).one_layer(), "no linear layer is equal"),
+    ],
+)
+def test_what_has_no_equivalent_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*stack(3, 1))
