@@ -166,9 +166,10 @@ class Progress(ProgressBar):
     # -- validation, within a fit too; test, prediction ------------------------------------------------------------
 
     def _draw_batches(self, trainer: Trainer, done: int, totals: Any, index: int) -> None:
-        if not self._due() or trainer.sanity_checking:
-            return
         total = totals[index] if isinstance(totals, list) else totals
+        whole = self._bar is not None and done == total  # no bar stays short of its end
+        if trainer.sanity_checking or not (self._due() or whole):
+            return
         of = f"{done:,}/{int(total):,}" if total < math.inf else f"{done:,}"
         if trainer.state.fn != "fit":
             more = [f"of loader {index}"] if isinstance(totals, list) and len(totals) > 1 else []
