@@ -39,6 +39,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")
+    warnings.filterwarnings("ignore", message=".*overridden `on_before_batch_transfer` in `LightningModule`.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
 

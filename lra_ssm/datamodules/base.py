@@ -161,11 +161,11 @@ class PreparedDataModule(LightningDataModule, ABC):
         Raises:
             InputError: not prepared, or damaged; no such stage.
         """
-        if stage is not None and stage not in STAGES:
-            raise InputError(f"{type(self).__name__}.setup: unknown stage {stage!r}; {hint(stage, STAGES)}")
+        stages = {**STAGES, "predict": (self.predict_split,)}
+        if stage is not None and stage not in stages:
+            raise InputError(f"{type(self).__name__}.setup: unknown stage {stage!r}; {hint(stage, stages)}")
         prepared = self._open()
-        names = [self.predict_split] if stage == "predict" else STAGES[stage] if stage else ("train", "val", "test")
-        for name in names:
+        for name in stages[stage] if stage is not None else ("train", "val", "test"):
             if name not in self._datasets:
                 split = prepared.split(name)
                 check_intact(split)
