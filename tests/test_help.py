@@ -1,10 +1,12 @@
 """`--help` of the run commands: ours first, and short; our classes have short names."""
 
+import subprocess
+
 import pytest
 import yaml
 
 from lra_ssm.cli.help import CHOICES
-from tests.runner import FIT, succeed
+from tests.runner import FIT, fail, succeed
 
 WIDE = {"COLUMNS": "100"}
 
@@ -48,3 +50,27 @@ def test_short_names_serve_as_values_on_the_command_line_and_in_files(tmp_path):
     assert printed["data"]["class_path"] == "lra_ssm.datamodules.MNIST"
     assert network["pooling"]["class_path"] == "lra_ssm.models.LastPooling"
     assert network["layer"]["init_args"]["d_state"] == 16
+
+
+def test_completion_knows_commands_options_and_our_classes(tmp_path):
+    """The script itself, in a shell: what is offered behind each beginning of a line."""
+    pytest.importorskip("shtab")
+    (tmp_path / "script").write_text(succeed(["--print_completion", "bash"], tmp_path).out)
+    ask = """source ./script; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1))
+    $(complete -p $1 | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo "${COMPREPLY[@]}" """
+
+    def offered(*words):
+        done = subprocess.run(["bash", "-c", ask, "bash", *words], cwd=tmp_path, capture_output=True, text=True)
+        return done.stdout.split()
+
+    assert offered("lightning", "f") == ["fit"] and "doctor" in offered("lra-ssm", "")
+    assert offered("lightning", "fit", "--data.lim") == ["--data.limit"]
+    assert "--trainer.max_epochs" in offered("lra-ssm", "test", "--trainer.max")
+    assert offered("lightning", "fit", "--model.network.layer", "") == [c.__name__ for c in CHOICES["--model.network.layer"]]
+    assert offered("lightning", "prepare", "pathf") == ["pathfinder"]
+    assert offered("lightning", "prepare", "text", "--lim") == ["--limit"]
+
+
+def test_completion_needs_a_shell_that_is_known(tmp_path):
+    pytest.importorskip("shtab")
+    assert "--print_completion 'fish': there are bash, zsh, tcsh" in fail(["--print_completion", "fish"], tmp_path)
