@@ -44,6 +44,18 @@ BAD = {
         ["--model.network.block.layer=lra_ssm.layers.S6"],
         "model.network.block: lra_ssm.layers.S4Block takes no key 'layer'; it takes norm, prenorm, dropout",
     ),
+    "a parameterization that is none": (
+        ["--model.network.layer=S4D", "--model.network.layer.parameterization=expp"],
+        "model.network.layer.parameterization: expected one of value of ['exp', 'softplus', 'best', 'relu',",
+    ),
+    "one of discrete time alone": (
+        ["--model.network.layer=S4D", "--model.network.layer.parameterization=tanh"],
+        "parameterization: 'tanh'; in continuous time it is one of direct, clip, relu, exp, softplus, best",
+    ),
+    "eigenvalues that it does not reach": (
+        ["--model.network.layer=S6", "--model.network.layer.parameterization={name: best, b: 0.5}"],
+        "parameterization: eigenvalue -3 is outside the range of best (continuous, a = 1, b = 0.5), [-2, 0)",
+    ),
     "a layer as block": (["--model.network.block=lra_ssm.layers.B2S6"], "is no block: it must be a class or function"),
     "a head of another network": (
         ["--model.network.head=lra_ssm.models.NLIHead"],

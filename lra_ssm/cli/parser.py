@@ -109,7 +109,9 @@ def one_line(message: str, options: list[str]) -> str:
     ):
         if found := re.search(pattern, message, re.DOTALL if "config" in pattern else 0):
             return at + _plain(found[0])
-    if found := re.search(r"Subtypes: \[(.+?)\]\n.*Given value: (.+)", message, re.DOTALL):
+    # the innermost union of types: the one that no other stands in
+    innermost = r"Subtypes: \[([^\n]+)\]\n(?:(?!Subtypes: ).)*?Given value: (.+?)(?:\. Got value: |\n|$)"
+    if found := re.search(innermost, message, re.DOTALL):
         return f"{at}expected one of {_plain(found[1])}; got {squeeze(found[2])}"
     return squeeze(message)
 

@@ -200,7 +200,7 @@ class Parameterization:
         reached &= (wide < high) | (closed[1] & (wide == high))
         if not reached.all():
             got = wide[~reached].flatten()[0].item()
-            raise ValueError(f"eigenvalue {got:g} is outside the range of {self}, {self.range_text}")
+            raise ValueError(f"parameterization: eigenvalue {got:g} is outside the range of {self}, {self.range_text}")
         return self.row.inverse(eigenvalues, *self.numbers)
 
     def gradient_bound(self, w: Tensor) -> Tensor:

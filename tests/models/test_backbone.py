@@ -4,7 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import B2S6, S4D, S6, BlockSpec, LayerSpec, MambaBlock, RMSNorm, S4Block
+from lra_ssm.layers import (
+    B2S6,
+    LRU,
+    S4D,
+    S6,
+    BlockSpec,
+    DeepLinearSSM,
+    LayerSpec,
+    MambaBlock,
+    RMSNorm,
+    S4Block,
+    StableSSM,
+)
 from lra_ssm.models import Backbone
 from tests.helpers import Smooth
 
@@ -13,7 +25,14 @@ BLOCKS = {
     "s4-post": BlockSpec(S4Block, norm="rms"),
     "mamba": BlockSpec(MambaBlock, expand=1.5),
 }
-LAYERS = {"s4d": LayerSpec(S4D, d_state=4), "s6": LayerSpec(S6, d_state=3), "b2s6": LayerSpec(B2S6, num_blocks=2)}
+LAYERS = {
+    "s4d": LayerSpec(S4D, d_state=4),
+    "s6": LayerSpec(S6, d_state=3),
+    "b2s6": LayerSpec(B2S6, num_blocks=2),
+    "stable_ssm": LayerSpec(StableSSM, d_state=3, form="real", parameterization={"name": "best", "b": 0.6}),
+    "lru": LayerSpec(LRU, d_state=3),
+    "deep_linear": LayerSpec(DeepLinearSSM, n_layers=2),
+}
 every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
 every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 
