@@ -189,3 +189,44 @@ def trained(task: Any, data: SyntheticDataModule, max_epochs: int) -> dict[str, 
     trainer.fit(task, data)
     (found,) = trainer.test(task, data, verbose=False)
     return found
+
+
+BLOCK = BlockSpec(S4Block, norm="layer", prenorm=True)
+OPTIMIZER = OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0.0, warmup_steps=0.1)
+
+
+def test_a_small_model_learns_recall() -> None:
+    seed_everything(0)
+    data = datamodules.AssociativeRecall(
+        length=6, vocab_size=6, num_train=4_800, num_val=64, num_test=500, resample=True, batch_size=64
+    )
+    network = NetworkSpec(
+        Classifier, layer=LayerSpec(S6, d_state=8), num_classes=6, vocab_size=6, d_model=32, n_layers=2, block=BLOCK,
+        pooling=LastPooling,
+    )  # fmt: skip
+    settings = OptimizerSettings(lr=0.005, recurrent_lr=0.005, weight_decay=0.0, warmup_steps=20)
+    assert (
+        trained(Classification(network, settings), data, 3)["test/accuracy"] > 0.95
+    )  # of two values: guessing has 0.5
+
+
+# Settings, the outputs' pooling, and the relative error that it must come below; a constant guess has at least 0.5.
+LEARNT: dict[str, tuple[dict[str, Any], Any, float]] = {
+    "NoisyCosines": ({}, LastPooling, 0.2),
+    "LinearFunctional": ({}, None, 0.15),
+    "TeacherStudent": ({"length": 128}, None, 0.25),
+    "CorrelatedNoise": ({"length": 128}, None, 0.3),  # the best possible is 0.312 in squares, 0.25 in this
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNT)
+def test_a_small_s4d_learns_the_regression(name: str) -> None:
+    settings, pooling, most = LEARNT[name]
+    seed_everything(0)
+    data = getattr(datamodules, name)(**settings, num_train=3_200, num_val=32, num_test=500, batch_size=32)
+    network = NetworkSpec(
+        Regressor, layer=LayerSpec(S4D, d_state=16), num_outputs=data.num_outputs, d_input=1, d_model=32, n_layers=1,
+        block=BLOCK, pooling=pooling,
+    )  # fmt: skip
+    assert trained(Regression(network, OPTIMIZER), data, 4)["test/relative_error"] < most

@@ -65,8 +65,8 @@ def test_padding_is_not_scored():
 
 def test_training_finds_the_factor():
     inputs = torch.randn(64, 5, 2, generator=torch.Generator().manual_seed(0))
-    task = Regression(Scale, OptimizerSettings(lr=0.2, weight_decay=0.0, warmup_steps=0))
-    trainer(max_epochs=60).fit(task, DataLoader([(inputs, -0.5 * inputs)], batch_size=None))
+    task = Regression(Scale, OptimizerSettings(lr=0.3, weight_decay=0.0, warmup_steps=0))
+    trainer(max_epochs=100).fit(task, DataLoader([(inputs, -0.5 * inputs)], batch_size=None))
     assert task.network.factor.item() == pytest.approx(-0.5, abs=0.02)
 
 
