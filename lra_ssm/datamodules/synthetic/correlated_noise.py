@@ -1,7 +1,8 @@
 """Correlated noise as a LightningDataModule: Gaussian noise with autocorrelation ρ^|Δ|, its future to be predicted.
 
-Source of the noise: "Memory in deep linear SSMs" (anonymous, ICLR 2025 submission), proposition 1 and figure 1:
-R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper feeds it to given systems; to predict it is our task, one whose best loss is known.
+Source of the noise: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025
+submission), proposition 1 and figure 1: R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper feeds it to given systems; to predict it is
+our task, one whose best loss is known.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Teacher and student as a LightningDataModule: noise and what a given diagonal linear system makes of it.
 
-Source: "Memory in deep linear SSMs" (anonymous, ICLR 2025 submission), section 4: white noise N(0, 1), squared error,
-teachers whose B and C are 1. Sequence length and the number of examples are not given there.
+Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
+section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. Sequence length and the number of examples
+are not given there.
 """
 
 from collections.abc import Sequence
