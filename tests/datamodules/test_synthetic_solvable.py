@@ -33,9 +33,12 @@ def scores(task: Any, data: SyntheticDataModule) -> dict[str, float]:
 # -- associative recall ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("length", "vocab_size"), [(20, 10), (2, 4), (200, 30)])
-def test_looking_the_key_up_solves_recall(length: int, vocab_size: int) -> None:
-    tokens, labels = examples(datamodules.AssociativeRecall(length=length, vocab_size=vocab_size), 400)
+RECALL = [(20, 10, 400), (2, 4, 50), (200, 30, 400), (131_072, 30, 4)]
+
+
+@pytest.mark.parametrize(("length", "vocab_size", "count"), RECALL)
+def test_looking_the_key_up_solves_recall(length: int, vocab_size: int, count: int) -> None:
+    tokens, labels = examples(datamodules.AssociativeRecall(length=length, vocab_size=vocab_size), count)
     keys, values, last = tokens[:, :-2:2], tokens[:, 1:-2:2], tokens[:, -1]
     at = (keys == last[:, None]).argmax(1)
     rows = np.arange(len(tokens))
