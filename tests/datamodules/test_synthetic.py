@@ -178,7 +178,7 @@ def test_a_regression_is_fitted_resumed_scored_and_predicted(tmp_path: Path) -> 
     result = json.loads((runs[0] / "test.json").read_text())
     assert result["data"]["source"]["eigenvalues"] == [[0.9, 0.99]] and result["data"]["examples"]["test"] == 4
     succeed(["predict", *command, *kill], tmp_path)
-    lines = (runs[0] / "predictions.csv").read_text().splitlines()
+    lines = (runs[0] / "predictions-val.csv").read_text().splitlines()
     assert lines[0] == "example,position,y0" and len(lines) == 1 + 5 * 6 and lines[-1].startswith("4,5,")
     record = json.loads((runs[0] / "run.json").read_text())
     assert record["status"] == "finished" and record["data"]["source"]["kind"] == "generated"
@@ -193,7 +193,8 @@ def test_task_network_and_data_that_do_not_fit_are_one_line(tmp_path: Path) -> N
     line = fail(["fit", "--data=LinearFunctional", *CLASSIFICATION, *classes, *SHORT], tmp_path)
     assert "model.network takes num_classes, but LinearFunctional has real targets: the task Regression" in line
     line = fail(["fit", "--data=LinearFunctional", *REGRESSION, "--data.length=6", *SHORT], tmp_path)
-    assert "outputs are (4, 1), the targets (4, 6, 1)" in line and "pooling null" in line
+    assert "returned (3, 1) for inputs (3, 6, 1): the targets are (3, 6, 1); a Regressor" in line and "null" in line
+    assert not (tmp_path / "runs").exists()
 
 
 def test_there_is_nothing_to_prepare(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_training_finds_the_factor():
 
 def test_what_is_no_regression_is_one_line():
     ((inputs, _, labels),) = batches((3,))
-    with pytest.raises(InputError, match=r"outputs are \(3, 5, 2\), the targets \(3, 2\): .*pooling null"):
+    with pytest.raises(InputError, match=r"Scale returned \(3, 5, 2\) .*the targets are \(3, 2\); .*pooling null"):
         scored(Scale, [(inputs, labels[:, 0])])
     with pytest.raises(InputError, match="the task for them is Classification"):
         scored(Scale, [(inputs, torch.zeros(3, dtype=torch.long))])
