@@ -155,7 +155,8 @@ def fit_callbacks(seed: int) -> list[Callback]:
 
 
 class WritePredictions(BasePredictionWriter):
-    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities.
+    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities; of a task
+    whose `predicts_classes` is false with its values, one row per position where it has some at each.
 
     A batch is (inputs, labels) or (inputs, lengths, labels), labels (B,) integers; of other batches there is no label.
     """
@@ -181,10 +182,13 @@ class WritePredictions(BasePredictionWriter):
     ) -> None:
         if trainer.world_size > 1:
             raise InputError("predict writes what one device saw: run it with --trainer.devices=1")
-        if not all(isinstance(p, Tensor) and p.dim() == 2 for p in predictions):
-            raise InputError(
-                "predictions.csv takes what predict_step returns as a tensor (batch, classes), nothing else"
-            )
+        classes = getattr(pl_module, "predicts_classes", True)
+        shapes = "(batch, classes)" if classes else "(batch, outputs) or (batch, length, outputs)"
+        if not all(isinstance(p, Tensor) and (p.dim() == 2 or (p.dim() == 3 and not classes)) for p in predictions):
+            raise InputError(f"predictions.csv takes what predict_step returns as a tensor {shapes}, nothing else")
+        if not classes:
+            self._write_values([p.float().cpu() for p in predictions])
+            return
         rows = torch.cat(list(predictions)).float().cpu()
         predicted = rows.argmax(1)
         known = [labels for labels in self._labels if labels is not None]
@@ -198,6 +202,20 @@ class WritePredictions(BasePredictionWriter):
                 writer.writerow([i, *label, int(predicted[i]), *(f"{p:.6g}" for p in row.tolist())])
         right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
         print(f"{len(rows)} predictions{right} in {self.path}")
+
+    def _write_values(self, batches: list[Tensor]) -> None:
+        """Batches (B, K) or (B, L, K)."""
+        examples = [example for batch in batches for example in batch]
+        by_position = examples[0].dim() == 2
+        with replacing(self.path, newline="") as file:
+            writer = csv.writer(file)
+            columns = ["example", *(["position"] if by_position else [])]
+            writer.writerow([*columns, *(f"y{i}" for i in range(examples[0].shape[-1]))])
+            for number, example in enumerate(examples):
+                for position, row in enumerate(example if by_position else example[None]):
+                    place = [number, position] if by_position else [number]
+                    writer.writerow([*place, *(f"{value:.6g}" for value in row.tolist())])
+        print(f"predictions of {len(examples)} examples in {self.path}")
 
 
 class CSVRunLogger(Logger):

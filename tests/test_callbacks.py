@@ -166,6 +166,24 @@ def test_predictions_have_a_row_each(labels, tmp_path, capsys):
         )
 
 
+def test_predicted_values_have_a_column_each_and_no_class(tmp_path):
+    class Values(Line):
+        predicts_classes = False
+
+        def predict_step(self, batch, batch_idx):
+            return self.linear(batch[0])
+
+    path = tmp_path / "predictions.csv"
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
+        enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.predict(Values(), loader(5))
+    header, *rows = path.read_text().splitlines()
+    assert header.split(",")[:2] == ["example", "y0"] and "prediction" not in header
+    assert [row.split(",")[0] for row in rows] == ["0", "1", "2", "3", "4"]
+
+
 def test_the_log_grows_by_columns_and_forgets_what_will_be_made_again(tmp_path):
     path = tmp_path / "exp" / "run" / "metrics.csv"
     path.parent.mkdir(parents=True)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.runner import succeed
-from tests.small_data import GENERATED
+from tests.small_data import COUNTS, GENERATED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -42,7 +42,8 @@ def test_commands_run(line, tmp_path):
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
     if arguments[0] == "fit" and "quickstart" not in line:  # full size
-        arguments += [*GENERATED, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
+        small = COUNTS if "synthetic" in line else GENERATED
+        arguments += [*small, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
     elif arguments[0] == "bench":
         arguments += ["--quick"]
     elif arguments[0] != "prepare":

@@ -14,8 +14,8 @@ from lra_ssm import datamodules, layers, models, tasks
 # Option -> classes of ours that it takes, by their short names. Importing them here is what makes the names known.
 CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
-    "--model": (tasks.Classification,),
-    "--model.network": (models.Classifier, models.DualEncoder),
+    "--model": (tasks.Classification, tasks.Regression),
+    "--model.network": (models.Classifier, models.DualEncoder, models.Regressor),
     "--model.network.layer": (
         layers.S4D,
         layers.S6,
@@ -28,7 +28,8 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead),
 }
-_NAMES = max(len(option) for option in CHOICES)
+_OPTIONS = max(len(option) for option in CHOICES)
+_NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)
 
 # Beginnings of jsonargparse's titles, which are docstrings, and ours; in this order.
 _TITLES = {
@@ -51,7 +52,7 @@ def description(what: str) -> str:
             file_of_its_own = option in ("--data", "--model.network.layer")
             text = _sentence(inspect.getdoc(inspect.getmodule(cls) if file_of_its_own else cls) or "")
             text = text.replace(" as a LightningDataModule", "").removeprefix(f"{cls.__name__}, ")
-            shown = f"  {option if i == 0 else '':<{_NAMES}}  {cls.__name__:<14}  "
+            shown = f"  {option if i == 0 else '':<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
             lines.append(textwrap.fill(text, 100, initial_indent=shown, subsequent_indent=" " * len(shown)))
     lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
     return "\n".join(lines)

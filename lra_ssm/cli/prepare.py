@@ -28,6 +28,15 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "scifar": ("lra_ssm.datamodules.SCIFAR", {}),
     "mnist": ("lra_ssm.datamodules.MNIST", {}),
 }
+# Made as they are read: there is nothing to prepare.
+SYNTHETIC = {
+    "associative_recall": "AssociativeRecall",
+    "correlated_noise": "CorrelatedNoise",
+    "first_token": "FirstToken",
+    "linear_functional": "LinearFunctional",
+    "noisy_cosines": "NoisyCosines",
+    "teacher_student": "TeacherStudent",
+}
 # What decides how batches are made, not what is prepared.
 LOADING = {"batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches"}
 
@@ -39,6 +48,9 @@ files you have. Atomic and locked: any number of processes may start it, at any 
 again; a download is resumed.
 
 datasets: {", ".join(DATASETS)}
+
+The synthetic tasks ({", ".join(list(SYNTHETIC)[:3])},
+{", ".join(list(SYNTHETIC)[3:])}) need no preparation: a fit makes their examples as it goes.
 
 options of every dataset:
   --root FOLDER     data root
@@ -70,8 +82,11 @@ def main(command: str, arguments: list[str]) -> int:
         show_prepared(resolve_root(_root(arguments)))
         return 0
     name, *rest = arguments
+    if name in SYNTHETIC:
+        print(f"{name}: nothing to prepare; a fit with --data={SYNTHETIC[name]} makes its examples as it goes")
+        return 0
     if name not in DATASETS:
-        raise InputError(f"unknown dataset {name!r}; {hint(name, DATASETS)}")
+        raise InputError(f"unknown dataset {name!r}; {hint(name, [*DATASETS, *SYNTHETIC])}")
     class_path, defaults = DATASETS[name]
     module, _, cls = class_path.rpartition(".")
     datamodule_class = getattr(import_module(module), cls)

@@ -1,5 +1,5 @@
-"""Datasets: a folder for each (module, reader, builder, generator), beside what they share: fetch, images, storage,
-loading and base.
+"""Datasets: a folder for each (module, reader, builder, generator), one for the synthetic tasks, beside what they
+share: fetch, images, storage, loading and base.
 
 The data modules are imported on first use, so that readers, generators and `prepare` run without torch.
 """
@@ -14,18 +14,44 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.mnist.module import MNIST
     from lra_ssm.datamodules.pathfinder.module import Pathfinder
     from lra_ssm.datamodules.retrieval.module import Retrieval
+    from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall
+    from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise
+    from lra_ssm.datamodules.synthetic.first_token import FirstToken
+    from lra_ssm.datamodules.synthetic.linear_functional import LinearFunctional
+    from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines
+    from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent
     from lra_ssm.datamodules.text.module import Text
 
 _MODULES = {
-    "MNIST": "mnist.module",
-    "SCIFAR": "cifar10.scifar",
+    "AssociativeRecall": "synthetic.associative_recall",
+    "CorrelatedNoise": "synthetic.correlated_noise",
+    "FirstToken": "synthetic.first_token",
     "Image": "cifar10.image",
+    "LinearFunctional": "synthetic.linear_functional",
     "ListOps": "listops.module",
+    "MNIST": "mnist.module",
+    "NoisyCosines": "synthetic.noisy_cosines",
     "Pathfinder": "pathfinder.module",
     "Retrieval": "retrieval.module",
+    "SCIFAR": "cifar10.scifar",
+    "TeacherStudent": "synthetic.teacher_student",
     "Text": "text.module",
 }
-__all__ = ["MNIST", "SCIFAR", "Image", "ListOps", "Pathfinder", "Retrieval", "Text"]
+__all__ = [
+    "MNIST",
+    "SCIFAR",
+    "AssociativeRecall",
+    "CorrelatedNoise",
+    "FirstToken",
+    "Image",
+    "LinearFunctional",
+    "ListOps",
+    "NoisyCosines",
+    "Pathfinder",
+    "Retrieval",
+    "TeacherStudent",
+    "Text",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from lra_ssm.models.dual_encoder import DualEncoder
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, NLIHead
 from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
 from lra_ssm.models.pooling import LastPooling, MaxPooling, MeanPooling
+from lra_ssm.models.regressor import Regressor
 
 __all__ = [
     "Backbone",
@@ -23,4 +24,5 @@ __all__ = [
     "NetworkSpec",
     "NumberClassifier",
     "NumberDualEncoder",
+    "Regressor",
 ]

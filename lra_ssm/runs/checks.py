@@ -109,6 +109,13 @@ def check_shapes(task: Any, state: dict[str, Any], path: Path) -> None:
         raise InputError(f"checkpoint {path} is of another shape: {wrong[0]}{more}")
 
 
+# What data says it has, what a network for the other kind takes, and what to take instead.
+_KINDS = (
+    ("num_outputs", "num_classes", "real targets: the task Regression and the network Regressor take them"),
+    ("num_classes", "num_outputs", "classes: the task Classification and the network Classifier take them"),
+)
+
+
 def check_data(task: Any, data: Any) -> None:
     """The classes, the vocabulary or the features, and the sequences per example of the network are the data's.
 
@@ -116,7 +123,10 @@ def check_data(task: Any, data: Any) -> None:
     """
     name = type(data).__name__
     settings = _network_settings(task)
-    for key in ("vocab_size", "d_input", "num_classes"):
+    for key, other, needed in _KINDS:
+        if getattr(data, key, None) is not None and key not in settings and other in settings:
+            raise InputError(f"model.network takes {other}, but {name} has {needed}")
+    for key in ("vocab_size", "d_input", "num_classes", "num_outputs"):
         ours, theirs = settings.get(key), getattr(data, key, None)
         if theirs is not None and key in settings and ours != theirs:
             raise InputError(f"model.network.{key} is {ours}, but {name} has {theirs}")

@@ -2,5 +2,6 @@
 
 from lra_ssm.tasks.classification import Classification
 from lra_ssm.tasks.optim import OptimizerSettings
+from lra_ssm.tasks.regression import Regression
 
-__all__ = ["Classification", "OptimizerSettings"]
+__all__ = ["Classification", "OptimizerSettings", "Regression"]

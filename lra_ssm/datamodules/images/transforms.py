@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.loading.random_words import random_words
 from lra_ssm.datamodules.storage.format import IntArray
 
 Pixels = npt.NDArray[np.uint8]
@@ -74,29 +75,6 @@ def random_permutation(num: int, seed: int) -> npt.NDArray[np.int64]:
     Seed 92916 for 784 pixels is, by a note in the public S4 code (src/dataloaders/basic.py), what other works used.
     """
     return np.random.RandomState(seed & 0xFFFFFFFF).permutation(num)
-
-
-# -- randomness by counter ---------------------------------------------------------------------------------------------
-
-
-def random_words(seed: int, epoch: int, examples: IntArray) -> npt.NDArray[np.uint64]:
-    """One random 64-bit word for each example (B,), which depends on seed, epoch and its number alone.
-
-    So it is the same whichever process loads the example, in whatever batch, after whichever resumption. A word is
-    splitmix64's output function (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) over
-    seed, epoch and number in turn.
-    """
-    words = np.full(np.shape(examples), seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
-    for values in (np.uint64(epoch), np.asarray(examples).astype(np.uint64)):
-        words = _mixed(_mixed(words) + values)
-    return words
-
-
-def _mixed(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    word = state + np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
 
 
 @dataclass(frozen=True)

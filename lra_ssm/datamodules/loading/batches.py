@@ -21,11 +21,11 @@ Transform = Callable[[npt.NDArray[np.uint8], IntArray, int], npt.NDArray[np.int6
 
 
 class Batch(NamedTuple):
-    """One batch of examples with a class each: tokens are padded with 0 on the right to the longest of the batch."""
+    """One batch of examples with a class or real targets each: tokens are padded with 0 on the right to the longest."""
 
     inputs: torch.Tensor  # (B, L) int64 tokens, (B, 2, L) pairs of sequences, (B, L, C) float32 features
     lengths: torch.Tensor | None  # (B,) int64, (B, 2) for pairs, None where all have the length L
-    labels: torch.Tensor  # (B,) int64
+    labels: torch.Tensor  # (B,) int64 classes; or float32 targets: (B, K), or (B, L, K) with K at every position
 
 
 class TokenBatch(NamedTuple):
@@ -48,12 +48,11 @@ class BatchIndex(NamedTuple):
 
 
 class BatchDataset(Dataset[AnyBatch], ABC):
-    """A dataset of which torch's DataLoader takes whole batches; `split` is where from."""
+    """A dataset of which torch's DataLoader takes whole batches."""
 
-    split: SequenceSplit | ImageSplit
-
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.split)
+        """The number of examples."""
 
     @abstractmethod
     def batch(self, examples: IntArray, epoch: int) -> AnyBatch:
@@ -63,12 +62,6 @@ class BatchDataset(Dataset[AnyBatch], ABC):
     def lengths(self) -> IntArray | None:
         """By which batches of examples of similar length are made (len(self),); None where all are equally long."""
         return None
-
-    def labels(self, examples: IntArray) -> torch.Tensor:
-        """Classes (B,) int64 of these examples."""
-        labels = self.split.labels[examples]
-        self.split.check("labels", labels, self.split.num_classes)
-        return torch.from_numpy(labels)
 
     def __getitem__(self, index: int) -> AnyBatch:
         return self.batch(np.array([index]), 0)
@@ -82,6 +75,21 @@ class BatchDataset(Dataset[AnyBatch], ABC):
             return error
 
 
+class StoredDataset(BatchDataset):
+    """Batches of an opened split; `split` is where from."""
+
+    split: SequenceSplit | ImageSplit
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def labels(self, examples: IntArray) -> torch.Tensor:
+        """Classes (B,) int64 of these examples."""
+        labels = self.split.labels[examples]
+        self.split.check("labels", labels, self.split.num_classes)
+        return torch.from_numpy(labels)
+
+
 def _padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) -> torch.Tensor:
     """Rows values[starts[i]:ends[i]] as (B, L) int64, L the longest of them."""
     rows = np.full((len(starts), int((ends - starts).max())), padding, dtype=np.int64)
@@ -90,7 +98,7 @@ def _padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) ->
     return torch.from_numpy(rows)
 
 
-class _Sequences(BatchDataset):
+class _Sequences(StoredDataset):
     split: SequenceSplit
 
     def __init__(self, split: SequenceSplit) -> None:
@@ -164,7 +172,7 @@ class TokenDataset(_Sequences):
         return TokenBatch(inputs, targets, None, torch.from_numpy(ends - starts))
 
 
-class ImageDataset(BatchDataset):
+class ImageDataset(StoredDataset):
     """Images as sequences of pixels.
 
     Args:

@@ -1,0 +1,168 @@
+"""Data that is made as it is read: example i of a split is a function of (seed, split, i), so that nothing is stored.
+
+Whichever worker or rank asks for an example, in whatever batch, after whichever resumption, gets the same one.
+
+B batch, L length, K outputs.
+"""
+
+from abc import abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lra_ssm.datamodules.loading.batches import Batch, BatchDataset
+from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.datamodules.loading.random_words import random_words
+from lra_ssm.datamodules.storage.format import IntArray
+
+FloatArray = npt.NDArray[np.floating[Any]]
+SPLITS = ("train", "val", "test")  # a split's place here is a part of what its examples depend on
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of a batch: row i of everything depends on seed, split, examples[i], stream and column.
+
+    Streams are for what must be independent within an example: one for each kind of thing that is drawn.
+    """
+
+    seed: int
+    split: int
+    examples: IntArray  # (B,)
+
+    def words(self, stream: int, count: int) -> npt.NDArray[np.uint64]:
+        """(B, count) words of 64 random bits."""
+        return random_words(self.seed, self.split, self.examples[:, None], stream, np.arange(count))
+
+    def integers(self, stream: int, count: int, high: int) -> npt.NDArray[np.int64]:
+        """(B, count) from 0 … high − 1, each as likely as the others to 2⁻³² · high."""
+        return (((self.words(stream, count) >> np.uint64(32)) * np.uint64(high)) >> np.uint64(32)).astype(np.int64)
+
+    def normal(self, stream: int, count: int) -> npt.NDArray[np.float64]:
+        """(B, count) independent N(0, 1): the normal quantile of 52 uniform bits, whose ends it leaves out."""
+        uniform = ((self.words(stream, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return torch.special.ndtri(torch.from_numpy(uniform)).numpy()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task's examples are: its settings as fields, and the making of a batch. Sent to worker processes."""
+
+    @abstractmethod
+    def make(self, draws: Draws) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Inputs (B, L) integer tokens or (B, L, features), and labels: (B,) integers, (B, K) or (B, L, K) floats."""
+
+
+class GeneratedDataset(BatchDataset):
+    """Batches of a task's examples; features and real targets in float32.
+
+    Args:
+        task: makes them.
+        seed: of the examples.
+        split: number of the split.
+        num_examples: in an epoch.
+        resample: other examples in every epoch.
+    """
+
+    def __init__(self, task: Task, seed: int, split: int, num_examples: int, resample: bool) -> None:
+        self.task, self.seed, self.split = task, seed, split
+        self.num_examples, self.resample = num_examples, resample
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def batch(self, examples: IntArray, epoch: int) -> Batch:
+        numbers = examples + epoch * len(self) if self.resample else examples
+        inputs, labels = self.task.make(Draws(self.seed, self.split, numbers))
+        return Batch(_tensor(inputs), None, _tensor(labels))
+
+
+def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
+
+
+class SyntheticDataModule(LoadedDataModule):
+    """A task whose examples are made as they are read: there is nothing to prepare and nothing on the disk.
+
+    A task's module gives `dataset`, what its batches are (`vocab_size` or `d_input`, `num_classes` or `num_outputs`),
+    and sets `task`.
+
+    Args:
+        num_train: training examples in an epoch.
+        num_val: validation examples.
+        num_test: test examples.
+        resample: whether every epoch has other training examples, never seen before, or the same ones.
+        generator_seed: of the examples; the run's seed does not change them.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that make batches ahead.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset: str
+    version = 1  # of what the same settings make
+    task: Task
+
+    def __init__(
+        self,
+        num_train: int,
+        num_val: int,
+        num_test: int,
+        resample: bool,
+        generator_seed: int,
+        batch_size: int,
+        eval_batch_size: int | None,
+        shuffle_seed: int | None,
+        num_workers: int,
+        pin_memory: bool | None,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
+        self.num_train, self.num_val, self.num_test = num_train, num_val, num_test
+        self.resample, self.generator_seed = resample, generator_seed
+        for split in SPLITS:
+            self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
+
+    def open_split(self, name: str) -> GeneratedDataset:
+        resample = self.resample and name == "train"
+        num_examples = getattr(self, f"num_{name}")
+        return GeneratedDataset(self.task, self.generator_seed, SPLITS.index(name), num_examples, resample)
+
+    def content_settings(self) -> dict[str, Any]:
+        """Everything that decides what the examples are, as plain values."""
+        counts = {name: getattr(self, f"num_{name}") for name in SPLITS}
+        own = {"generator_seed": self.generator_seed, "resample": self.resample, "examples": counts}
+        return {"version": self.version, **asdict(self.task), **own}
+
+    def identity(self) -> dict[str, Any]:
+        """What of this data decides a run's result: the examples and their order."""
+        return {"dataset": self.dataset, "content": self.content_settings(), "batches": self.order_settings()}
+
+    def manifest(self) -> dict[str, Any]:
+        """For a run's record, in the form that prepared data has: without files, hence without digests."""
+        counts = self.content_settings()["examples"]
+        splits = {name: {"examples": count, "arrays": {}} for name, count in counts.items()}
+        source = {"kind": "generated", **self.content_settings()}
+        return {"dataset": self.dataset, "inputs": self._inputs(), "source": source, "splits": splits}
+
+    def provenance(self) -> dict[str, Any]:
+        """What a result must say about its data."""
+        source = {"kind": "generated", **self.content_settings()}
+        examples = source.pop("examples")
+        return {"dataset": self.dataset, "batches": {"inputs": self._inputs()}, "source": source, "examples": examples}
+
+    def describe(self) -> str:
+        """One line on the examples."""
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.content_settings()["examples"].items())
+        again = ", other training examples in every epoch" if self.resample else ""
+        return f"{self.dataset}, made as it is read: {counts}{again}; inputs as {self._inputs()}"
+
+    def _inputs(self) -> str:
+        return "tokens" if self.vocab_size is not None else "features"

@@ -1,0 +1,103 @@
+"""Linear functionals as a LightningDataModule: white noise and its convolution with a memory function ρ.
+
+Sources: StableSSM (Wang and Li 2024), section 4.1 and appendix F.1: ρ(t) = (t + 1)^−1.1, sequences of 100, 153,600 in
+all; split, and ρ's timescale as a setting, are those of its public code (radarFudan/StableSSM). The random ρ is figure
+6 of B2S6 (Yu and Erichson 2025, appendix E): a fixed linear combination of the inputs.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lra_ssm.datamodules.synthetic.base import SPLITS, Draws, FloatArray, SyntheticDataModule, Task
+from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter
+
+Memory = Literal["polynomial", "exponential", "random"]
+
+
+@dataclass(frozen=True)
+class Functional(Task):
+    """y_t = Σ_{k ≤ t} ρ(k) x_{t−k}; fields as `LinearFunctional` has them."""
+
+    length: int
+    memory: Memory
+    exponent: float
+    timescale: float
+    targets: Literal["all", "last"]
+    memory_seed: int
+
+    def response(self) -> Float64:
+        """ρ(0), …, ρ(length − 1)."""
+        times = np.arange(self.length) / self.timescale
+        if self.memory == "polynomial":
+            return (1 + times) ** -self.exponent
+        if self.memory == "exponential":
+            return np.exp(-times)
+        # As an example of a split that there is not, so that it is none of the data's.
+        return Draws(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """x (B, L, 1) from N(0, 1) and y (B, L, 1), or (B, 1) for the last one."""
+        inputs = draws.normal(0, self.length)
+        outputs = causal_filter(inputs, self.response())
+        return inputs[..., None], outputs[..., None] if self.targets == "all" else outputs[:, -1:]
+
+
+class LinearFunctional(SyntheticDataModule):
+    """y_t = Σ_{k ≤ t} ρ(k) x_{t−k} of white noise x. Batches are `batches.Batch` with real targets.
+
+    Args:
+        length: of the sequences.
+        memory: ρ(t): "polynomial" (1 + t / timescale)^−exponent, "exponential" e^(−t / timescale), or "random": fixed
+            numbers from N(0, 1 / length).
+        exponent: of the polynomial memory.
+        timescale: in steps. (The public code of StableSSM has 10 for its polynomial memory, the paper 1.)
+        targets: at "all" positions, or y at the "last" one.
+        memory_seed: of the random memory.
+        num_train: training examples in an epoch.
+        num_val: validation examples.
+        num_test: test examples.
+        resample: whether every epoch has other training examples, never seen before, or the same ones.
+        generator_seed: of the examples; the run's seed does not change them.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that make batches ahead.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset = "linear_functional"
+    d_input, num_outputs = 1, 1
+
+    def __init__(
+        self,
+        length: int = 100,
+        memory: Memory = "polynomial",
+        exponent: float = 1.1,
+        timescale: float = 1.0,
+        targets: Literal["all", "last"] = "all",
+        memory_seed: int = 0,
+        num_train: int = 128_000,
+        num_val: int = 12_800,
+        num_test: int = 12_800,
+        resample: bool = False,
+        generator_seed: int = 0,
+        batch_size: int = 512,
+        eval_batch_size: int | None = None,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+    ) -> None:
+        super().__init__(
+            num_train, num_val, num_test, resample, generator_seed, batch_size, eval_batch_size, shuffle_seed,
+            num_workers, pin_memory,
+        )  # fmt: skip
+        self.length, self.timescale = length, timescale
+        self.require(length >= 1, "length", "must be at least 1")
+        self.require(timescale > 0, "timescale", "must be above 0")
+        self.task = Functional(length, memory, exponent, timescale, targets, memory_seed)

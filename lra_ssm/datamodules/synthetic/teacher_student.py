@@ -1,0 +1,114 @@
+"""Teacher and student as a LightningDataModule: noise and what a given diagonal linear system makes of it.
+
+Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
+section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. Sequence length and the number of examples
+are not given there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule, Task
+from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter, correlated, diagonal_response
+
+Layers = tuple[tuple[float, ...], ...]  # a number for each state, by layer
+
+
+@dataclass(frozen=True)
+class Teacher(Task):
+    """Diagonal systems in a row; fields as `TeacherStudent` has them, with every phase, B and C written out."""
+
+    length: int
+    eigenvalues: Layers
+    phases: Layers
+    B: Layers
+    C: Layers
+    correlation: float
+
+    def response(self) -> Float64:
+        """The teacher's impulse response (length,)."""
+        layers = zip(self.eigenvalues, self.phases, strict=True)
+        complex_ = [np.array(moduli) * np.exp(1j * np.array(phases)) for moduli, phases in layers]
+        return diagonal_response(complex_, self.B, self.C, self.length)
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """u (B, L, 1) and the teacher's outputs (B, L, 1)."""
+        inputs = correlated(draws.normal(0, self.length), self.correlation)
+        return inputs[..., None], causal_filter(inputs, self.response())[..., None]
+
+
+class TeacherStudent(SyntheticDataModule):
+    """The outputs of a teacher: layers x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t), each on the one before. Batches are
+    `batches.Batch` with a real target at every position.
+
+    Args:
+        eigenvalues: λ of every state, by layer, inside the unit circle: their moduli where phases are given. Figure 3A
+            of the paper has one layer of two states, [[0.9, 0.99]]; figure 5 [[0.9, 0.4, 0.9, 0.3, 0.2]].
+        phases: angles of the eigenvalues in radians, in the same form; None for real eigenvalues.
+        B: real weights of the input, in the same form; None for 1.
+        C: real weights of the output; None for 1.
+        correlation: ρ of the inputs, whose autocorrelation is ρ^|Δ|; 0 is white noise.
+        length: of the sequences.
+        num_train: training examples in an epoch.
+        num_val: validation examples.
+        num_test: test examples.
+        resample: whether every epoch has other training examples, never seen before, or the same ones.
+        generator_seed: of the examples; the run's seed does not change them.
+        batch_size: examples per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
+            seed_everything sets), else 0.
+        num_workers: processes that make batches ahead.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    dataset = "teacher_student"
+    d_input, num_outputs = 1, 1
+
+    def __init__(
+        self,
+        eigenvalues: Sequence[Sequence[float]] = ((0.9, 0.99),),
+        phases: Sequence[Sequence[float]] | None = None,
+        B: Sequence[Sequence[float]] | None = None,
+        C: Sequence[Sequence[float]] | None = None,
+        correlation: float = 0.0,
+        length: int = 512,
+        num_train: int = 10_000,
+        num_val: int = 1_000,
+        num_test: int = 1_000,
+        resample: bool = True,
+        generator_seed: int = 0,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+    ) -> None:
+        super().__init__(
+            num_train, num_val, num_test, resample, generator_seed, batch_size, eval_batch_size, shuffle_seed,
+            num_workers, pin_memory,
+        )  # fmt: skip
+        self.eigenvalues, self.phases, self.B, self.C = eigenvalues, phases, B, C
+        self.length, self.correlation = length, correlation
+        self.require(length >= 1, "length", "must be at least 1")
+        self.require(-1 < correlation < 1, "correlation", "must be between -1 and 1, without them")
+        states = [len(layer) for layer in eigenvalues]
+        self.require(bool(states) and all(states), "eigenvalues", "must have a layer, and a state in each")
+        inside = all(abs(value) < 1 for layer in eigenvalues for value in layer)
+        self.require(inside, "eigenvalues", "must be inside the unit circle")
+        for name, value in {"phases": phases, "B": B, "C": C}.items():
+            same = value is None or [len(layer) for layer in value] == states
+            self.require(same, name, f"must have a number for each of the eigenvalues, by layer: {states}")
+        self.task = Teacher(
+            length, _layers(eigenvalues), _layers(phases, states, 0.0), _layers(B, states, 1.0),
+            _layers(C, states, 1.0), correlation,
+        )  # fmt: skip
+
+
+def _layers(given: Sequence[Sequence[float]] | None, states: Sequence[int] = (), default: float = 0.0) -> Layers:
+    return tuple(map(tuple, [[default] * n for n in states] if given is None else given))

@@ -1,0 +1,61 @@
+"""The network of regressions: real outputs for a sequence, or for each of its positions.
+
+Shapes: B batch, L length, D channels, V vocabulary, K outputs.
+"""
+
+from torch import Tensor, nn
+
+from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block, mask_padding
+from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
+from lra_ssm.models.backbone import Backbone
+from lra_ssm.models.heads import LinearHead
+from lra_ssm.models.pooling import LastPooling
+
+
+class Regressor(nn.Module):
+    """A `Backbone`, pooling over the real positions or none, and a head.
+
+    Args:
+        layer: a specification, built by each block at the width it needs.
+        num_outputs: K.
+        vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
+        d_input: inputs are features (B, L, d_input).
+        d_model: D, the width of the backbone.
+        n_layers: number of blocks.
+        block: a specification, built as `block(D, layer)`.
+        pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K at every position.
+        head: a specification, built as `head(D, K)`; without pooling it takes (B, L, D).
+
+    Raises:
+        ValueError: not exactly one of vocab_size and d_input is given.
+    """
+
+    per_example = 1  # sequences of an example; the data is checked against it
+
+    def __init__(
+        self,
+        layer: LayerFactory,
+        num_outputs: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_model: int = 128,
+        n_layers: int = 8,
+        block: BlockFactory = S4Block,
+        pooling: LayerFactory | None = LastPooling,
+        head: HeadFactory = LinearHead,
+    ) -> None:
+        super().__init__()
+        if num_outputs < 1:
+            raise ValueError(f"num_outputs is {num_outputs}; it must be at least 1")
+        self.backbone = Backbone(
+            layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block
+        )
+        self.pooling = None if pooling is None else PoolingSpec.of(pooling)(d_model)
+        self.head = HeadSpec.of(head)(d_model, num_outputs)
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,) -> (B, K), or (B, L, K), 0 at padding."""
+        x = self.backbone(inputs, lengths)
+        if self.pooling is not None:
+            return self.head(self.pooling(x, lengths))
+        return mask_padding(self.head(x), lengths)

@@ -1,0 +1,78 @@
+"""What every task shares: a network, how its parameters are trained, and what a batch is.
+
+Shapes: B batch, L length.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lra_ssm.errors import InputError
+from lra_ssm.layers import NetworkSpec, check_lengths
+from lra_ssm.layers.contract import check_call
+from lra_ssm.layers.spec import NetworkFactory
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
+
+
+class NetworkTask(L.LightningModule):
+    """A network and its optimizer; a task adds its steps.
+
+    Args:
+        network: a specification of any class whose instances map (inputs, lengths) to outputs.
+        optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+    """
+
+    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
+        super().__init__()
+        spec = NetworkSpec.of(network)
+        optimizer = OptimizerSettings.of(optimizer)
+        self.network = spec()
+        check_call(self.network, "network", "inputs", "lengths")
+        self.optimizer_settings = optimizer
+        self.save_hyperparameters({"network": spec.as_dict(), "optimizer": asdict(optimizer)})
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.network(inputs, lengths)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Looks at the lengths while they are still on the CPU: on a GPU every look would have to wait for it.
+
+        Raises InputError for lengths that the inputs cannot have."""
+        inputs, lengths, _ = unpack(batch)
+        if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
+            try:
+                check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), least=1)
+            except ValueError as error:
+                raise InputError(f"a batch of the data has {error}") from error
+        return batch
+
+    def configure_optimizers(self) -> Any:
+        settings, total = self.optimizer_settings, int(self.trainer.estimated_stepping_batches)
+        if settings.warmup_of(total) >= total:
+            rank_zero_warn(
+                f"the run has {total} steps, all within warmup_steps {settings.warmup_steps:g}: "
+                f"lr stays below {settings.lr}"
+            )
+        return optimizer_and_schedule(self.network, settings, total)
+
+
+def share(count: int | Tensor, like: Tensor) -> float | Tensor:
+    """What this process's mean loss over `count` counts for where the gradients of all are averaged: the last batch of
+    an epoch may not be shared out evenly. `like` is on the process's device."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return 1.0
+    total = torch.tensor(float(count), device=like.device)
+    dist.all_reduce(total)
+    return count * dist.get_world_size() / total
+
+
+def unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Inputs, lengths or None, and labels. Raises TypeError for what is no such batch."""
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise TypeError(f"a batch is (inputs, lengths, labels) or (inputs, labels), not {type(batch).__name__}")
+    return batch[0], batch[1] if len(batch) == 3 else None, batch[-1]

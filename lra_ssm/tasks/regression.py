@@ -1,0 +1,123 @@
+"""Regression as a LightningModule: real targets of a sequence, or of each of its positions.
+
+Shapes: B batch, L length, K outputs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+
+from lra_ssm.errors import InputError
+from lra_ssm.layers import valid_mask
+from lra_ssm.layers.contract import wrong_output
+from lra_ssm.layers.spec import NetworkFactory
+from lra_ssm.tasks.base import NetworkTask, share, unpack
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
+
+
+class Regression(NetworkTask):
+    """Trains a network with the mean squared error.
+
+    A batch is (inputs, lengths, labels) or (inputs, labels): inputs (B, L) int64 or (B, L, features), lengths (B,),
+    labels (B, K) or (B, L, K) float, of which padding is passed over.
+
+    Logged of validation and test, over all that is scored: `loss`, the squared error, mean over outputs too;
+    `l2_error`, the mean of ‖ŷ − y‖₂ over examples (and positions); `relative_error`, that divided by the root mean
+    square of ‖y‖₂.
+
+    Args:
+        network: a specification: a `Regressor`, or any class whose instances map (inputs, lengths) to outputs of the
+            labels' shape.
+        optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+    """
+
+    predicts_classes = False  # so predictions.csv has values, no probabilities
+
+    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
+        super().__init__(network, optimizer)
+        self.val_loss, self.val_l2_error, self.val_relative_error = MeanMetric(), MeanMetric(), RelativeError()
+        self.test_loss, self.test_l2_error, self.test_relative_error = MeanMetric(), MeanMetric(), RelativeError()
+
+    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
+        """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
+
+        Raises InputError where the outputs are not in the targets' shape, or the targets are classes.
+        """
+        parameter_rates(self.network, self.optimizer_settings)
+        self._errors(batch)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        errors, _ = self._errors(batch)
+        loss = errors.square().mean()
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(errors))
+        return loss * share(len(errors), errors)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "val", self.val_loss, self.val_l2_error, self.val_relative_error)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test", self.test_loss, self.test_l2_error, self.test_relative_error)
+
+    def _evaluate(
+        self, batch: Any, split: str, loss: MeanMetric, l2_error: MeanMetric, relative_error: "RelativeError"
+    ) -> None:
+        """Every scored row counts once, whatever the sizes of batches and the shares of devices."""
+        errors, targets = self._errors(batch)
+        norms = errors.norm(dim=-1)
+        loss.update(errors.square())
+        l2_error.update(norms)
+        relative_error.update(norms, targets.norm(dim=-1))
+        size = len(errors)
+        self.log(f"{split}/loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
+        self.log(f"{split}/l2_error", l2_error, on_step=False, on_epoch=True, batch_size=size)
+        self.log(f"{split}/relative_error", relative_error, on_step=False, on_epoch=True, batch_size=size)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The network's outputs: (B, K) or (B, L, K)."""
+        inputs, lengths, _ = unpack(batch)
+        return self(inputs, lengths)
+
+    def _errors(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Errors and targets of what is scored, a row of K each: (n, K).
+
+        Raises InputError where the targets are classes, or not in the outputs' shape.
+        """
+        inputs, lengths, labels = unpack(batch)
+        if not labels.is_floating_point():
+            raise InputError("the data has classes, not real targets: the task for them is Classification")
+        outputs = self(inputs, lengths)
+        if not isinstance(outputs, Tensor) or outputs.shape != labels.shape:
+            rule = (
+                f"the targets are {tuple(labels.shape)}; a Regressor has an output at every position with"
+                " model.network.pooling null, else one for a sequence"
+            )
+            raise wrong_output(self.network, outputs, inputs, rule, "inputs")
+        errors = outputs - labels
+        if outputs.dim() == 2 or lengths is None:
+            return errors.flatten(0, -2), labels.flatten(0, -2)
+        real = valid_mask(lengths, labels.shape[1]).squeeze(-1)
+        return errors[real], labels[real]
+
+
+class RelativeError(Metric):
+    """The mean norm of errors over the root mean square of the targets' norms."""
+
+    errors: Tensor
+    squares: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("errors", "squares", "count"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, errors: Tensor, targets: Tensor) -> None:
+        """Norms (n,) both."""
+        self.errors += errors.sum()
+        self.squares += targets.square().sum()
+        self.count += len(errors)
+
+    def compute(self) -> Tensor:
+        return self.errors / (self.squares * self.count).sqrt()

@@ -1,0 +1,237 @@
+"""Each synthetic task is solved by what must solve it: an exact rule, least squares, or the system that made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning import Trainer, seed_everything
+from torch import nn
+
+from lra_ssm import datamodules
+from lra_ssm.datamodules.synthetic.base import SyntheticDataModule
+from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
+from lra_ssm.models import Classifier, LastPooling, Regressor
+from lra_ssm.tasks import Classification, OptimizerSettings, Regression
+
+
+def examples(data: SyntheticDataModule, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of the first ones, float64 where they are real."""
+    data.setup()
+    batch = data._datasets[split].batch(np.arange(count), 0)
+    return tuple(x.double().numpy() if x.is_floating_point() else x.numpy() for x in (batch.inputs, batch.labels))
+
+
+def scores(task: Any, data: SyntheticDataModule) -> dict[str, float]:
+    silent = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    (found,) = Trainer(accelerator="cpu", **silent).test(task, data, verbose=False)
+    return found
+
+
+# -- associative recall ------------------------------------------------------------------------------------------------
+
+
+RECALL = [(20, 10, 400), (2, 4, 50), (200, 30, 400), (131_072, 30, 4)]
+
+
+@pytest.mark.parametrize(("length", "vocab_size", "count"), RECALL)
+def test_looking_the_key_up_solves_recall(length: int, vocab_size: int, count: int) -> None:
+    tokens, labels = examples(datamodules.AssociativeRecall(length=length, vocab_size=vocab_size), count)
+    keys, values, last = tokens[:, :-2:2], tokens[:, 1:-2:2], tokens[:, -1]
+    at = (keys == last[:, None]).argmax(1)
+    rows = np.arange(len(tokens))
+    assert (keys[rows, at] == last).all() and (values[rows, at] == labels).all()
+    # The same key has the same value wherever it stands, and each pair is a key and a value.
+    number = (vocab_size - 2) // 2
+    assert keys.max() == number - 1 and values.min() == number and values.max() == vocab_size - 3
+    for row_keys, row_values in zip(keys, values, strict=True):
+        assert len(set(zip(row_keys, row_values, strict=True))) == len(set(row_keys))
+    assert (tokens[:, -2] == vocab_size - 2).all()
+
+
+def test_recall_has_no_shortcut() -> None:
+    """Neither the class alone, nor the key that is asked for, nor the last value says more than guessing does."""
+    tokens, labels = examples(datamodules.AssociativeRecall(), 5000)
+    error = (0.25 * 0.75 / 5000) ** 0.5  # of four values
+    assert abs(np.bincount(labels, minlength=8)[4:] / 5000 - 0.25).max() < 4 * error
+    for key in range(4):
+        own = labels[tokens[:, -1] == key]
+        assert abs(np.bincount(own, minlength=8)[4:] / len(own) - 0.25).max() < 4 * (0.25 * 0.75 / len(own)) ** 0.5
+    # The key that was asked for is one of about four that occurred, its value the last one's by that and by chance.
+    present = np.array([len(set(row)) for row in tokens[:, :-2:2]])
+    expected = (1 / present + (1 - 1 / present) / 4).mean()
+    assert abs((labels == tokens[:, -3]).mean() - expected) < 4 * 0.5 / 5000**0.5
+
+
+# -- linear tasks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["polynomial", "exponential", "random"])
+def test_least_squares_recovers_the_linear_functional(memory: Any) -> None:
+    data = datamodules.LinearFunctional(length=40, memory=memory, timescale=3.0)
+    inputs, labels = examples(data, 600)
+    found, *_ = np.linalg.lstsq(inputs[:, ::-1, 0], labels[:, -1, 0], rcond=None)
+    np.testing.assert_allclose(found, data.task.response(), atol=1e-6)  # float32 inputs and targets
+    times = np.arange(40)
+    formula = {"polynomial": (1 + times / 3) ** -1.1, "exponential": np.exp(-times / 3)}
+    if memory in formula:
+        np.testing.assert_allclose(found, formula[memory], atol=1e-6)
+    naive = [[sum(found[k] * row[t - k] for k in range(t + 1)) for t in (0, 1, 17)] for row in inputs[:5, :, 0]]
+    np.testing.assert_allclose(labels[:5, [0, 1, 17], 0], naive, atol=1e-5)
+    last = datamodules.LinearFunctional(length=40, memory=memory, timescale=3.0, targets="last")
+    np.testing.assert_array_equal(examples(last, 600)[1], labels[:, -1])
+
+
+class Student(nn.Module):
+    """Layers x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t), step by step; λ = r e^{iθ}."""
+
+    def __init__(self, r: Any, theta: Any, B: Any, C: Any) -> None:
+        super().__init__()
+        numbers = lambda layers: nn.ParameterList(torch.tensor(x, dtype=torch.float64) for x in layers)  # noqa: E731
+        self.r, self.theta, self.B, self.C = numbers(r), numbers(theta), numbers(B), numbers(C)
+
+    def forward(self, inputs: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        u = inputs[..., 0]
+        for r, theta, B, C in zip(self.r, self.theta, self.B, self.C, strict=True):
+            x, outputs = torch.zeros(len(u), len(r), dtype=torch.complex128), []
+            for u_t in u.unbind(1):
+                x = torch.polar(r, theta) * x + B * u_t[:, None]
+                outputs.append((C * x).sum(-1).real)
+            u = torch.stack(outputs, 1)
+        return u[..., None].to(inputs.dtype)
+
+
+DEEP = {"eigenvalues": [[0.9, 0.5], [0.8]], "phases": [[0.3, -1.0], [0.0]], "B": [[1.0, 2.0], [0.5]],
+        "C": [[0.7, -1.0], [1.5]]}  # fmt: skip
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("teacher", [{}, DEEP])
+def test_the_teacher_itself_has_no_loss(teacher: dict[str, Any], correlation: float) -> None:
+    data = datamodules.TeacherStudent(**teacher, length=60, num_test=50, correlation=correlation)
+    t = data.task
+    spec = {"r": t.eigenvalues, "theta": t.phases, "B": t.B, "C": t.C}
+    found = scores(Regression(NetworkSpec(Student, **spec)), data)
+    assert found["test/loss"] < 1e-11 and found["test/relative_error"] < 1e-6  # float32 inputs and targets
+    spec["r"] = [[0.9 * value for value in layer] for layer in t.eigenvalues]
+    assert scores(Regression(NetworkSpec(Student, **spec)), data)["test/relative_error"] > 0.05
+
+
+def test_least_squares_recovers_the_coefficients_of_cosines() -> None:
+    data = datamodules.NoisyCosines()
+    inputs, labels = examples(data, 200)
+    times = 2 * np.pi * np.arange(256) / 256
+    cosines = np.cos(np.outer(times, data.frequencies))
+    found, *_ = np.linalg.lstsq(cosines, inputs[..., 0].T, rcond=None)
+    np.testing.assert_allclose(found.T, labels, atol=1e-6)
+    # Of n cosines' worth of noise, least squares leaves σ √(2 / L) on each coefficient.
+    noisy, same = examples(datamodules.NoisyCosines(noise=0.5), 200)
+    np.testing.assert_array_equal(same, labels)
+    errors = np.linalg.lstsq(cosines, noisy[..., 0].T, rcond=None)[0].T - labels
+    expected = 0.5 * (2 / 256) ** 0.5
+    assert abs(errors.std() - expected) < 4 * expected / (2 * errors.size) ** 0.5
+
+
+class SizeOfTheFirst(nn.Module):
+    def forward(self, inputs: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        return inputs[:, 0, :1].abs()
+
+
+def test_reading_the_first_token_solves_it() -> None:
+    data = datamodules.FirstToken(sigma_first=0.1, sigma_last=10.0, num_test=2000)
+    found = scores(Regression(NetworkSpec(SizeOfTheFirst)), data)
+    assert found["test/loss"] == 0
+    inputs, labels = examples(data, 2000, "test")
+    assert (inputs[:, 1:-1] == 0).all() and (inputs[:, 0] == inputs[:, :1, 0]).all()
+    assert abs((labels**2).mean() - 0.1**2) < 4 * 0.1**2 * (2 / 2000) ** 0.5
+    assert abs(inputs[:, -1].var() - 10.0**2) < 4 * 10.0**2 * (2 / inputs[:, -1].size) ** 0.5
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("correlation", [0.95, 0.4, -0.7])
+def test_correlated_noise_has_its_autocorrelation(correlation: float) -> None:
+    """R(Δ) = ρ^|Δ| within four standard errors, which the independence of sequences gives; at the first value too."""
+    noise = examples(datamodules.CorrelatedNoise(correlation=correlation, length=200, horizon=0), 2000)[0][..., 0]
+    for lag in (0, 1, 2, 5, 20):
+        own = (noise[:, : 200 - lag] * noise[:, lag:]).mean(1)
+        error = own.std() / len(own) ** 0.5
+        assert abs(own.mean() - correlation**lag) < 4 * error < 0.2, lag
+    assert abs(noise[:, 0].var() - 1) < 4 * (2 / 2000) ** 0.5
+
+
+class Decay(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, inputs: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        return self.factor * inputs
+
+
+def test_the_best_guess_of_correlated_noise_has_the_loss_that_is_said() -> None:
+    data = datamodules.CorrelatedNoise(length=300, correlation=0.9, horizon=2, num_test=500)
+    inputs, labels = examples(data, 500, "test")
+    squared = ((labels - 0.81 * inputs) ** 2).mean((1, 2))
+    best = scores(Regression(NetworkSpec(Decay, factor=0.81)), data)["test/loss"]
+    assert best == pytest.approx(squared.mean(), rel=1e-5)
+    assert abs(best - (1 - 0.9**4)) < 4 * squared.std() / 500**0.5
+    for other in (0.75, 0.87):
+        assert scores(Regression(NetworkSpec(Decay, factor=other)), data)["test/loss"] > best
+
+
+# -- models that learn -------------------------------------------------------------------------------------------------
+
+
+def trained(task: Any, data: SyntheticDataModule, max_epochs: int) -> dict[str, float]:
+    silent = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=max_epochs, enable_model_summary=False, **silent)
+    trainer.fit(task, data)
+    (found,) = trainer.test(task, data, verbose=False)
+    return found
+
+
+BLOCK = BlockSpec(S4Block, norm="layer", prenorm=True)
+OPTIMIZER = OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0.0, warmup_steps=0.1)
+
+
+def test_a_small_model_learns_recall() -> None:
+    seed_everything(0)
+    data = datamodules.AssociativeRecall(
+        length=6, vocab_size=6, num_train=4_800, num_val=64, num_test=500, resample=True, batch_size=64
+    )
+    network = NetworkSpec(
+        Classifier, layer=LayerSpec(S6, d_state=8), num_classes=6, vocab_size=6, d_model=32, n_layers=2, block=BLOCK,
+        pooling=LastPooling,
+    )  # fmt: skip
+    settings = OptimizerSettings(lr=0.005, recurrent_lr=0.005, weight_decay=0.0, warmup_steps=20)
+    assert (
+        trained(Classification(network, settings), data, 3)["test/accuracy"] > 0.95
+    )  # of two values: guessing has 0.5
+
+
+# Settings, the outputs' pooling, epochs, and the relative error to come below: a constant guess has at least 0.48.
+LEARNT: dict[str, tuple[dict[str, Any], Any, int, float]] = {
+    "NoisyCosines": ({}, LastPooling, 4, 0.2),
+    "LinearFunctional": ({}, None, 4, 0.15),
+    "TeacherStudent": ({"length": 128}, None, 4, 0.25),
+    "CorrelatedNoise": ({"length": 128}, None, 4, 0.3),  # the best possible is √(2/π · (1 − ρ²)), 0.249
+    "FirstToken": ({"num_train": 6_400, "batch_size": 64}, LastPooling, 10, 0.2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNT)
+def test_a_small_s4d_learns_the_regression(name: str) -> None:
+    settings, pooling, epochs, most = LEARNT[name]
+    seed_everything(0)
+    counts = {"num_train": 3_200, "num_val": 32, "num_test": 500, "batch_size": 32}
+    data = getattr(datamodules, name)(**{**counts, **settings})
+    network = NetworkSpec(
+        Regressor, layer=LayerSpec(S4D, d_state=16), num_outputs=data.num_outputs, d_input=data.d_input, d_model=32,
+        n_layers=1, block=BLOCK, pooling=pooling,
+    )  # fmt: skip
+    assert trained(Regression(network, OPTIMIZER), data, epochs)["test/relative_error"] < most
