@@ -135,6 +135,10 @@ class S4D(RecurrentLayer):
         )  # fmt: skip
         return y.transpose(1, 2), state
 
+    def step_sizes(self, x: Tensor) -> Tensor:
+        """Δ at every position, the same at all: x (B, L, D) -> (B, L, D)."""
+        return self.log_delta.exp().expand_as(x)
+
     def roles(self) -> dict[str, Role]:
         return {
             "A_log": "recurrent",
