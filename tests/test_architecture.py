@@ -22,7 +22,7 @@ ALLOWED = {
     "tasks": {"ops", "layers", "models", *LEAVES},
     "datamodules": LEAVES,
     "analysis": {"ops", "layers", "models", *LEAVES},
-    "callbacks": {"tasks", "analysis", *LEAVES},
+    "callbacks": {"layers", "tasks", "analysis", *LEAVES},
     "bench": {"ops", "layers", "models", "tasks", "datamodules", "runs", *LEAVES},
     "runs": {"callbacks", *LEAVES},
     "checkpoints": {"errors"},

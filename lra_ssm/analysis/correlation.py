@@ -30,11 +30,11 @@ def output_autocorrelation(input_autocorrelation: Tensor, eigenvalue: float) -> 
 
 
 def autocorrelations(eigenvalues: Sequence[float], rho: float, lags: int) -> Tensor:
-    """R at lags 0 … lags-1 of the input, ρ^|Δ| with 0 <= ρ <= 1, and of every layer's output. -> (K + 1, lags), float64.
+    """R at lags 0 … lags-1 of the input, ρ^|Δ| with 0 <= ρ <= 1, and of every layer's output: (K + 1, lags) float64.
 
-    What Prop. 1 gives layer by layer, without a window: input and layers are one triangular system x_t = A x_{t-1} + b w_t
-    driven by white noise, whose covariance solves P = A P Aᵀ + b bᵀ, and R(Δ) is the diagonal of A^Δ P. At ρ = 1, the
-    same value at all times, a layer multiplies it by 1/(1 - λ), R by the square of that.
+    What Prop. 1 gives layer by layer, without a window: input and layers are one triangular system driven by white
+    noise, x_t = A x_{t-1} + b w_t, whose covariance solves P = A P Aᵀ + b bᵀ, and R(Δ) is the diagonal of A^Δ P. At
+    ρ = 1, the same value at all times, a layer multiplies it by 1/(1 - λ), R by the square of that.
     """
     _check(eigenvalues)
     if not 0 <= rho <= 1:

@@ -89,7 +89,8 @@ def delta_gradients(u: Tensor, A: Tensor, B: Tensor, C: Tensor, b: float, w: flo
 
     def last(delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
         # The scan gives 2 Re; the paper's y is Re.
-        return selective_scan(x, delta, A, B, C, discretization="zoh")[:, 0, -1].sum() / 2
+        y: Tensor = selective_scan(x, delta, A, B, C, discretization="zoh")  # type: ignore[assignment]
+        return y[:, 0, -1].sum() / 2
 
     with torch.enable_grad():
         held = s4d_b.exp()[:, None, None].expand_as(x)
@@ -102,7 +103,7 @@ def delta_gradients(u: Tensor, A: Tensor, B: Tensor, C: Tensor, b: float, w: flo
 def delta_gradient_ratios(u: Tensor, A: Tensor, B: Tensor, C: Tensor, b: float) -> tuple[float, float]:
     """E|∂y_S6/∂w| / E|∂y_S4D/∂b| and E|∂y_S6/∂b| / E|∂y_S4D/∂b| at w = 0, the mean over the sequences u (B, L).
 
-    They grow as c³ and c² with the scale c of the input, the second as L^½ with L exp(b) held fixed (B2S6, theorem 3 and
-    fig. 5)."""
+    They grow as c³ and c² with the scale c of the input, the second as L^½ with L exp(b) held fixed (B2S6, theorem 3
+    and fig. 5)."""
     found = [g.abs().mean() for g in delta_gradients(u, A, B, C, b)]
     return float(found[1] / found[0]), float(found[2] / found[0])

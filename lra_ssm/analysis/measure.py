@@ -68,7 +68,6 @@ class Measures:
     facts: list[str]
     layers: list[LayerMeasures]
     length: int  # of the first example
-    positions: Tensor  # S_k of the loss's gradient by the first layer's input (L,)
 
 
 def steps(network: nn.Module, examples: Sequence[Example]) -> int:
@@ -122,8 +121,7 @@ def measure(
                 ratios=gradient_over_weight(layer),
             )
         )
-    first = gradients[0][next(iter(layers))]
-    return Measures(title, facts, found, len(first), first / first.sum())
+    return Measures(title, facts, found, len(found[0].gradient))
 
 
 def _backward(

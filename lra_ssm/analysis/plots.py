@@ -14,8 +14,8 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor
 
 from lra_ssm.analysis.measure import SCALES, LayerMeasures, Measures
@@ -23,7 +23,6 @@ from lra_ssm.analysis.measure import SCALES, LayerMeasures, Measures
 INK, FAINT, ALARM = "#222222", "#777777", "#c0392b"
 _DOTS = 3000  # eigenvalues of a layer that are drawn
 _BINS = 120  # points of a curve over positions
-_FLOOR = 1e-7  # of a share: below, float32 has nothing to say
 
 
 def colors(count: int) -> list[str]:
@@ -55,19 +54,25 @@ def _nothing(axes: Axes, text: str) -> None:
 
 def _log(axes: Axes, which: str, low: float | None = None) -> None:
     getattr(axes, f"set_{which}scale")("log")
+    getattr(axes, f"{which}axis").set_minor_formatter(NullFormatter())
     if low is not None:
         getattr(axes, f"set_{which}lim")(**{"bottom" if which == "y" else "left": low})
 
 
 def memory(axes: Axes, measures: Measures) -> None:
-    _lines(axes, measures, lambda m: (np.arange(len(m.memory)) + 1, m.memory.clamp(min=_FLOOR).numpy()))
+    def points(m: LayerMeasures) -> tuple[Any, Any]:
+        return np.arange(1, len(m.memory) + 1), 100 * m.memory.double().cumsum(0).numpy()
+
+    _lines(axes, measures, points)
     for layer, color in zip(measures.layers, colors(len(measures.layers)), strict=True):
         at = int(layer.effective)
-        axes.plot(at, float(layer.memory[at - 1].clamp(min=_FLOOR)), "o", color=color, markersize=6, mec="white")
+        axes.plot(at, points(layer)[1][at - 1], "o", color=color, markersize=7, mec="white", clip_on=False)
+    axes.axhline(95, color=FAINT, linewidth=0.9, linestyle="--")
+    axes.annotate("95 %", (1, 95), va="bottom", fontsize=8, color=FAINT)
     _log(axes, "x")
-    _log(axes, "y", _FLOOR)
-    axes.set_xlabel("distance + 1, positions")
-    axes.set_ylabel("share of the dependence")
+    axes.set_ylim(0, 103)
+    axes.set_xlabel("the nearest so many positions")
+    axes.set_ylabel("hold this share of the dependence, %")
 
 
 def timescales(axes: Axes, measures: Measures) -> None:
@@ -117,7 +122,9 @@ def delta_moves(axes: Axes, measures: Measures) -> None:
         return _nothing(axes, "no layer has a Δ")
     _log(axes, "y")
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 0.8), max(high, 1.25))
+    axes.set_ylim(min(low, 0.45), max(high, 2.2))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
     axes.set_xlabel("position in the sequence")
     axes.set_ylabel("Δ over its channel's mean")
 
@@ -221,38 +228,39 @@ class FigureOf(NamedTuple):
 FIGURES = {
     "memory": FigureOf(
         "What each layer remembers, and for how long",
-        "Left: how much of a layer's output comes from an input so many positions away, as a share of all it depends on"
-        " (relative gradient, B2S6 eq. 6); 95 % lies to the left of a line's dot. Right: how long its states last; above"
-        " the dashed line they outlive the sequence.",
+        "Left: how much of all that a layer's output depends on lies within so many positions (relative gradient, "
+        "B2S6 eq. 6, summed up): the further to the right a line rises, the longer the memory; the dot is at 95 %. Right: "
+        "how long its states last: above the dashed line they outlive the sequence.",
         (memory, timescales),
     ),
     "delta": FigureOf(
         "How Δ moves with the input",
-        "Left: Δ over all channels and positions (dot: median, thick: half, thin: 90 %), and by what factor one channel's Δ"
-        " moves within a sequence: ×1 does not look at its input. Right: when it moves, mean over channels: up is"
-        " attention to what comes in, down is holding on to what is there.",
+        "Left: Δ over all channels and positions (dot: median, thick: half, thin: 90 %), and by what factor one "
+        "channel's Δ moves within a sequence: ×1 does not look at its input. Right: when it moves, mean over channels: up is "
+        "attention to what comes in, down is holding on to what is there.",
         (delta_range, delta_moves),
     ),
     "stability": FigureOf(
         "Which parameters sit near instability",
-        "Left: every eigenvalue λ by its distance from |λ| = 1: the higher, the longer it remembers and the more a small"
-        " change of its parameters matters; above the dashed line it outlives the sequence. Right: how far a gradient moves"
-        " a parameter for its size (StableSSM, fig. 3): the rightmost are the first to diverge when the learning rate"
-        " grows.",
+        "Left: every eigenvalue λ by its distance from |λ| = 1: the higher, the longer it remembers and the more a "
+        "small change of its parameters matters; above the dashed line it outlives the sequence. Right: how far a gradient "
+        "moves a parameter for its size (StableSSM, fig. 3): the dots on the right are the first to diverge when the "
+        "learning rate grows; an entry that is nearly 0 has a large ratio whatever its gradient.",
         (circle, ratios),
     ),
     "bias": FigureOf(
         "What one large input does to memory",
-        "Left: the relative gradient of the last output when the input in the middle is made larger (B2S6, theorems 2 and"
-        " 5): where the dark line falls left of the dotted one, a large input erases what came before. Right: by how much,"
-        " at × 100, in every layer: ÷1 keeps it all; below 1 the large input itself is ignored.",
+        "Left: the relative gradient of the last output when the input in the middle is made larger (B2S6, theorems 2 "
+        "and 5): where the dark line falls left of the dotted one, a large input erases what came before; lines upon "
+        "each other mean that it changes nothing. Right: by how much the share of all that came before falls at × 100: "
+        "÷1 keeps it, below 1 it gains, as the large input itself is ignored.",
         (scaled, forgotten),
     ),
     "gradients": FigureOf(
         "Where gradients grow",
-        "Left: the loss's gradient at every position of each layer's input: a line that rises or falls over decades"
-        " explodes or vanishes along the sequence. Right: its size at each layer: steep means that it grows or vanishes"
-        " with depth.",
+        "Left: the loss's gradient at every position of each layer's input: a line that rises or falls over decades "
+        "explodes or vanishes along the sequence. Right: its size at each layer: steep means that it grows or vanishes "
+        "with depth.",
         (gradients, depth),
     ),
 }

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lra_ssm.analysis.measure import LayerMeasures, Measures
 from lra_ssm.analysis.plots import FAINT, FIGURES, INK, draw
+from lra_ssm.tables import table
 
 _WIDTH, _ROW = 11.5, 3.3  # inches, of a figure and of a row of its panels
 _CSS = """
@@ -111,11 +112,18 @@ def _image(name: str, networks: Sequence[Measures], words: bool = False) -> Imag
 
 def picture(networks: Sequence[Measures]) -> bytes:
     """Facts, figures and sentences below each other, as one PNG."""
-    head = Figure(figsize=(_WIDTH, 0.2 + 0.55 * len(networks)))
-    for i, measures in enumerate(networks):
-        y = 1 - (i + 0.35) / (len(networks) + 0.2)
-        head.text(0.01, y, measures.title, fontsize=15, weight="bold", color=INK, va="center")
-        head.text(0.01, y - 0.45 / (len(networks) + 0.2), "; ".join(measures.facts), fontsize=9, color=FAINT, va="center")
+    texts = []
+    for measures in networks:
+        cells = [row(i + 1, layer, measures.length) for i, layer in enumerate(measures.layers)]
+        texts.append((measures.title, "; ".join(measures.facts), table(list(COLUMNS), cells)))
+    lines = 0.6 + sum(3.2 + len(text.splitlines()) for *_, text in texts)
+    head, y = Figure(figsize=(_WIDTH, 0.17 * lines)), 1 - 0.6 / lines
+    for title, facts, text in texts:
+        for words, size, weight, color in ((title, 15, "bold", INK), (facts, 9, "normal", FAINT)):
+            head.text(0.01, y - 0.7 / lines, words, fontsize=size, weight=weight, color=color, va="center")
+            y -= 1.4 / lines
+        head.text(0.01, y, text, fontsize=7.5, family="monospace", color=INK, va="top", linespacing=1.35)
+        y -= (len(text.splitlines()) + 0.4) / lines
     images = [_drawn(head), *(_image(name, networks, words=True) for name in FIGURES)]
     sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), "white")
     top = 0

@@ -19,11 +19,11 @@ MOST_STATES = 1024  # of a transition that is no diagonal: the matrix is made
 
 @torch.no_grad()
 def eigenvalues(layer: nn.Module, x: Tensor) -> Tensor | None:
-    """Eigenvalues of the transition x_k = Ā_k x_{k-1} + … at P inputs: x (P, D) -> (P, S), complex128; None without one.
+    """Eigenvalues of the transition x_k = Ā_k x_{k-1} + … at P inputs: x (P, D) -> (P, S) complex128.
 
     A selective layer has others at every input. Of conjugate pairs one is listed. Measured in float64: a step is linear
     in the state, so that Ā's diagonal is the step from ones less the step from zeros. Where Ā is no diagonal it is made
-    column by column, which layers with more than MOST_STATES states are too large for.
+    column by column. None where the layer cannot step, or Ā is no diagonal of more than MOST_STATES states.
     """
     if not (isinstance(layer, RecurrentLayer) or (hasattr(layer, "step") and hasattr(layer, "initial_state"))):
         return None

@@ -33,9 +33,13 @@ class Found(NamedTuple):
 
 def main(command: str, arguments: list[str]) -> int:
     parser = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's directory (its best.ckpt, else its last.ckpt), or a .ckpt")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a run's directory (its best.ckpt, else its last.ckpt), or a .ckpt"
+    )
     parser.add_argument("--against", metavar="OTHER", help="another one, shown below the first on the same scales")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where inspect.html and inspect.png go; default: the run's directory")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where inspect.html and inspect.png go; default: the run's directory"
+    )
     parser.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
     parser.add_argument("--examples", type=int, default=2, metavar="N", help="validation examples; default: 2")
     options = parser.parse_args(arguments)
@@ -101,7 +105,7 @@ def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
 
 
 def load_network(file: Path) -> tuple["nn.Module", dict[str, Any], int]:
-    """The network of a checkpoint with its weights, its specification as plain values, and the steps it was trained for.
+    """The network of a checkpoint with its weights, its specification as plain values, and its step of training.
 
     Raises InputError where it cannot be read, or is none of a task over a `network`.
     """
@@ -158,7 +162,9 @@ def examples_of(
         elif arguments.get("d_input"):
             inputs = torch.rand(1, *pair, length, arguments["d_input"], generator=generator)
         else:
-            raise InputError(f"{why}, and {type(network).__name__} says neither vocab_size nor d_input: no inputs for it")
+            raise InputError(
+                f"{why}, and {type(network).__name__} says neither vocab_size nor d_input: no inputs for it"
+            )
         label = torch.randint(0, arguments.get("num_classes") or 2, (1,), generator=generator)
         found.append(Example(inputs, torch.full((1, *pair), length), label))
     return found, f"measured on {count} random input(s) with random labels, as {why}"
@@ -188,7 +194,8 @@ def _length(config: dict[str, Any]) -> int:
     """Positions of a random input: the data's, where its settings say it."""
     from lra_ssm.layers.spec import import_object
 
-    data = config.get("data") if isinstance(config.get("data"), dict) else {}
+    given = config.get("data")
+    data: dict[str, Any] = given if isinstance(given, dict) else {}
     settings = data.get("init_args") or {}
     try:
         size = getattr(import_object(data.get("class_path", "")), "image_size", None)
@@ -213,7 +220,11 @@ def _facts(found: Found, network: "nn.Module", source: str, step: int) -> list[s
 
     layers = list(layers_of(network).values())
     parameters = sum(p.numel() for p in network.parameters())
-    facts = [f"{len(layers)} × {type(layers[0]).__name__}", f"{parameters:,} parameters", f"{found.file.name}, step {step:,}"]
+    facts = [
+        f"{len(layers)} × {type(layers[0]).__name__}",
+        f"{parameters:,} parameters",
+        f"{found.file.name}, step {step:,}",
+    ]
     metrics = read_record(found.run / "run.json")[0].get("metrics", {}) if found.run else {}
     best = next((f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith("best ")), None)
     return [*facts, *([best] if best else []), source]

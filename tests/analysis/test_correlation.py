@@ -25,7 +25,8 @@ def test_prop_1_is_the_sum_that_it_says():
         return R[abs(lag)] if abs(lag) < 9 else 0.0
 
     expected = [
-        (at(lag) + sum(value**k * (at(lag + k) + at(lag - k)) for k in range(1, 30))) / (1 - value**2) for lag in range(9)
+        (at(lag) + sum(value**k * (at(lag + k) + at(lag - k)) for k in range(1, 30))) / (1 - value**2)
+        for lag in range(9)
     ]
     torch.testing.assert_close(output_autocorrelation(R, value), torch.stack(expected))
 

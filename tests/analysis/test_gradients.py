@@ -140,7 +140,9 @@ def test_delta_gradients_are_derivatives():
         return (x4 @ C).real, ((u[:, -1, None] * x6) @ C).real
 
     found = delta_gradients(u, A, B, C, -2.0, 0.3)
-    by_b = [(high - low) / (2 * step) for high, low in zip(outputs(-2 + step, 0.3), outputs(-2 - step, 0.3), strict=True)]
+    by_b = [
+        (high - low) / (2 * step) for high, low in zip(outputs(-2 + step, 0.3), outputs(-2 - step, 0.3), strict=True)
+    ]
     by_w = (outputs(-2.0, 0.3 + step)[1] - outputs(-2.0, 0.3 - step)[1]) / (2 * step)
     for one, other in zip(found, (by_b[0], by_w, by_b[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
