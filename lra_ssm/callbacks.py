@@ -22,8 +22,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
+from lra_ssm.analysis.gradients import gradient_over_weight
 from lra_ssm.errors import InputError
 from lra_ssm.files import appending, replacing, set_aside
+from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.tasks.optim import format_groups
 
 
@@ -138,6 +140,33 @@ class LogLearningRates(Callback):
             # Loggers refuse commas. float64, or 0.008 would be 0.00800000037997961 in the log.
             name = "/".join([*among, group.get("name", str(number)).replace(", ", "-")])
             pl_module.log(LEARNING_RATE + name, torch.tensor(float(group["lr"]), dtype=torch.float64))
+
+
+class LogGradientOverWeight(Callback):
+    """Logs `grad_over_weight/<parameter>`, the largest |gradient| / |weight| of its entries, at every log step.
+
+    StableSSM's measure of stability in training (Wang & Li 2024, fig. 3); before clipping.
+
+    Args:
+        roles: of the parameters that are logged: "recurrent", "delta", "no_decay" or "base".
+
+    Raises:
+        ValueError: there is no such role.
+    """
+
+    def __init__(self, roles: tuple[str, ...] = ("recurrent", "delta")) -> None:
+        self.roles = tuple(roles)
+        for role in self.roles:
+            if role not in ROLES:
+                raise ValueError(f"LogGradientOverWeight role {role!r}: it must be one of {', '.join(ROLES)}")
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
+        if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
+            return
+        roles, ratios = parameter_roles(pl_module), gradient_over_weight(pl_module)
+        chosen = {f"grad_over_weight/{n}": r.largest for n, r in ratios.items() if roles[n] in self.roles}
+        pl_module.log_dict(chosen)
 
 
 class ShowOptimizerGroups(Callback):

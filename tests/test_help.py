@@ -66,7 +66,8 @@ def test_completion_knows_commands_options_and_our_classes(tmp_path):
     assert offered("lightning", "f") == ["fit"] and "doctor" in offered("lra-ssm", "")
     assert offered("lightning", "fit", "--data.lim") == ["--data.limit"]
     assert "--trainer.max_epochs" in offered("lra-ssm", "test", "--trainer.max")
-    assert offered("lightning", "fit", "--model.network.layer", "") == [c.__name__ for c in CHOICES["--model.network.layer"]]
+    layers = [c.__name__ for c in CHOICES["--model.network.layer"]]
+    assert offered("lightning", "fit", "--model.network.layer", "") == layers
     assert offered("lightning", "prepare", "pathf") == ["pathfinder"]
     assert offered("lightning", "prepare", "text", "--lim") == ["--limit"]
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role
@@ -107,7 +108,7 @@ class B2S6(RecurrentLayer):
         """See `RecurrentLayer.scan`; state (B, D, N), complex with complex_A."""
         Bt, L, D = x.shape
         blocks = x.unflatten(-1, (self.H, self.P))
-        delta = torch.einsum("blhp,hp->blh", blocks, self.delta_weight).unsqueeze(-1).expand(Bt, L, self.H, self.P)
+        delta = self._delta(blocks)
         B_bias: Tensor | None = self.B_bias
         if B_bias is not None and self.complex_state:
             B_bias = as_complex(B_bias)
@@ -125,6 +126,14 @@ class B2S6(RecurrentLayer):
             return_last_state=True,
         )
         return y.transpose(1, 2), state
+
+    def _delta(self, blocks: Tensor) -> Tensor:
+        """Δ before its bias and softplus: blocks (B, L, H, P) -> the same shape."""
+        return torch.einsum("blhp,hp->blh", blocks, self.delta_weight).unsqueeze(-1).expand_as(blocks)
+
+    def step_sizes(self, x: Tensor) -> Tensor:
+        """Δ of the scan from the left, at every position: x (B, L, D) -> (B, L, D)."""
+        return F.softplus(self._delta(x.unflatten(-1, (self.H, self.P))).flatten(-2) + self.delta_bias)
 
     def _project(self, blocks: Tensor, weight: Tensor, is_complex: bool) -> Tensor:
         """blocks (B, L, H, P) times weight (H, P, N or 2N interleaved) -> (B, H, N, L), real or complex."""

@@ -141,6 +141,10 @@ class S4D(RecurrentLayer):
         )  # fmt: skip
         return y.transpose(1, 2), state
 
+    def step_sizes(self, x: Tensor) -> Tensor:
+        """Δ at every position, the same at all: x (B, L, D) -> (B, L, D)."""
+        return self.log_delta.exp().expand_as(x)
+
     def extra_repr(self) -> str:
         D, N = self.state_shape
         return f"d_model={D}, d_state={2 * N}, bidirectional={self.bidirectional}"

@@ -100,10 +100,7 @@ class S6(RecurrentLayer):
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (B, D, N)."""
-        if self.low_rank:
-            delta = F.linear(F.linear(x, self.delta_down), self.delta_up)
-        else:
-            delta = (x @ self.delta_weight).unsqueeze(-1).expand_as(x)
+        delta = self._delta(x)
         y, state = selective_scan(
             x.transpose(1, 2),
             **step_sizes(delta.transpose(1, 2), self.delta_bias, valid),
@@ -117,6 +114,16 @@ class S6(RecurrentLayer):
             return_last_state=True,
         )
         return y.transpose(1, 2), state
+
+    def _delta(self, x: Tensor) -> Tensor:
+        """Δ before its bias and softplus: x (B, L, D) -> (B, L, D)."""
+        if self.low_rank:
+            return F.linear(F.linear(x, self.delta_down), self.delta_up)
+        return (x @ self.delta_weight).unsqueeze(-1).expand_as(x)
+
+    def step_sizes(self, x: Tensor) -> Tensor:
+        """Δ of the scan from the left, at every position: x (B, L, D) -> (B, L, D)."""
+        return F.softplus(self._delta(x) + self.delta_bias)
 
     def extra_repr(self) -> str:
         D, N = self.state_shape

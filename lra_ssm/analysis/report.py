@@ -1,0 +1,145 @@
+"""The report of `lra-ssm inspect`: one PNG, and one HTML file that needs nothing else, of one network or two."""
+
+import base64
+import html
+import io
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from lra_ssm.analysis.measure import LayerMeasures, Measures
+from lra_ssm.analysis.plots import FAINT, FIGURES, INK, draw
+from lra_ssm.tables import table
+
+_WIDTH, _ROW = 11.5, 3.3  # inches, of a figure and of a row of its panels
+_CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.5em; margin-bottom: 0; } h2 { font-size: 1.15em; margin: 2em 0 0; }
+p.facts, figcaption { color: #555; } figure { margin: 0; } img { width: 100%; height: auto; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; margin: .6em 0 1.4em; }
+th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #e4e4e4; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; vertical-align: bottom; }
+.alarm { color: #c0392b; font-weight: 600; }
+"""
+
+# column -> what it says, shown under the table
+COLUMNS = {
+    "layer": "",
+    "remembers": "positions that hold 95 % of what the last output depends on (of the middle one, and in both"
+    " directions, where a layer looks ahead)",
+    "longest timescale": "of its states, in positions",
+    "outlive": "share of states with a timescale beyond the sequence",
+    "Δ": "median over channels and positions",
+    "Δ moves": "by this factor within a channel over the sequence",
+    "least 1 − |λ|": "distance of the slowest state from instability",
+    "forgets": "by how much one input made 100 times as large divides the share of what came before it",
+    "‖∂loss/∂x‖": "at the layer's input",
+    "worst parameter": "the one of the largest gradient for its size, and that ratio",
+}
+
+
+def row(number: int, layer: LayerMeasures, length: int) -> list[str]:
+    """The cells of a layer's row, in the order of COLUMNS."""
+    none = "–"
+    long = none if layer.timescales is None else f"{float(layer.timescales.max()):,.4g}"
+    outlive = none if layer.timescales is None else f"{100 * float((layer.timescales > length).float().mean()):.3g} %"
+    worst = max(layer.ratios.items(), key=lambda pair: pair[1].norm, default=None)
+    return [
+        f"{number} {layer.kind}" + ("" if layer.causal else ", both directions"),
+        f"{layer.effective:,.0f}",
+        long,
+        outlive,
+        none if layer.delta is None else f"{float(layer.delta.median()):.3g}",
+        none if layer.movement is None else f"×{layer.movement:.3g}",
+        none if layer.distance is None else f"{layer.distance:.2g}",
+        f"÷{layer.forgotten:.3g}",
+        f"{float(layer.gradient.double().norm()):.2g}",
+        none if worst is None else f"{worst[0]} {worst[1].norm:.2g}",
+    ]
+
+
+def page(networks: Sequence[Measures]) -> str:
+    """The report as one HTML page: images within it, no script, nothing fetched."""
+    title = " and ".join(measures.title for measures in networks)
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    for measures in networks:
+        if len(networks) > 1:
+            parts.append(f"<h2>{html.escape(measures.title)}</h2>")
+        parts.append(f'<p class="facts">{html.escape("; ".join(measures.facts))}</p>')
+        parts.append(_table(measures))
+    legend = "; ".join(f"<b>{html.escape(name)}</b>: {text}" for name, text in COLUMNS.items() if text)
+    parts.append(f'<p class="facts">{legend}.</p>')
+    for name, figure in FIGURES.items():
+        source = base64.b64encode(_png(_image(name, networks))).decode()
+        parts.append(
+            f"<h2>{html.escape(figure.title)}</h2><figure>"
+            f'<img alt="{html.escape(figure.title)}" src="data:image/png;base64,{source}">'
+            f"<figcaption>{html.escape(figure.see)}</figcaption></figure>"
+        )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_CSS}</style></head>\n'
+        f"<body>{chr(10).join(parts)}</body></html>\n"
+    )
+
+
+def _table(measures: Measures) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
+    alarm = list(COLUMNS).index("least 1 − |λ|")
+    rows = []
+    for i, layer in enumerate(measures.layers):
+        bad = layer.distance is not None and layer.distance <= 0
+        cells = (
+            f'<td class="alarm">{html.escape(cell)}</td>' if bad and j == alarm else f"<td>{html.escape(cell)}</td>"
+            for j, cell in enumerate(row(i + 1, layer, measures.length))
+        )
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _image(name: str, networks: Sequence[Measures], words: bool = False) -> Image.Image:
+    """A figure; with its title and sentence where it stands alone."""
+    about = FIGURES[name]
+    figure = Figure(figsize=(_WIDTH, _ROW * len(networks) + (1.25 if words else 0.35)), layout="constrained")
+    if words:
+        figure.suptitle(about.title, fontsize=13, weight="bold", color=INK, x=0.01, ha="left")
+        figure.supxlabel("\n".join(textwrap.wrap(about.see, 165)), fontsize=9, color=FAINT, x=0.01, ha="left")
+    draw(figure, name, networks)
+    return _drawn(figure)
+
+
+def picture(networks: Sequence[Measures]) -> bytes:
+    """Facts, figures and sentences below each other, as one PNG."""
+    texts = []
+    for measures in networks:
+        cells = [row(i + 1, layer, measures.length) for i, layer in enumerate(measures.layers)]
+        texts.append((measures.title, "; ".join(measures.facts), table(list(COLUMNS), cells)))
+    lines = 0.6 + sum(3.2 + len(text.splitlines()) for *_, text in texts)
+    head, y = Figure(figsize=(_WIDTH, 0.17 * lines)), 1 - 0.6 / lines
+    for title, facts, text in texts:
+        for words, size, weight, color in ((title, 15, "bold", INK), (facts, 9, "normal", FAINT)):
+            head.text(0.01, y - 0.7 / lines, words, fontsize=size, weight=weight, color=color, va="center")
+            y -= 1.4 / lines
+        head.text(0.01, y, text, fontsize=7.5, family="monospace", color=INK, va="top", linespacing=1.35)
+        y -= (len(text.splitlines()) + 0.4) / lines
+    images = [_drawn(head), *(_image(name, networks, words=True) for name in FIGURES)]
+    sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), "white")
+    top = 0
+    for image in images:
+        sheet.paste(image, (0, top))
+        top += image.height
+    return _png(sheet)
+
+
+def _drawn(figure: Figure) -> Image.Image:
+    file = io.BytesIO()
+    figure.savefig(file, dpi=110, format="png", facecolor="white")
+    return Image.open(file).convert("RGB")
+
+
+def _png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format="png", optimize=True)
+    return file.getvalue()

@@ -1,0 +1,243 @@
+"""`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one HTML page and one picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lra_ssm.cli.output import PlainParser
+from lra_ssm.errors import InputError, squeeze
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lra_ssm.analysis.network import Example
+
+DESCRIPTION = """\
+Writes a report on a trained model: per layer what it remembers and for how long, how Δ moves with the input, which
+parameters sit near instability, what one large input does to memory, and where gradients grow; of two models side by
+side. Measured on a few validation examples of the run's own data, or on random inputs where that is not prepared."""
+
+EXAMPLE = """\
+examples:
+  lra-ssm inspect runs/mnist/s4d/38722f686f
+  lra-ssm inspect runs/mnist/s6/5d0c1f6a52 --against=runs/mnist/b2s6/91e2b7c6d0 --out=docs
+"""
+
+
+class Found(NamedTuple):
+    """A checkpoint and the run that it belongs to."""
+
+    file: Path
+    run: Path | None
+    config: dict[str, Any]
+
+
+def main(command: str, arguments: list[str]) -> int:
+    parser = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a run's directory (its best.ckpt, else its last.ckpt), or a .ckpt"
+    )
+    parser.add_argument("--against", metavar="OTHER", help="another one, shown below the first on the same scales")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where inspect.html and inspect.png go; default: the run's directory"
+    )
+    parser.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
+    parser.add_argument("--examples", type=int, default=2, metavar="N", help="validation examples; default: 2")
+    options = parser.parse_args(arguments)
+    if options.examples < 1:
+        raise InputError(f"--examples is {options.examples}; it must be at least 1")
+    given = [options.checkpoint, *([options.against] if options.against else [])]
+    found = [find(name) for name in given]
+    folder = options.out or found[0].run or found[0].file.parent
+    if not folder.is_dir():
+        raise InputError(f"--out {folder}: is no existing folder")
+    _write(folder, _measured(found, options.root, options.examples))
+    return 0
+
+
+def find(name: str) -> Found:
+    """A checkpoint by its run's directory or its file. Raises InputError where there is none."""
+    path = Path(name)
+    if path.is_dir():
+        files = [path / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            raise InputError(f"{name} has no checkpoints/best.ckpt or last.ckpt: give a run's directory, or a .ckpt")
+        run: Path | None = path
+    elif path.is_file():
+        file, run = path, next((p for p in path.absolute().parents[:2] if (p / "config.yaml").is_file()), None)
+    else:
+        raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
+    config: Any = None
+    if run is not None and (run / "config.yaml").is_file():
+        import yaml
+
+        try:
+            config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{run / 'config.yaml'} cannot be read: {squeeze(str(error))}") from error
+    return Found(file, run, config if isinstance(config, dict) else {})
+
+
+def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
+    """Measures every checkpoint under a progress bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from lra_ssm.analysis.measure import measure, steps
+
+    loaded = []
+    for one in found:
+        network, spec, step = load_network(one.file)
+        examples, source = examples_of(one.config, network, spec, root, count)
+        loaded.append((network, examples, _title(one), _facts(one, network, source, step)))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    results = []
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("loading", total=sum(steps(network, examples) for network, examples, *_ in loaded))
+
+        def tick(text: str) -> None:
+            progress.update(task, description=text)
+            progress.advance(task)
+
+        for network, examples, title, facts in loaded:
+            results.append(measure(network, examples, title, facts, tick))
+    return results
+
+
+def load_network(file: Path) -> tuple["nn.Module", dict[str, Any], int]:
+    """The network of a checkpoint with its weights, its specification as plain values, and its step of training.
+
+    Raises InputError where it cannot be read, or is none of a task over a `network`.
+    """
+    from lra_ssm.layers import NetworkSpec
+    from lra_ssm.runs.checkpoints import load_checkpoint
+
+    state = load_checkpoint(file)
+    settings = state.get("hyper_parameters")
+    spec = settings.get("network") if isinstance(settings, dict) else None
+    if not isinstance(spec, dict) or "class_path" not in spec:
+        raise InputError(f"{file} says no network: it is of a task that keeps none among its hyperparameters")
+    try:
+        network = NetworkSpec.of(spec)()
+    except ValueError as error:
+        raise InputError(f"{file}: its network cannot be built: {squeeze(str(error))}") from error
+    weights = {n.removeprefix("network."): w for n, w in state["state_dict"].items() if n.startswith("network.")}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InputError(f"{file}: its weights are of another network: {squeeze(str(error))[:300]}") from error
+    step = state.get("global_step")
+    return network, spec, step if isinstance(step, int) else 0
+
+
+def examples_of(
+    config: dict[str, Any], network: "nn.Module", spec: dict[str, Any], root: str | None, count: int
+) -> tuple[list["Example"], str]:
+    """Validation examples of the run's own data, where it is prepared, else random ones; and which they are."""
+    import torch
+
+    from lra_ssm.analysis.network import Example
+
+    data, why = _datamodule(config, root)
+    if data is not None:
+        data.setup("validate")
+        batch = next(iter(data.val_dataloader()))
+        lengths, labels, found = batch.lengths, batch[2] if hasattr(batch, "labels") else batch.targets, []
+        for i in range(min(count, len(batch.inputs))):
+            longest = None if lengths is None else int(lengths[i].max())
+            inputs = batch.inputs[i : i + 1]
+            inputs = inputs[:, :, :longest] if getattr(data, "per_example", 1) == 2 else inputs[:, :longest]
+            label = labels[i : i + 1] if labels.dim() == 1 else labels[i : i + 1, :longest]
+            found.append(Example(inputs, None if lengths is None else lengths[i : i + 1], label))
+        data.teardown()
+        return found, f"measured on {len(found)} validation example(s) of {type(data).__name__}"
+    arguments = spec.get("init_args") or {}
+    length, generator = _length(config), torch.Generator().manual_seed(0)
+    pair = (2,) if getattr(network, "per_example", 1) == 2 else ()
+    found = []
+    for _ in range(count):
+        if arguments.get("vocab_size"):
+            low = min(1, arguments["vocab_size"] - 1)  # 0 is padding
+            inputs = torch.randint(low, arguments["vocab_size"], (1, *pair, length), generator=generator)
+        elif arguments.get("d_input"):
+            inputs = torch.rand(1, *pair, length, arguments["d_input"], generator=generator)
+        else:
+            raise InputError(
+                f"{why}, and {type(network).__name__} says neither vocab_size nor d_input: no inputs for it"
+            )
+        label = torch.randint(0, arguments.get("num_classes") or 2, (1,), generator=generator)
+        found.append(Example(inputs, torch.full((1, *pair), length), label))
+    return found, f"measured on {count} random input(s) with random labels, as {why}"
+
+
+def _datamodule(config: dict[str, Any], root: str | None) -> tuple[Any, str]:
+    """The run's own data where it is prepared, else None and why not."""
+    from lra_ssm.layers.spec import import_object
+
+    data = config.get("data")
+    if not isinstance(data, dict) or "class_path" not in data:
+        return None, "no config.yaml says what data it was trained on"
+    settings = dict(data.get("init_args") or {})
+    if root is not None:
+        settings["root"] = root
+    try:
+        module = import_object(data["class_path"], "data")(**settings)
+    except (ValueError, TypeError) as error:
+        return None, f"its data cannot be opened here ({squeeze(str(error))})"
+    name = data["class_path"].rpartition(".")[2]
+    if not hasattr(module, "is_prepared") or not module.is_prepared():
+        return None, f"{name} is not prepared below {getattr(module, 'root', 'its root')}"
+    return module, ""
+
+
+def _length(config: dict[str, Any]) -> int:
+    """Positions of a random input: the data's, where its settings say it."""
+    from lra_ssm.layers.spec import import_object
+
+    given = config.get("data")
+    data: dict[str, Any] = given if isinstance(given, dict) else {}
+    settings = data.get("init_args") or {}
+    try:
+        size = getattr(import_object(data.get("class_path", "")), "image_size", None)
+    except ValueError:
+        size = None
+    if isinstance(size, (tuple, list)):
+        return int(size[0] * size[1])
+    return int(settings.get("max_length") or (settings.get("resolution") or 32) ** 2)
+
+
+def _title(found: Found) -> str:
+    if found.run is None:
+        return found.file.name
+    experiment = found.config.get("experiment")
+    return f"{experiment} {found.run.resolve().name}" if experiment else found.run.resolve().name
+
+
+def _facts(found: Found, network: "nn.Module", source: str, step: int) -> list[str]:
+    """What the report's reader must know."""
+    from lra_ssm.analysis.network import layers_of
+    from lra_ssm.runs.record import read_record
+
+    layers = list(layers_of(network).values())
+    parameters = sum(p.numel() for p in network.parameters())
+    facts = [
+        f"{len(layers)} × {type(layers[0]).__name__}",
+        f"{parameters:,} parameters",
+        f"{found.file.name}, step {step:,}",
+    ]
+    metrics = read_record(found.run / "run.json")[0].get("metrics", {}) if found.run else {}
+    best = next((f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith("best ")), None)
+    return [*facts, *([best] if best else []), source]
+
+
+def _write(folder: Path, networks: list[Any]) -> None:
+    from lra_ssm.analysis.report import page, picture
+    from lra_ssm.files import replacing
+
+    for name, content in (("inspect.html", page(networks).encode()), ("inspect.png", picture(networks))):
+        try:
+            with replacing(folder / name, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise InputError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
+        print(folder / name)

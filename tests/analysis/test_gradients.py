@@ -1,0 +1,159 @@
+"""B2S6's eq. 6, theorems 2, 3 and 5, and StableSSM's gradient over weight."""
+
+import pytest
+import torch
+from torch import nn
+
+from lra_ssm.analysis import (
+    delta_gradient_ratios,
+    delta_gradients,
+    gradient_over_weight,
+    jacobian_norms,
+    relative_gradient,
+)
+from lra_ssm.layers import B2S6, S4D, S6, LayerSpec
+from lra_ssm.models import Classifier
+from tests.helpers import Smooth
+
+
+@pytest.mark.parametrize("layer", [S6(4), B2S6(4, num_blocks=2, d_state=4), S4D(4, bidirectional=True), Smooth(4)])
+@pytest.mark.parametrize("position", [-1, 3])
+def test_relative_gradient_against_the_whole_jacobian(layer, position):
+    layer, x = layer.double(), torch.randn(2, 9, 4, dtype=torch.float64)
+    found = relative_gradient(layer, x, position)
+    for row in range(2):
+        J = torch.autograd.functional.jacobian(lambda u: layer(u[None])[0, position], x[row])  # (4, 9, 4)
+        norms = J.square().sum((0, 2)).sqrt()
+        torch.testing.assert_close(found[row], norms / norms.sum())
+        torch.testing.assert_close(jacobian_norms(layer, x, position)[row], norms)
+
+
+def test_of_a_network_by_its_features():
+    torch.manual_seed(0)
+    network = Classifier(LayerSpec(S6), num_classes=3, d_input=2, d_model=8, n_layers=2).double().eval()
+    x = torch.randn(1, 7, 2, dtype=torch.float64)
+    J = torch.autograd.functional.jacobian(lambda u: network(u[None])[0], x[0])
+    torch.testing.assert_close(jacobian_norms(network, x)[0], J.square().sum((0, 2)).sqrt())
+
+
+def test_probes_estimate_the_norm():
+    torch.manual_seed(0)
+    layer, x = S6(64).double(), torch.randn(1, 20, 64, dtype=torch.float64)
+    exact = jacobian_norms(layer, x)
+    guess = jacobian_norms(layer, x, probes=32, generator=torch.Generator().manual_seed(0))
+    assert (guess / exact - 1).abs().max() < 0.5 and (guess / exact).mean() == pytest.approx(1, abs=0.1)
+    torch.testing.assert_close(jacobian_norms(layer, x, probes=64), exact)  # as many as there are outputs: exact
+
+
+def shares(layer, sign, scales, d=4, L=9, k0=4):
+    """S_k before, at and after an input that is scaled, by its scale; wᵀu has the sign there. -> (scales, 3)"""
+    x = 0.3 * torch.randn(1, L, d, dtype=torch.float64)
+    x[:, k0] = sign
+    found = []
+    for c in scales:
+        scaled = x.clone()
+        scaled[:, k0] *= c
+        S = relative_gradient(layer, scaled)[0]
+        found.append(torch.stack([S[:k0].max(), S[k0], S[k0 + 1 :].sum()]))
+    return torch.stack(found)
+
+
+def slopes(values, scales):
+    """Of log(value) over log(scale), from the second to last scale to the last."""
+    return ((values[-1] / values[-2]).log() / torch.tensor(scales[-1] / scales[-2]).log()).tolist()
+
+
+def paper_s6(d=4):
+    torch.manual_seed(3)
+    layer = S6(d, 4, form="paper", delta_min=0.05, delta_max=0.1).double()
+    layer.delta_weight.data.fill_(0.25)  # wᵀu has the sign of u
+    return layer
+
+
+def test_theorem_2_of_s6():
+    scales = [30.0, 100.0, 300.0, 1000.0]
+    grows = shares(paper_s6(), 1.0, scales)
+    assert grows[-1, 0] < 1e-30  # before a large input with wᵀu > 0 everything is forgotten
+    assert slopes(grows, scales)[1] == pytest.approx(-1, abs=0.05) and grows[-1, 2] > 0.9
+    ignored = shares(paper_s6(), -1.0, scales)
+    assert ignored[-1, 1] < 1e-30  # one with wᵀu < 0 is not seen
+    assert slopes(ignored, scales)[0] == pytest.approx(0, abs=0.05) and ignored[-1, 2] > 0.1
+
+
+def test_s4d_is_the_same_whatever_comes_in():
+    torch.manual_seed(0)
+    found = shares(S4D(4, 8).double(), 1.0, [1.0, 1e3])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_theorem_5_of_b2s6():
+    torch.manual_seed(3)
+    layer = B2S6(4, num_blocks=2, d_state=4, delta_min=0.05, delta_max=0.1).double()
+    layer.delta_weight.data.copy_(torch.tensor([[0.25, 0.25], [-0.25, -0.25]]))  # one block of either sign
+    scales = [3e2, 1e3, 3e3, 1e4]
+    found = shares(layer, 1.0, scales)
+    before, at, _ = slopes(found, scales)
+    # The theorem bounds them: no faster than any power, as S6's fall.
+    assert -2.1 < before < 0.1 and -1.1 < at < 0.1 and found[-1, 2] > 0.01
+    assert found[-1, 0] > 1e-12
+
+
+def units(trials, n=4):
+    torch.manual_seed(0)
+    for _ in range(trials):
+        A = torch.complex(-torch.rand(n, dtype=torch.float64) - 0.1, torch.randn(n, dtype=torch.float64))
+        B, C = torch.randn(2, n, dtype=torch.complex128)
+        yield A, B, C
+
+
+def test_theorem_3_by_scale():
+    rows = []
+    for c in (1.0, 10.0):
+        u = c * torch.randn(20, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        rows.append(torch.tensor([delta_gradient_ratios(u, A, B, C, -4.6) for A, B, C in units(5)]).mean(0))
+    growth = (rows[1] / rows[0]).log10().tolist()
+    assert growth == pytest.approx([3, 2], abs=1e-6)  # exactly: both gradients are powers of the input at w = 0
+
+
+def test_theorem_3_by_length():
+    means = []
+    for L in (50, 1600):
+        b = float(torch.tensor(1.0 / L).log())  # L exp(b) is 1
+        u = torch.randn(40, L, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        means.append(sum(delta_gradient_ratios(u, A, B, C, b)[1] for A, B, C in units(3)) / 3)
+    growth = torch.tensor(means[1] / means[0]).log() / torch.tensor(32.0).log()
+    assert growth == pytest.approx(0.5, abs=0.12)
+
+
+def test_delta_gradients_are_derivatives():
+    A, B, C = next(iter(units(1)))
+    u, step = torch.randn(3, 30, dtype=torch.float64), 1e-6
+
+    def outputs(b, w):
+        x4 = x6 = torch.zeros(3, len(A), dtype=torch.complex128)
+        for k in range(30):
+            now = u[:, k, None]
+            one = torch.tensor(b, dtype=torch.float64).exp()
+            x4 = (one * A).exp() * x4 + ((one * A).exp() - 1) / A * B * now
+            delta = nn.functional.softplus(w * now + b)
+            x6 = (delta * A).exp() * x6 + ((delta * A).exp() - 1) / A * B * now * now
+        return (x4 @ C).real, ((u[:, -1, None] * x6) @ C).real
+
+    found = delta_gradients(u, A, B, C, -2.0, 0.3)
+    by_b = [
+        (high - low) / (2 * step) for high, low in zip(outputs(-2 + step, 0.3), outputs(-2 - step, 0.3), strict=True)
+    ]
+    by_w = (outputs(-2.0, 0.3 + step)[1] - outputs(-2.0, 0.3 - step)[1]) / (2 * step)
+    for one, other in zip(found, (by_b[0], by_w, by_b[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_gradient_over_weight():
+    module = nn.Linear(2, 1)
+    module.weight.data = torch.tensor([[3.0, 0.0]])
+    module.bias.data.zero_()
+    module.weight.grad, module.bias.grad = torch.tensor([[6.0, 5.0]]), torch.ones(1)
+    found = gradient_over_weight(module)
+    assert set(found) == {"weight"}  # of a weight that is all 0 there is no ratio
+    assert found["weight"].largest == 2 and found["weight"].norm == pytest.approx(61**0.5 / 3)
+    assert gradient_over_weight(nn.Linear(2, 2)) == {}

@@ -1,0 +1,66 @@
+"""Eigenvalues by steps against what the parameters say."""
+
+import pytest
+import torch
+from torch import nn
+
+from lra_ssm.analysis import eigenvalues, mean_timescales, step_sizes, timescales
+from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.ops import eigenvalues as continuous
+from tests.helpers import Smooth
+
+LAYERS = [
+    S4D(6, 8), S4D(6, 8, bidirectional=True), S6(6, 4), S6(6, 4, form="paper", bidirectional=True),
+    B2S6(6, num_blocks=2, d_state=4), B2S6(6, num_blocks=3, d_state=4, complex_A=False, bidirectional=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_eigenvalues_are_exp_of_delta_times_A(layer):
+    x = torch.randn(5, 6)
+    found = eigenvalues(layer, x)
+    A = continuous(layer.A_log, getattr(layer, "A_imag", None)).detach()
+    delta = step_sizes(layer, x[None])[0]  # (5, 6)
+    expected = (delta[..., None].detach() * A).exp().flatten(1)
+    assert found.dtype == torch.complex128 and found.shape == (5, 6 * A.shape[-1])
+    torch.testing.assert_close(found, expected.to(torch.complex128), rtol=1e-5, atol=1e-6)
+    assert layer.D.dtype == torch.float32  # the layer itself is left alone
+
+
+class Mixing(nn.Module):
+    """A user's own layer: a state of 3 that a full matrix mixes."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.matrix = nn.Parameter(matrix)
+
+    def initial_state(self, batch_size):
+        return torch.zeros(batch_size, 3, dtype=self.matrix.dtype)
+
+    def step(self, x_t, state):
+        state = state @ self.matrix.T + x_t
+        return state, state
+
+    def forward(self, x, lengths=None):
+        return x
+
+
+def test_a_transition_that_is_no_diagonal():
+    matrix = torch.tensor([[0.5, 0.4, 0.0], [-0.4, 0.5, 0.0], [0.1, 0.2, 0.9]])
+    found = eigenvalues(Mixing(matrix), torch.randn(2, 3))
+    expected = torch.tensor([0.5 - 0.4j, 0.5 + 0.4j, 0.9], dtype=torch.complex128)
+    for row in found:
+        torch.testing.assert_close(row[row.imag.argsort()], expected[expected.imag.argsort()], rtol=1e-6, atol=1e-7)
+
+
+def test_a_layer_without_states_has_none():
+    assert eigenvalues(Smooth(4), torch.zeros(1, 4)) is None and step_sizes(Smooth(4), torch.zeros(1, 1, 4)) is None
+
+
+def test_timescales():
+    values = torch.tensor([0.5, -0.9, 0.6 + 0.6j, 1.0, 1.1, 0.0], dtype=torch.complex128)
+    found = timescales(values).tolist()
+    assert found[:2] == pytest.approx([1.442695, 9.491222]) and found[2] == pytest.approx(1 / 0.1642520)
+    assert found[3:5] == [float("inf")] * 2 and found[5] < 0.01
+    both = torch.tensor([[0.9], [0.4]], dtype=torch.complex128)
+    assert float(mean_timescales(both)) == pytest.approx(float(timescales(torch.tensor([0.36**0.5 + 0j]))))
