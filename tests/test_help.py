@@ -66,12 +66,12 @@ def test_completion_knows_commands_options_and_our_classes(tmp_path):
     assert offered("lightning", "f") == ["fit"] and "doctor" in offered("lra-ssm", "")
     assert offered("lightning", "fit", "--data.lim") == ["--data.limit"]
     assert "--trainer.max_epochs" in offered("lra-ssm", "test", "--trainer.max")
-    layers = [c.__name__ for c in CHOICES["--model.network.layer"]]
-    assert offered("lightning", "fit", "--model.network.layer", "") == layers
+    ours = [cls.__name__ for cls in CHOICES["--model.network.layer"]]
+    assert offered("lightning", "fit", "--model.network.layer", "") == ours
     assert offered("lightning", "prepare", "pathf") == ["pathfinder"]
     assert offered("lightning", "prepare", "text", "--lim") == ["--limit"]
 
 
 def test_completion_needs_a_shell_that_is_known(tmp_path):
     pytest.importorskip("shtab")
-    assert "--print_completion 'fish': there are bash, zsh, tcsh" in fail(["--print_completion", "fish"], tmp_path)
+    assert "--print_completion 'ksh': " in fail(["--print_completion", "ksh"], tmp_path)
