@@ -124,5 +124,9 @@ class DeepLinearSSM(RecurrentLayer):
             last.append(end.unflatten(-1, (D, N)))
         return y, torch.stack(last, 1)
 
+    def extra_repr(self) -> str:
+        K, D, N = self.state_shape
+        return f"d_model={D}, n_layers={K}, d_state={N}, bidirectional={self.bidirectional}"
+
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent"}

@@ -91,6 +91,9 @@ class StableSSM(RecurrentLayer):
         """See `RecurrentLayer.scan_both`."""
         return self.system.scan_both(x, lengths, reset)
 
+    def extra_repr(self) -> str:
+        return ""  # the system says it
+
     def roles(self) -> dict[str, Role]:
         return {f"system.{name}": role for name, role in self.system.optim_roles().items()}
 
@@ -140,6 +143,10 @@ class _RealDiagonal(RecurrentLayer):
         inputs = F.linear(x, held[:, None] * self.U, held * self.b)
         states, last = linear_recurrence(a, inputs, valid, reset, initial_state)
         return F.linear(self.readout(states), self.C), last
+
+    def extra_repr(self) -> str:
+        N, D = self.U.shape
+        return f"d_model={D}, d_state={N}, delta={self.delta}, bidirectional={self.bidirectional}"
 
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent", "b": "no_decay"}

@@ -206,6 +206,9 @@ def test_roles_name_parameters(name, bidirectional):
             B2S6(6, num_blocks=3, d_state=8),
             "B2S6(d_model=6, num_blocks=3, d_state=8, bias=True, complex_A=True, complex_C=False, bidirectional=False)",
         ),
+        (StableSSM(6), "StableSSM(\n  (system): S4D(d_model=6, d_state=64, bidirectional=False)\n)"),
+        (LRU(6, d_state=4), "LRU(d_model=6, d_state=4, bidirectional=False)"),
+        (DeepLinearSSM(6, d_state=3), "DeepLinearSSM(d_model=6, n_layers=2, d_state=3, bidirectional=False)"),
     ],
 )
 def test_a_layer_tells_its_sizes(layer, expected):
@@ -297,6 +300,13 @@ def test_settings_that_do_not_fit_are_refused(call, message):
 
 
 CONTINUOUS = ["exp", "softplus", "best", "relu", "direct", "clip"]
+
+
+@every_layer
+def test_it_can_be_built_on_the_meta_device(name):
+    with torch.device("meta"):
+        layer = LAYERS[name]()
+        assert layer(torch.randn(2, 9, D)).shape == (2, 9, D)
 
 
 @pytest.mark.parametrize("form", CONTINUOUS)
