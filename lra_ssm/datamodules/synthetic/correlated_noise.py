@@ -1,4 +1,6 @@
-"""Correlated noise as a LightningDataModule: Gaussian noise with autocorrelation ρ^|Δ|, its future to be predicted.
+"""Correlated noise as a LightningDataModule: its future from its past.
+
+Gaussian noise with autocorrelation ρ^|Δ|.
 
 Source of the noise: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025
 submission), proposition 1 and figure 1: R_u(Δ) = ρ^|Δ|, ρ = 0.95. The paper feeds it to given systems; to predict it is

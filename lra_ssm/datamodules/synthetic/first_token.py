@@ -1,4 +1,4 @@
-"""The first token as a LightningDataModule: what was its size, whatever came last?
+"""The first token as a LightningDataModule: its size, whatever came last.
 
 Source: B2S6 (Yu and Erichson 2025), figure 4: u = (u_1·1, 0, …, 0, u_L) with u_1 ~ N(0, σ1), u_L ~ N(0, σ2 I) in 32
 dimensions, target |u_1|. The grid of σ, the length and the number of examples are not given there.

@@ -1,4 +1,6 @@
-"""Linear functionals as a LightningDataModule: white noise and its convolution with a memory function ρ.
+"""Linear functionals as a LightningDataModule: noise convolved with a ρ.
+
+White noise and its convolution with a memory function ρ.
 
 Sources: StableSSM (Wang and Li 2024), section 4.1 and appendix F.1: ρ(t) = (t + 1)^−1.1, sequences of 100, 153,600 in
 all; split, and ρ's timescale as a setting, are those of its public code (radarFudan/StableSSM). The random ρ is figure

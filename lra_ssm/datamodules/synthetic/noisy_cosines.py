@@ -1,4 +1,4 @@
-"""Cosines as a LightningDataModule: which coefficients has this sum of cosines, with or without noise on it?
+"""Cosines as a LightningDataModule: coefficients of their sum, noisy or not.
 
 Source: B2S6 (Yu and Erichson 2025), figure 3: u(t; g) = Σ_i g_i cos(p_i t), p_i the ten smallest primes, g to be
 recovered; there without noise. The distribution of g, times t and the number of examples are not given there.

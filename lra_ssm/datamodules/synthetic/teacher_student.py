@@ -1,4 +1,6 @@
-"""Teacher and student as a LightningDataModule: noise and what a given diagonal linear system makes of it.
+"""Teachers as a LightningDataModule: what a linear system makes of noise.
+
+Noise and the outputs of a given diagonal linear system, which a student is to learn.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
 section 4: white noise N(0, 1), squared error, teachers whose B and C are 1. Sequence length and the number of examples
