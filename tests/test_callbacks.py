@@ -10,7 +10,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lra_ssm.callbacks import CSVRunLogger, LogLearningRates, SeedByStep, StopOnNonFinite, Throughput, WritePredictions
+from lra_ssm.callbacks import (
+    CSVRunLogger,
+    LogGradientOverWeight,
+    LogLearningRates,
+    SeedByStep,
+    StopOnNonFinite,
+    Throughput,
+    WritePredictions,
+)
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.saving import SaveBest, SaveLast
@@ -196,3 +204,25 @@ def test_the_log_grows_by_columns_and_forgets_what_will_be_made_again(tmp_path):
     CSVRunLogger(path).forget_from(1)
     with open(path, newline="") as file:
         assert list(csv.DictReader(file)) == [{"step": "0", "epoch": "0", "a": "1.0", "b": ""}]
+
+
+def test_gradient_over_weight_is_logged(tmp_path):
+    class Keeps(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, i):
+            weight, grad = model.linear.weight.detach(), model.linear.weight.grad
+            self.seen.append((dict(trainer.callback_metrics), (grad / weight).abs().max()))
+
+    keeps, model = Keeps(), Line()
+    model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
+    fit(tmp_path, LogGradientOverWeight(roles=("base",)), keeps, model=model)
+    for metrics, expected in keeps.seen:
+        assert metrics["grad_over_weight/linear.weight"] == pytest.approx(float(expected))
+        assert "grad_over_weight/linear.bias" in metrics
+    keeps.seen.clear()
+    fit(tmp_path, LogGradientOverWeight(), keeps)  # nothing of this model is recurrent
+    assert not any(name.startswith("grad_over") for metrics, _ in keeps.seen for name in metrics)
+    with pytest.raises(ValueError, match="role 'recurent'"):
+        LogGradientOverWeight(roles=("recurent",))

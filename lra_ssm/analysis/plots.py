@@ -30,6 +30,11 @@ def colors(count: int) -> list[str]:
     return [to_hex(colormaps["viridis"](i / max(1, count - 1) * 0.88)) for i in range(count)]
 
 
+def short(value: float) -> str:
+    """Three digits, and no power of ten below a million."""
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
+
+
 def _lines(axes: Axes, measures: Measures, points: Callable[[LayerMeasures], tuple[Any, Any] | None]) -> bool:
     """A line for each layer that has points; whether any has."""
     drawn = False
@@ -184,8 +189,9 @@ def scaled(axes: Axes, measures: Measures) -> None:
 def forgotten(axes: Axes, measures: Measures) -> None:
     for i, (m, color) in enumerate(zip(measures.layers, colors(len(measures.layers)), strict=True)):
         axes.bar(i + 1, max(m.forgotten, 1e-3) - 1, bottom=1, color=color, width=0.6)
-        axes.annotate(f"÷{m.forgotten:.3g}", (i + 1, max(1.0, m.forgotten)), xytext=(0, 3), textcoords="offset points",
-                      ha="center", fontsize=8, color=INK)  # fmt: skip
+        top = (i + 1, max(1.0, m.forgotten))
+        axes.annotate(f"÷{short(m.forgotten)}", top, xytext=(0, 3), textcoords="offset points", ha="center",
+                      fontsize=8, color=INK)  # fmt: skip
     axes.axhline(1, color=FAINT, linewidth=0.8)
     _log(axes, "y")
     low, high = axes.get_ylim()
@@ -228,39 +234,39 @@ class FigureOf(NamedTuple):
 FIGURES = {
     "memory": FigureOf(
         "What each layer remembers, and for how long",
-        "Left: how much of all that a layer's output depends on lies within so many positions (relative gradient, "
-        "B2S6 eq. 6, summed up): the further to the right a line rises, the longer the memory; the dot is at 95 %. Right: "
-        "how long its states last: above the dashed line they outlive the sequence.",
+        "Left: how much of all that a layer's output depends on lies within so many positions (relative gradient,"
+        " B2S6 eq. 6, summed up): the further to the right a line rises, the longer the memory; the dot is at 95 "
+        "%. Right: how long its states last: above the dashed line they outlive the sequence.",
         (memory, timescales),
     ),
     "delta": FigureOf(
         "How Δ moves with the input",
         "Left: Δ over all channels and positions (dot: median, thick: half, thin: 90 %), and by what factor one "
-        "channel's Δ moves within a sequence: ×1 does not look at its input. Right: when it moves, mean over channels: up is "
-        "attention to what comes in, down is holding on to what is there.",
+        "channel's Δ moves within a sequence: ×1 does not look at its input. Right: when it moves, mean over "
+        "channels: up is attention to what comes in, down is holding on to what is there.",
         (delta_range, delta_moves),
     ),
     "stability": FigureOf(
         "Which parameters sit near instability",
-        "Left: every eigenvalue λ by its distance from |λ| = 1: the higher, the longer it remembers and the more a "
-        "small change of its parameters matters; above the dashed line it outlives the sequence. Right: how far a gradient "
-        "moves a parameter for its size (StableSSM, fig. 3): the dots on the right are the first to diverge when the "
-        "learning rate grows; an entry that is nearly 0 has a large ratio whatever its gradient.",
+        "Left: every eigenvalue λ by its distance from |λ| = 1: the higher, the longer it remembers and the more "
+        "a small change of its parameters matters; above the dashed line it outlives the sequence. Right: how far"
+        " a gradient moves a parameter for its size (StableSSM, fig. 3): the dots on the right are the first to "
+        "diverge when the learning rate grows; an entry that is nearly 0 has a large ratio whatever its gradient.",
         (circle, ratios),
     ),
     "bias": FigureOf(
         "What one large input does to memory",
-        "Left: the relative gradient of the last output when the input in the middle is made larger (B2S6, theorems 2 "
-        "and 5): where the dark line falls left of the dotted one, a large input erases what came before; lines upon "
-        "each other mean that it changes nothing. Right: by how much the share of all that came before falls at × 100: "
-        "÷1 keeps it, below 1 it gains, as the large input itself is ignored.",
+        "Left: the relative gradient of the last output when the input in the middle is made larger (B2S6, "
+        "theorems 2 and 5): where the dark line falls left of the dotted one, a large input erases what came "
+        "before; lines upon each other mean that it changes nothing. Right: by how much the share of all that "
+        "came before falls at × 100: ÷1 keeps it, below 1 it gains, as the large input itself is ignored.",
         (scaled, forgotten),
     ),
     "gradients": FigureOf(
         "Where gradients grow",
-        "Left: the loss's gradient at every position of each layer's input: a line that rises or falls over decades "
-        "explodes or vanishes along the sequence. Right: its size at each layer: steep means that it grows or vanishes "
-        "with depth.",
+        "Left: the loss's gradient at every position of each layer's input: a line that rises or falls over "
+        "decades explodes or vanishes along the sequence. Right: its size at each layer: steep means that it "
+        "grows or vanishes with depth.",
         (gradients, depth),
     ),
 }

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lra_ssm.analysis.measure import LayerMeasures, Measures
-from lra_ssm.analysis.plots import FAINT, FIGURES, INK, draw
+from lra_ssm.analysis.plots import FAINT, FIGURES, INK, draw, short
 from lra_ssm.tables import table
 
 _WIDTH, _ROW = 11.5, 3.3  # inches, of a figure and of a row of its panels
@@ -43,7 +43,7 @@ COLUMNS = {
 def row(number: int, layer: LayerMeasures, length: int) -> list[str]:
     """The cells of a layer's row, in the order of COLUMNS."""
     none = "–"
-    long = none if layer.timescales is None else f"{float(layer.timescales.max()):,.4g}"
+    long = none if layer.timescales is None else short(float(layer.timescales.max()))
     outlive = none if layer.timescales is None else f"{100 * float((layer.timescales > length).float().mean()):.3g} %"
     worst = max(layer.ratios.items(), key=lambda pair: pair[1].norm, default=None)
     return [
@@ -54,7 +54,7 @@ def row(number: int, layer: LayerMeasures, length: int) -> list[str]:
         none if layer.delta is None else f"{float(layer.delta.median()):.3g}",
         none if layer.movement is None else f"×{layer.movement:.3g}",
         none if layer.distance is None else f"{layer.distance:.2g}",
-        f"÷{layer.forgotten:.3g}",
+        f"÷{short(layer.forgotten)}",
         f"{float(layer.gradient.double().norm()):.2g}",
         none if worst is None else f"{worst[0]} {worst[1].norm:.2g}",
     ]

@@ -81,5 +81,6 @@ def mean_timescales(eigenvalues: Tensor) -> Tensor:
 @torch.no_grad()
 def step_sizes(layer: nn.Module, x: Tensor) -> Tensor | None:
     """Δ at every position and channel, x (B, L, D) -> (B, L, D), by the layer's own `step_sizes`; None without one."""
-    own = getattr(layer, "step_sizes", None)
+    inner = getattr(layer, "system", None)  # of a StableSSM
+    own = getattr(layer, "step_sizes", None) or getattr(inner, "step_sizes", None)
     return own(x) if callable(own) else None

@@ -80,12 +80,15 @@ def find(name: str) -> Found:
 
 def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
     """Measures every checkpoint under a progress bar."""
+    import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from lra_ssm.analysis.measure import measure, steps
 
     loaded = []
+    # Gradients of a model that diverged, or forgets, are full of numbers that a processor takes 50 times as long for.
+    torch.set_flush_denormal(True)
     for one in found:
         network, spec, step = load_network(one.file)
         examples, source = examples_of(one.config, network, spec, root, count)
@@ -101,6 +104,7 @@ def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
 
         for network, examples, title, facts in loaded:
             results.append(measure(network, examples, title, facts, tick))
+    torch.set_flush_denormal(False)
     return results
 
 

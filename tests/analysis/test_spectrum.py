@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lra_ssm.analysis import eigenvalues, mean_timescales, step_sizes, timescales
-from lra_ssm.layers import B2S6, S4D, S6
+from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.ops import eigenvalues as continuous
 from tests.helpers import Smooth
 
@@ -25,6 +25,35 @@ def test_eigenvalues_are_exp_of_delta_times_A(layer):
     assert found.dtype == torch.complex128 and found.shape == (5, 6 * A.shape[-1])
     torch.testing.assert_close(found, expected.to(torch.complex128), rtol=1e-5, atol=1e-6)
     assert layer.D.dtype == torch.float32  # the layer itself is left alone
+
+
+def test_layers_without_selection():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4)
+    lru = LRU(4, 6)
+    expected = lru.eigenvalues().detach().to(torch.complex128).expand(2, -1)
+    torch.testing.assert_close(eigenvalues(lru, x), expected, rtol=1e-5, atol=1e-6)
+    assert step_sizes(lru, x[None]) is None
+    stable = StableSSM(4, 8)
+    delta = step_sizes(stable, x[None])[0, 0, :, None].detach()
+    A = continuous(stable.system.A_log, stable.system.A_imag, stable.system.parameterization).detach()
+    torch.testing.assert_close(
+        eigenvalues(stable, x)[1], (delta * A).exp().flatten().to(torch.complex128), rtol=1e-5, atol=1e-6
+    )
+    real = StableSSM(4, 5, form="real")
+    found = timescales(eigenvalues(real, x))[0]
+    turned = -1 / (1 - 1 / torch.logspace(0.30103, 3, 5, dtype=torch.float64)).log()
+    torch.testing.assert_close(found, turned, rtol=1e-3, atol=0)
+    assert step_sizes(real, x[None]) is None
+
+
+def test_a_stack_of_layers_has_the_eigenvalues_of_all():
+    torch.manual_seed(0)
+    stack = DeepLinearSSM(2, n_layers=3, d_state=1, lambda_min=0.2, lambda_max=0.9)
+    expected = stack.eigenvalue_weight.detach().flatten().double().sort().values
+    found = eigenvalues(stack, torch.randn(1, 2))[0]
+    torch.testing.assert_close(found.real.sort().values, expected, rtol=1e-4, atol=1e-5)
+    assert found.imag.abs().max() < 1e-6
 
 
 class Mixing(nn.Module):

@@ -1,0 +1,78 @@
+"""`lra-ssm inspect`, as its user meets it."""
+
+import shutil
+
+import pytest
+import torch
+
+from lra_ssm.cli.inspect import examples_of, find, load_network
+from tests.runner import everything_below, fail, in_process, only_run, succeed
+
+
+def test_a_run_is_inspected_on_its_own_data(trained):
+    folder, _ = trained
+    run = only_run(folder)
+    result = succeed(["inspect", str(run), "--out=."], folder)
+    assert result.out.splitlines() == ["inspect.html", "inspect.png"]
+    text = (folder / "inspect.html").read_text()
+    assert f"tiny {run.name}" in text and "2 validation example(s) of ListOps" in text
+    assert "1 B2S6, both directions" in text and (folder / "inspect.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_side_by_side_beside_the_first(trained, tmp_path, capsys):
+    run = only_run(trained[0])
+    other, mine = tmp_path / "other", tmp_path / "mine"
+    shutil.copytree(run, other)
+    shutil.copytree(run, mine)
+    data = ["--root", str(tmp_path / "nowhere"), "--examples=1"]
+    code, out, errors = in_process(["inspect", str(mine), f"--against={other}/checkpoints/last.ckpt", *data], capsys)
+    assert code == 0, errors
+    text = (mine / "inspect.html").read_text()
+    assert "tiny mine and tiny other" in text and "last.ckpt" in text and "best.ckpt" in text
+    assert text.count("ListOps is not prepared below") == 2 and "1 random input(s) with random labels" in text
+
+
+def test_a_checkpoint_alone_has_random_inputs(trained, tmp_path):
+    file = tmp_path / "some.ckpt"
+    shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", file)
+    found = find(str(file))
+    assert found.run is None and found.config == {}
+    network, spec, step = load_network(file)
+    assert step > 0
+    examples, source = examples_of(found.config, network, spec, None, 3)
+    assert len(examples) == 3 and "no config.yaml says" in source
+    assert examples[0].inputs.dtype == torch.int64 and 0 < examples[0].inputs.min() < examples[0].inputs.max() < 18
+
+
+def test_what_cannot_be_inspected_is_one_line(trained, tmp_path):
+    run = only_run(trained[0])
+    before = everything_below(tmp_path)
+    assert "nowhere does not exist: give a run's directory, or a .ckpt" in fail(["inspect", "nowhere"], tmp_path)
+    assert "has no checkpoints/best.ckpt" in fail(["inspect", "."], tmp_path)
+    assert "is no existing folder" in fail(["inspect", str(run), "--out=missing"], tmp_path)
+    assert "must be at least 1" in fail(["inspect", str(run), "--examples=0"], tmp_path)
+    assert "CHECKPOINT" in fail(["inspect"], tmp_path)
+    assert everything_below(tmp_path) == before
+
+
+LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}}
+
+
+@pytest.mark.parametrize(
+    "state, says",
+    [
+        ([1], "is no checkpoint"),
+        ({"state_dict": {}}, "says no network"),
+        ({"state_dict": {}, "hyper_parameters": {"network": {"class_path": "no.such.Class"}}}, "cannot be built"),
+        ({"state_dict": {}, "hyper_parameters": {"network": LINEAR}}, "of another network"),
+    ],
+)
+def test_a_checkpoint_of_something_else(state, says, tmp_path, capsys):
+    torch.save(state, tmp_path / "x.ckpt")
+    code, _, errors = in_process(["inspect", str(tmp_path / "x.ckpt")], capsys)
+    assert code == 2 and len(errors) == 1 and says in errors[0], errors
+
+
+def test_help_has_an_example(tmp_path):
+    out = succeed(["inspect", "--help"], tmp_path).out
+    assert "lra-ssm inspect runs/" in out and "--against" in out
