@@ -42,7 +42,11 @@ class NetworkTask(L.LightningModule):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Looks at the lengths while they are still on the CPU: on a GPU every look would have to wait for it.
 
+        Lightning asks a task's hook in the place of the data module's, so that is asked from here.
         Raises InputError for lengths that the inputs cannot have."""
+        data = getattr(self._trainer, "datamodule", None)
+        if data is not None:
+            batch = data.on_before_batch_transfer(batch, dataloader_idx)
         inputs, lengths, _ = unpack(batch)
         if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
             try:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -46,6 +46,22 @@ def test_lengths_are_looked_at_before_a_batch_goes_to_its_device(shape, lengths,
     batch = (torch.ones(shape), torch.tensor(lengths), torch.zeros(shape[0], dtype=torch.long))
     with pytest.raises(InputError, match=f"a batch of the data has lengths: . among them; expected 1 to L = {limit}"):
         trainer(max_epochs=1).fit(task(), DataLoader([batch], batch_size=None))
+
+
+class Shifted(LightningDataModule):
+    """Its batches are made whole by its own hook."""
+
+    def train_dataloader(self):
+        return DataLoader([(inputs + 100, *rest) for inputs, *rest in batches()], batch_size=None)
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] - 100, *batch[1:]
+
+
+def test_the_data_modules_own_hook_is_asked_too():
+    module = task()  # its table has no row 100
+    trainer(max_epochs=1).fit(module, datamodule=Shifted())
+    assert module.trainer.global_step == 3
 
 
 def whole(batches, at):
