@@ -20,7 +20,7 @@ class Example(NamedTuple):
 
     inputs: Tensor  # (1, L) int64, (1, L, features); pairs (1, 2, L)
     lengths: Tensor | None  # (1,), pairs (1, 2)
-    labels: Tensor  # (1,) class, or (1, L) targets with -100 where nothing is scored
+    labels: Tensor  # (1,) class; (1, L) targets, -100 where nothing is scored; or real ones, as the outputs are
 
 
 def layers_of(network: nn.Module) -> dict[str, nn.Module]:
@@ -48,9 +48,11 @@ def layers_of(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def loss_of(network: nn.Module, example: Example) -> Tensor:
-    """Cross-entropy of an example's class, or of the targets of its positions."""
+    """Cross-entropy of an example's class or of the targets of its positions; of real targets the squared error."""
     logits = network(example.inputs) if example.lengths is None else network(example.inputs, example.lengths)
     labels = example.labels
+    if labels.is_floating_point():
+        return (logits - labels).square().mean()
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100)
 
 

@@ -151,7 +151,8 @@ def examples_of(
             longest = None if lengths is None else int(lengths[i].max())
             inputs = batch.inputs[i : i + 1]
             inputs = inputs[:, :, :longest] if getattr(data, "per_example", 1) == 2 else inputs[:, :longest]
-            label = labels[i : i + 1] if labels.dim() == 1 else labels[i : i + 1, :longest]
+            by_position = labels.dim() > 1 and labels.shape[1] == batch.inputs.shape[1]
+            label = labels[i : i + 1, :longest] if by_position else labels[i : i + 1]
             found.append(Example(inputs, None if lengths is None else lengths[i : i + 1], label))
         data.teardown()
         return found, f"measured on {len(found)} validation example(s) of {type(data).__name__}"
@@ -169,8 +170,13 @@ def examples_of(
             raise InputError(
                 f"{why}, and {type(network).__name__} says neither vocab_size nor d_input: no inputs for it"
             )
-        label = torch.randint(0, arguments.get("num_classes") or 2, (1,), generator=generator)
-        found.append(Example(inputs, torch.full((1, *pair), length), label))
+        lengths = torch.full((1, *pair), length)
+        if classes := arguments.get("num_classes"):
+            label = torch.randint(0, classes, (1,), generator=generator)
+        else:
+            with torch.no_grad():
+                label = torch.randn(network(inputs, lengths).shape, generator=generator)
+        found.append(Example(inputs, lengths, label))
     return found, f"measured on {count} random input(s) with random labels, as {why}"
 
 

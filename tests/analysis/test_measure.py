@@ -75,6 +75,8 @@ def test_loss_of_positions():
     one = torch.tensor([math.e, 1, 1, 1])
     expected = -((one[0] / one.sum()).log() + (one[1] / one.sum()).log()) / 2
     torch.testing.assert_close(loss_of(Tagger(), example), expected)
+    real = Example(example.inputs, None, torch.full((1, 3, 4), 0.5))
+    assert loss_of(Tagger(), real) == 0.25
 
 
 def test_measures(measured):
