@@ -1,7 +1,7 @@
 """Where gradients go: relative gradients over the sequence, gradients over weights, gradients of Δ.
 
 Sources: Yu & Erichson 2025 (B2S6), eq. 6 and theorem 3; Wang & Li 2024 (StableSSM), fig. 3-4.
-Shapes: B batch, L length, D input channels, D' output channels, N states.
+Shapes: L length, D input channels, D' output channels, N states.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from lra_ssm.ops import selective_scan
 def jacobian_norms(
     model: Model, x: Tensor, position: int = -1, probes: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
-    """‖J_k‖_F, J_k = ∂f(x)_position / ∂x_k, for every position k: x (B, L, D) -> (B, L).
+    """‖J_k‖_F, J_k = ∂f(x)_position / ∂x_k, for every position k: x (batch, L, D) -> (batch, L).
 
     Args:
-        model: f, from (B, L, D) to (B, L, D'), or to (B, D') as a classifier, which has one position.
+        model: f, from (batch, L, D) to (batch, L, D'), or to (batch, D') as a classifier, which has one position.
         x: inputs.
         position: of the output.
         probes: None is exact, with one backward pass for each of the D' outputs. Otherwise as many passes with random
@@ -46,7 +46,7 @@ def relative_gradient(
     model: Model, x: Tensor, position: int = -1, probes: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """S_k = ‖J_k‖_F / Σ_k' ‖J_k'‖_F (B2S6, eq. 6): the share of position k in what the output at `position` depends
-    on. Arguments as of `jacobian_norms`. (B, L), rows that add up to 1."""
+    on. Arguments as of `jacobian_norms`. (batch, L), rows that add up to 1."""
     norms = jacobian_norms(model, x, position, probes, generator)
     return norms / norms.sum(-1, keepdim=True)
 
@@ -71,7 +71,7 @@ def gradient_over_weight(module: nn.Module) -> dict[str, Ratio]:
 
 
 class DeltaGradients(NamedTuple):
-    """Derivatives of the last output of one scalar unit, each (B,)."""
+    """Derivatives of the last output of one scalar unit, each (batch,)."""
 
     s4d_b: Tensor  # of S4D with respect to b, Δ = exp(b)
     s6_w: Tensor  # of S6 with respect to w, Δ = softplus(w u + b)
@@ -81,7 +81,7 @@ class DeltaGradients(NamedTuple):
 def delta_gradients(u: Tensor, A: Tensor, B: Tensor, C: Tensor, b: float, w: float = 0.0) -> DeltaGradients:
     """∂y_L of an S4D unit (B2S6, eq. 1) and of an S6 unit (eq. 3) with the same A, B, C and b, one channel: theorem 3.
 
-    u (B, L); A, B, C (N,) complex; y is the real part, as the paper's.
+    u (batch, L); A, B, C (N,) complex; y is the real part, as the paper's.
     """
     # A parameter for every sequence: one backward pass for all.
     s4d_b, s6_w, s6_b = (u.new_full((len(u),), value, requires_grad=True) for value in (b, w, b))
@@ -101,7 +101,7 @@ def delta_gradients(u: Tensor, A: Tensor, B: Tensor, C: Tensor, b: float, w: flo
 
 
 def delta_gradient_ratios(u: Tensor, A: Tensor, B: Tensor, C: Tensor, b: float) -> tuple[float, float]:
-    """E|∂y_S6/∂w| / E|∂y_S4D/∂b| and E|∂y_S6/∂b| / E|∂y_S4D/∂b| at w = 0, the mean over the sequences u (B, L).
+    """E|∂y_S6/∂w| / E|∂y_S4D/∂b| and E|∂y_S6/∂b| / E|∂y_S4D/∂b| at w = 0, the mean over the sequences u (batch, L).
 
     They grow as c³ and c² with the scale c of the input, the second as L^½ with L exp(b) held fixed (B2S6, theorem 3
     and fig. 5)."""

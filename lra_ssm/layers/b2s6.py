@@ -1,6 +1,6 @@
 """B2S6, the block-biased selective unit.
 
-Shapes: B batch, L length, D channels, H blocks, P = D / H channels per block, N states (conjugate pairs where complex).
+Shapes: L length, D channels, H blocks, P = D / H channels per block, N states (conjugate pairs where complex).
 Source: Yu & Erichson 2025, "Block-Biased Mamba for Long-Range Sequence Processing", eq. 7-8 and algorithm 2.
 """
 
@@ -27,7 +27,7 @@ from lra_ssm.ops import (
 
 
 class B2S6(RecurrentLayer):
-    """Block-biased selective layer. x (B, L, D) -> (B, L, D).
+    """Block-biased selective layer. x (batch, L, D) -> (batch, L, D).
 
     The D channels are cut into H blocks of P; each block's Δ, B and C see their own P channels alone:
     Δ_i = softplus(wᵀu + b_i), B = B_weight u + B_bias_i, C = uᵀC, one A for the layer, zero-order hold.
@@ -105,7 +105,7 @@ class B2S6(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, D, N), complex with complex_A."""
+        """See `RecurrentLayer.scan`; state (batch, D, N), complex with complex_A."""
         Bt, L, D = x.shape
         blocks = x.unflatten(-1, (self.H, self.P))
         delta = self._delta(blocks)
@@ -128,15 +128,15 @@ class B2S6(RecurrentLayer):
         return y.transpose(1, 2), state
 
     def _delta(self, blocks: Tensor) -> Tensor:
-        """Δ before its bias and softplus: blocks (B, L, H, P) -> the same shape."""
+        """Δ before its bias and softplus: blocks (batch, L, H, P) -> the same shape."""
         return torch.einsum("blhp,hp->blh", blocks, self.delta_weight).unsqueeze(-1).expand_as(blocks)
 
     def step_sizes(self, x: Tensor) -> Tensor:
-        """Δ of the scan from the left, at every position: x (B, L, D) -> (B, L, D)."""
+        """Δ of the scan from the left, at every position: x (batch, L, D) -> (batch, L, D)."""
         return F.softplus(self._delta(x.unflatten(-1, (self.H, self.P))).flatten(-2) + self.delta_bias)
 
     def _project(self, blocks: Tensor, weight: Tensor, is_complex: bool) -> Tensor:
-        """blocks (B, L, H, P) times weight (H, P, N or 2N interleaved) -> (B, H, N, L), real or complex."""
+        """blocks (batch, L, H, P) times weight (H, P, N or 2N interleaved) -> (batch, H, N, L), real or complex."""
         out = torch.einsum("blhp,hpn->blhn", blocks, weight)
         if is_complex:
             out = as_complex(out.unflatten(-1, (self.N, 2)))

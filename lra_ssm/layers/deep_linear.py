@@ -1,6 +1,6 @@
 """DeepLinearSSM, a stack of diagonal linear systems without anything between them: what depth does to memory.
 
-Shapes: B batch, L length, D channels, K layers of the stack, N states of each.
+Shapes: L length, D channels, K layers of the stack, N states of each.
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission).
 """
 
@@ -16,7 +16,7 @@ from lra_ssm.ops.deep_linear import OneLayer, Stack, diagonal, one_layer
 
 
 class DeepLinearSSM(RecurrentLayer):
-    """x^(k)_t = Λ_k x^(k)_{t-1} + B_k y^(k-1)_t, y^(k)_t = C_k x^(k)_t for k = 1 … K. x (B, L, D) -> (B, L, D).
+    """x^(k)_t = Λ_k x^(k)_{t-1} + B_k y^(k-1)_t, y^(k)_t = C_k x^(k)_t for k = 1 … K. x (batch, L, D) -> (batch, L, D).
 
     Every channel has a stack of its own, with one input and one output (eq. 1 and 6); Λ is real and diagonal.
 
@@ -112,7 +112,7 @@ class DeepLinearSSM(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, K, D, N)."""
+        """See `RecurrentLayer.scan`; state (batch, K, D, N)."""
         eigenvalues, B, C = self._system()
         K, D, N = self.state_shape
         y, last = x, []

@@ -1,6 +1,6 @@
 """LRU, the linear recurrent unit: complex diagonal states that all channels share.
 
-Shapes: B batch, L length, D channels, N complex states.
+Shapes: L length, D channels, N complex states.
 Sources: Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences"; the public minimal-LRU
 (NicolasZucchet/minimal-LRU) for scales and roles.
 """
@@ -17,7 +17,7 @@ from lra_ssm.ops import Form, Parameterization, as_complex
 
 
 class LRU(RecurrentLayer):
-    """x_t = λ x_{t-1} + γ B u_t, y_t = Re(C x_t) + D u_t. x (B, L, D) -> (B, L, D).
+    """x_t = λ x_{t-1} + γ B u_t, y_t = Re(C x_t) + D u_t. x (batch, L, D) -> (batch, L, D).
 
     λ = |λ| exp(iθ) with |λ| = f(w), exp(-exp(w)) without another setting, and θ = exp(θ_log). At initialization |λ|² is
     uniform in [r_min², r_max²], a ring of equal density, θ uniform in [0, max_phase], and γ = sqrt(1 - |λ|²), which
@@ -85,7 +85,7 @@ class LRU(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, N), complex."""
+        """See `RecurrentLayer.scan`; state (batch, N), complex."""
         N, D, _ = self.B.shape
         # Complex products as real ones: re and im of B are rows of one matrix, those of C columns.
         B = (self.gamma_log.exp()[:, None, None] * self.B).transpose(1, 2).reshape(2 * N, D)

@@ -1,6 +1,6 @@
 """S4D, the diagonal linear time-invariant state-space layer.
 
-Shapes: B batch, L length, D channels, N states (conjugate pairs), K directions (1, or 2 where bidirectional).
+Shapes: L length, D channels, N states (conjugate pairs), K directions (1, or 2 where bidirectional).
 Sources: Gu et al. 2022, "On the Parameterization and Initialization of Diagonal State Space Models"; the notation of
 Yu & Erichson 2025, eq. 1-2.
 """
@@ -28,7 +28,7 @@ from lra_ssm.ops import (
 
 
 class S4D(RecurrentLayer):
-    """y = SSM(u) + D u with Ā = exp(ΔA), B̄ = A⁻¹(Ā − I)B, as one FFT convolution. x (B, L, D) -> (B, L, D).
+    """y = SSM(u) + D u with Ā = exp(ΔA), B̄ = A⁻¹(Ā − I)B, as one FFT convolution. x (batch, L, D) -> (batch, L, D).
 
     Δ is per channel. B starts at 1 (the public full kernel takes LegS's B from HiPPO; its minimal form, and ours,
     leaves it to C), C complex normal with E|C|² = 1 and D normal, as in the public code.
@@ -97,7 +97,7 @@ class S4D(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, D, N), complex.
+        """See `RecurrentLayer.scan`; state (batch, D, N), complex.
 
         A convolution has no states and no boundaries, so a call with reset, initial_state or return_last_state runs
         the same system as a scan: equal values, slower.
@@ -129,7 +129,7 @@ class S4D(RecurrentLayer):
         reset: Tensor | None = None,
         initial_state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The system with C of one direction as a scan, without D: (y (B, L, D), last state (B, D, N))."""
+        """The system with C of one direction as a scan, without D: (y (batch, L, D), last state (batch, D, N))."""
         delta, A, B, C = self._system()
         u = x.transpose(1, 2)
         steps = delta[:, None].expand_as(u)
@@ -142,7 +142,7 @@ class S4D(RecurrentLayer):
         return y.transpose(1, 2), state
 
     def step_sizes(self, x: Tensor) -> Tensor:
-        """Δ at every position, the same at all: x (B, L, D) -> (B, L, D)."""
+        """Δ at every position, the same at all: x (batch, L, D) -> (batch, L, D)."""
         return self.log_delta.exp().expand_as(x)
 
     def extra_repr(self) -> str:

@@ -1,6 +1,6 @@
 """S6, the selective unit of Mamba.
 
-Shapes: B batch, L length, D channels, N states, R rank of the Δ projection.
+Shapes: L length, D channels, N states, R rank of the Δ projection.
 Sources: Gu & Dao 2023 (Mamba) and its public code; Yu & Erichson 2025, eq. 3-4, for the paper form.
 """
 
@@ -27,7 +27,7 @@ from lra_ssm.ops import (
 
 
 class S6(RecurrentLayer):
-    """Selective state-space layer with real A. x (B, L, D) -> (B, L, D).
+    """Selective state-space layer with real A. x (batch, L, D) -> (batch, L, D).
 
     form="mamba": Δ = softplus(W_up W_down u + b) of rank R, A per channel, Euler discretization B̄ = Δ B (Mamba's code).
     form="paper": Δ_i = softplus(wᵀu + b_i), one A for all channels, zero-order hold (Yu & Erichson 2025, eq. 4).
@@ -99,7 +99,7 @@ class S6(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, D, N)."""
+        """See `RecurrentLayer.scan`; state (batch, D, N)."""
         delta = self._delta(x)
         y, state = selective_scan(
             x.transpose(1, 2),
@@ -116,13 +116,13 @@ class S6(RecurrentLayer):
         return y.transpose(1, 2), state
 
     def _delta(self, x: Tensor) -> Tensor:
-        """Δ before its bias and softplus: x (B, L, D) -> (B, L, D)."""
+        """Δ before its bias and softplus: x (batch, L, D) -> (batch, L, D)."""
         if self.low_rank:
             return F.linear(F.linear(x, self.delta_down), self.delta_up)
         return (x @ self.delta_weight).unsqueeze(-1).expand_as(x)
 
     def step_sizes(self, x: Tensor) -> Tensor:
-        """Δ of the scan from the left, at every position: x (B, L, D) -> (B, L, D)."""
+        """Δ of the scan from the left, at every position: x (batch, L, D) -> (batch, L, D)."""
         return F.softplus(self._delta(x) + self.delta_bias)
 
     def extra_repr(self) -> str:

@@ -1,6 +1,6 @@
 """StableSSM, a state-space layer whose eigenvalues are reparameterized for stability.
 
-Shapes: B batch, L length, D channels, N states.
+Shapes: L length, D channels, N states.
 Sources: Wang & Li 2024, "StableSSM: Alleviating the Curse of Memory in State-space Models through Stable
 Reparameterization", eq. 1-2, and the authors' public code for the layer of its experiments.
 """
@@ -21,7 +21,7 @@ _READOUTS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": 
 
 
 class StableSSM(RecurrentLayer):
-    """S4D with "best" on the real part of A, or the paper's real diagonal form. x (B, L, D) -> (B, L, D).
+    """S4D with "best" on the real part of A, or the paper's real diagonal form. x (batch, L, D) -> (batch, L, D).
 
     form="s4d": the layer of the paper's experiments, `S4D` with f on Re A alone and S4D-Lin's A = -1/2 + iπn.
     form="real": dh/dt = Λh + Uu + b, y = C σ(h) (eq. 1-2), Λ real diagonal, states shared by all channels. It is read
@@ -84,7 +84,7 @@ class StableSSM(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, D, N/2), complex, or (B, N), real, by the form."""
+        """See `RecurrentLayer.scan`; state (batch, D, N/2), complex, or (batch, N), real, by the form."""
         return self.system.scan(x, valid, reset, initial_state, return_last_state)
 
     def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
@@ -136,7 +136,7 @@ class _RealDiagonal(RecurrentLayer):
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `RecurrentLayer.scan`; state (B, N)."""
+        """See `RecurrentLayer.scan`; state (batch, N)."""
         a, held = self.parameterization.f(self.eigenvalue_weight), torch.ones_like(self.b)
         if self.delta is not None:
             a, held = zoh(a.new_tensor(self.delta), a)

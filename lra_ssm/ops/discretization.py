@@ -1,7 +1,7 @@
 """From a continuous-time diagonal system x' = A x + B u to a discrete one x_k = A_bar x_{k-1} + B_bar B u_k.
 
-Shapes: delta and A broadcast against each other, for instance delta (D, 1) and A (D, N), or delta (B, L, D, 1) and
-A (D, N); every result has the broadcast shape.  (B batch, L length, D channels, N states.)
+Shapes: delta and A broadcast against each other, for instance delta (D, 1) and A (D, N), or delta (batch, L, D, 1) and
+A (D, N); every result has the broadcast shape.  (L length, D channels, N states.)
 
 A is diagonal and given by its diagonal, real or complex; delta is real.  Each rule returns (A_bar, B_bar), where
 B_bar is the factor that multiplies B:
@@ -179,8 +179,8 @@ def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 def step_sizes(delta: Tensor, bias: Tensor, valid: Tensor | None = None) -> dict[str, Any]:
     """softplus(delta + bias) as `selective_scan`'s arguments delta, delta_bias and delta_softplus.
 
-    delta (B, D, L), bias (D,).  The scan does it, unless time stands still somewhere: where valid (B, L, 1) bool is
-    false the step is 0, so that A_bar is 1 and B_bar is 0 under every rule, and the state stays what it is.
+    delta (batch, D, L), bias (D,).  The scan does it, unless time stands still somewhere: where valid (batch, L, 1)
+    bool is false the step is 0, so that A_bar is 1 and B_bar is 0 under every rule, and the state stays what it is.
     """
     if valid is None:
         return {"delta": delta, "delta_bias": bias, "delta_softplus": True}

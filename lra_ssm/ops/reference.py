@@ -1,7 +1,7 @@
 """Naive twins of the fast functions: plain formulas, plain autograd, any amount of memory.  The truth for tests.
 
-Shapes: u, delta, z, y (B, D, L); states (B, D, N), and (B, D, N, L) where they are materialised.
-(B batch, D channels, L length, N states, G groups.)
+Shapes: u, delta, z, y (batch, D, L); states (batch, D, N), and (batch, D, N, L) where they are materialised.
+(D channels, L length, N states, G groups.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _phi1(z: Tensor) -> Tensor:
 
 
 def _per_channel(x: Tensor, inputs: ScanInputs) -> Tensor:
-    """B or C, constant or variable, as (B, D, N, L) in the state's dtype."""
+    """B or C, constant or variable, as (batch, D, N, L) in the state's dtype."""
     batch, D, L = inputs.u.shape
     if x.dim() == 2:
         return x[None, :, :, None].expand(batch, D, x.shape[1], L)
@@ -48,7 +48,7 @@ def run_reference(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
             delta = delta + inputs.delta_bias[:, None]
         if inputs.delta_softplus:
             delta = F.softplus(delta)
-        delta = delta.unsqueeze(2)  # (B, D, 1, L)
+        delta = delta.unsqueeze(2)  # (batch, D, 1, L)
         B, C = _per_channel(inputs.B, inputs), _per_channel(inputs.C, inputs)
         if inputs.B_bias is not None:
             B = B + inputs.B_bias[..., None]
@@ -91,7 +91,7 @@ def selective_scan_reference(
     initial_state: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan` as a loop over time under plain autograd, which keeps (B, D, N, L) tensors; see there."""
+    """`selective_scan` as a loop over time under plain autograd, which keeps (batch, D, N, L) tensors; see there."""
     inputs = check_scan_inputs(
         u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
     )

@@ -1,8 +1,8 @@
 """The arguments of `selective_scan`, checked and brought to one form, for every backend and for the reference.
 
-Shapes: u, delta, z (B, D, L); A (D, N); B, C constant (D, N) or variable (B, G, N, L), the last dimension 2L where
-re and im are interleaved; D, delta_bias (D,); B_bias (D, N); initial_state (B, D, N); reset (B, L).
-(B batch, D channels, L length, N states, G groups of D/G channels, B's and C's own.)
+Shapes: u, delta, z (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L), the last dimension 2L
+where re and im are interleaved; D, delta_bias (D,); B_bias (D, N); initial_state (batch, D, N); reset (batch, L). (D
+channels, L length, N states, G groups of D/G channels, B's and C's own.)
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _check_types(tensors: dict[str, Tensor | None], reset: Tensor | None, u: Ten
 
 
 def _input_or_output_matrix(name: str, x: Tensor, complex_A: bool, batch: int, D: int, N: int, L: int) -> Tensor:
-    """B or C as constant (D, N) or variable (B, G, N, L or 2L); ValueError otherwise."""
+    """B or C as constant (D, N) or variable (batch, G, N, L or 2L); ValueError otherwise."""
     if x.dim() == 2:
         if tuple(x.shape) != (D, N):
             raise _wrong(name, x, f"constant (D, N) = {(D, N)}, or variable (batch, N, L) or (batch, G, N, L)")

@@ -1,7 +1,7 @@
 """The selective scan: a diagonal state-space model whose step size, B and C may change at every step.
 
-Shapes: u, delta, z, y (B, D, L); A (D, N) or (N,); B, C (D, N), (B, N, L) or (B, G, N, L); state (B, D, N).
-(B batch, D channels, L length, N states (conjugate pairs for complex A), G groups of D/G channels.)
+Shapes: u, delta, z, y (batch, D, L); A (D, N) or (N,); B, C (D, N), (batch, N, L) or (batch, G, N, L); state
+(batch, D, N). (D channels, L length, N states (conjugate pairs for complex A), G groups of D/G channels.)
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def selective_scan(
     are those of mamba-ssm's `selective_scan_fn`, in shape, meaning and order.
 
     Args:
-        u, delta, z: (B, D, L), real.
+        u, delta, z: (batch, D, L), real.
         A: (D, N), or (N,) for one A in all channels; real or complex.
-        B, C: each on its own constant (D, N), or variable: (B, N, L), or (B, G, N, L) with its own G dividing D, where
-            group g serves the channels g D/G .. (g+1) D/G - 1.  Beside complex A a variable one may be complex of
-            length L, real with last dimension 2L (re and im interleaved at each step), or real of length L; a real
+        B, C: each on its own constant (D, N), or variable: (batch, N, L), or (batch, G, N, L) with its own G dividing
+            D, where group g serves the channels g D/G .. (g+1) D/G - 1.  Beside complex A a variable one may be complex
+            of length L, real with last dimension 2L (re and im interleaved at each step), or real of length L; a real
             constant is promoted.
         D, delta_bias: (D,), real.
         delta_softplus: softplus, linear above 20, after delta_bias.
-        return_last_state: return (y, state after step L-1 (B, D, N)) instead of y; gradients flow through both.
+        return_last_state: return (y, state after step L-1 (batch, D, N)) instead of y; gradients flow through both.
         B_bias: (D, N), B2S6's per-channel bias, added to B before it multiplies u.
         discretization: "euler" or "zoh"; zoh is exact, gradients too, as delta A -> 0.
-        initial_state: (B, D, N), the state before step 0; zero if not given.
-        reset: (B, L) bool; where true the state before that step, initial_state included, is dropped.
+        initial_state: (batch, D, N), the state before step 0; zero if not given.
+        reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped.
         backend: "auto" takes the fastest one that supports the call; or "reference", "eager", "cpu", "triton",
-            "mamba_ssm".  All but the reference hold no (B, D, L, N) tensor and give first derivatives alone.
+            "mamba_ssm".  All but the reference hold no (batch, D, L, N) tensor and give first derivatives alone.
 
     Floating dtypes may be mixed.  State and arithmetic are float32, or float64 if any input is float64 or complex128,
     whatever autocast says; y has u's dtype (and its memory layout), the last state the arithmetic's (complex if A is),

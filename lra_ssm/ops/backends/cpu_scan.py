@@ -1,11 +1,11 @@
 """The selective scan by the C++ kernels of native/: a torch custom operator with gradients and fake tensors.
 
-Shapes: u, delta, z, y (B, D, L); A, B_bias (D, N); B, C constant (D, N) or variable (B, G, N, L or 2L); D, delta_bias
-(D,); initial and last state (B, D, N); reset (B, L); checkpoints (tiles, B, D, vectors, 1 or 2, W).
-(B batch, D channels, L length, N states, G groups, W lanes of a vector of the processor.)
+Shapes: u, delta, z, y (batch, D, L); A, B_bias (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); D,
+delta_bias (D,); initial and last state (batch, D, N); reset (batch, L); checkpoints
+(tiles, batch, D, vectors, 1 or 2, W). (D channels, L length, N states, G groups, W lanes of a vector of the processor.)
 
-Extra memory beyond the results: for backward, the state at the start of every tile of time, about B D L numbers at
-most; where tasks share a group of B or C, their parts of its gradient, 8 B D L numbers at most; and for each thread
+Extra memory beyond the results: for backward, the state at the start of every tile of time, about batch D L numbers at
+most; where tasks share a group of B or C, their parts of its gradient, 8 batch D L numbers at most; and for each thread
 some hundred KB at N = 16.
 """
 

@@ -1,12 +1,12 @@
 """The selective scan in eager PyTorch, chunk by chunk, on any device.
 
-Shapes: u, delta, z, y (B, D, L); A (D, N); B, C constant (D, N) or variable (B, G, N, L or 2L); state (B, D, N).
-(B batch, D channels, L length, N states, G groups.)
+Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
+(batch, D, N). (D channels, L length, N states, G groups.)
 
 The scan walks pieces of b batch items and T steps; what has N states per channel exists for one piece at a time.
 Forward keeps the state before every chunk of T steps; backward walks the chunks in reverse and computes each anew.
-Extra memory beyond the results: B D N ceil(L/T) states, that is 1/T of a (B, D, L, N) tensor, kept for backward, and
-a dozen buffers of one piece each, `_PIECE_BYTES` (or 16 steps of one batch item, if that is more).
+Extra memory beyond the results: batch D N ceil(L/T) states, that is 1/T of a (batch, D, L, N) tensor, kept for
+backward, and a dozen buffers of one piece each, `_PIECE_BYTES` (or 16 steps of one batch item, if that is more).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Scan:
         return y if self.tensors.D is None else y.addcmul(self.tensors.D, chunk.u)
 
     def forward(self, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(y, last state, the state before every chunk (chunks, B, D, N) if it is to be kept)."""
+        """(y, last state, the state before every chunk (chunks, batch, D, N) if it is to be kept)."""
         x = self.tensors
         y = torch.empty_like(x.u)
         last_state = x.A.new_empty((x.u.shape[0], *x.A.shape))

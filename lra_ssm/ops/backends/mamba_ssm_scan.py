@@ -1,8 +1,8 @@
 """The selective scan by mamba-ssm's CUDA kernel (https://github.com/state-spaces/mamba), for what it computes.
 
-Shapes: u, delta, z, y (B, D, L); A (D, N); B, C constant (D, N) or variable (B, G, N, L), the last dimension 2L (re and
-im interleaved) beside complex A; D, delta_bias (D,); B_bias (D, N); state (B, D, N).
-(B batch, D channels, L length, N states, G groups of D/G channels, J the groups that B and C need together.)
+Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L), the last dimension 2L
+(re and im interleaved) beside complex A; D, delta_bias (D,); B_bias (D, N); state (batch, D, N). (D channels, L length,
+N states, G groups of D/G channels, J the groups that B and C need together.)
 
 The kernel's rules, from its C++ code:
   - B and C may be variable or constant, but C must have B's groups, and one group if B is constant;

@@ -1,9 +1,9 @@
 """The Triton scan's kernel for gradients.
 
 Shapes: as in triton_kernels.py; further the partial sums of gradients, in the arithmetic's dtype: of a variable B or C
-(B, blocks, L, N[, 2]), over the channels of one block; of A, B_bias and constant B, C (segments, B, W, N, D), and of D
-and delta_bias (segments, B, D), over the steps of one segment; scratch (programs, CHUNK/4, W, BLOCK_N, BLOCK_D).
-Each is written once, by one program, so that gradients do not depend on who comes first.
+(batch, blocks, L, N[, 2]), over the channels of one block; of A, B_bias and constant B, C (segments, batch, W, N, D),
+and of D and delta_bias (segments, batch, D), over the steps of one segment; scratch (programs, CHUNK/4, W, BLOCK_N,
+BLOCK_D). Each is written once, by one program, so that gradients do not depend on who comes first.
 
 g_t is the conjugated gradient of the state x_t.  Every formula of the scan is holomorphic but for the final real part,
 so conj(grad x) = f'(x) conj(grad f(x)) needs no conjugate inside; what is stored is conjugated once, at the end.

@@ -1,15 +1,15 @@
 """A call of the Triton scan: how it is cut into programs, what the kernels are given, and what becomes of their sums.
 
-Shapes: u, delta, z, y (B, D, L); A (D, N); B, C constant (D, N) or variable (B, G, N, L or 2L); state (B, D, N).
-(B batch, D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
+Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
+(batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
 A program walks one batch item, a block of channels and a segment of the length.  Where batch and channels alone fill
 the device there is one segment, the whole length.  Otherwise the scan has three phases: every segment's end from zero
 and its total decay; what these make enter each segment; every segment's outputs.  Backward does the same in reverse.
 
 Extra memory beyond the results: for backward the state before every CHUNK steps; during it, a state for every fourth
-step of one chunk of each segment (1/16 of a (B, D, L, N) tensor at most), and variable B's and C's gradients once per
-block of channels.
+step of one chunk of each segment (1/16 of a (batch, D, L, N) tensor at most), and variable B's and C's gradients once
+per block of channels.
 """
 
 from __future__ import annotations
@@ -229,16 +229,16 @@ class Scan:
         return [grads[name] for name in ScanTensors._fields if name in grads]
 
     def partial_steps(self, form: int) -> Tensor:
-        """A buffer (B, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""
+        """A buffer (batch, blocks, L, N, 1 or 2) for the gradient of a variable B or C."""
         shape = (self.batch, self.plan.blocks, self.length, self.states, 2 if form == COMPLEX_STEPS else 1)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def summed(self, partial: Tensor) -> Tensor:
-        """(segments, B, W, N, D) -> (D, N) in the state's dtype."""
+        """(segments, batch, W, N, D) -> (D, N) in the state's dtype."""
         total = partial.sum((0, 1)).permute(2, 1, 0).contiguous()
         return torch.view_as_complex(total) if self.complex else total.squeeze(-1)
 
     def summed_steps(self, partial: Tensor, like: Tensor) -> Tensor:
-        """(B, blocks, L, N, 1 or 2) -> the gradient of a variable B or C, in its form, dtype and layout."""
-        total = partial.unflatten(1, (like.shape[1], -1)).sum(2).permute(0, 1, 3, 2, 4)  # (B, G, N, L, 1 or 2)
+        """(batch, blocks, L, N, 1 or 2) -> the gradient of a variable B or C, in its form, dtype and layout."""
+        total = partial.unflatten(1, (like.shape[1], -1)).sum(2).permute(0, 1, 3, 2, 4)  # (batch, G, N, L, 1 or 2)
         return torch.empty_like(like).copy_(torch.view_as_complex(total) if like.is_complex() else total.flatten(-2))

@@ -1,8 +1,9 @@
 """The Triton scan's kernels but for the gradients: the scan, what each segment passes on, and what joins segments.
 
-Shapes: u, delta, z, y (B, D, L); A, B_bias and constant B, C (D, N, W); variable B, C (B, G, N, L[, 2]); initial and
-last state (B, D, N, W); the kernels' own buffers of states have channels last: checkpoints (chunks, B, W, N, D), starts
-and ends (segments, B, W, N, D).  (B batch, D channels, L length, N states, G groups, W = 2 for complex A, else 1.)
+Shapes: u, delta, z, y (batch, D, L); A, B_bias and constant B, C (D, N, W); variable B, C (batch, G, N, L[, 2]);
+initial and last state (batch, D, N, W); the kernels' own buffers of states have channels last: checkpoints
+(chunks, batch, W, N, D), starts and ends (segments, batch, W, N, D).  (D channels, L length, N states, G groups, W = 2
+for complex A, else 1.)
 
 A program takes one batch item, BLOCK_D channels and a segment of the length, and walks through it with the state in
 registers.  See triton_steps.py for the tiles.
@@ -190,7 +191,7 @@ def join_kernel(
     ends, decays, dropped, first, starts, batch, channels, states, segments,
     BLOCK: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """What enters every segment: first, a state (B, D, N, W), for the segment in front, then
+    """What enters every segment: first, a state (batch, D, N, W), for the segment in front, then
     starts[s+1] = ends[s] + decays[s] starts[s], without the second term where segment s dropped what was before it.
 
     Backward in time for REVERSE, where first is the last state's gradient, to be conjugated.

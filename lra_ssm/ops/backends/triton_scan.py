@@ -1,7 +1,7 @@
 """The selective scan by Triton kernels, as operators that autograd and torch.compile know.
 
-Shapes: u, delta, z, y (B, D, L); A (D, N); B, C constant (D, N) or variable (B, G, N, L or 2L); state (B, D, N).
-(B batch, D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
+Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
+(batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
 triton_call.py says how a call is cut into programs, triton_kernels.py and triton_backward_kernels.py what each does.
 """
@@ -45,7 +45,7 @@ def _scan(
     z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
     zoh: bool, softplus: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(y, last state, checkpoints: the state before every chunk (chunks, B, W, N, D), empty unless keep)."""
+    """(y, last state, checkpoints: the state before every chunk (chunks, batch, W, N, D), empty unless keep)."""
     y, last, checkpoints = _empty_results(u, A, keep)
     if u.shape[0]:
         scan = Scan(ScanTensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset), zoh, softplus, False)

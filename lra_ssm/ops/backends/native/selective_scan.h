@@ -1,6 +1,6 @@
 // The arguments of the selective scan, as the Python side fills them in, and what forward and backward share.
 //
-// B batch, D channels, L length, N states, G groups.  Lanes run along the states of one channel: a vector of W states,
+// D channels, L length, N states, G groups.  Lanes run along the states of one channel: a vector of W states,
 // nv = ceil(N / W) vectors per channel.  Time is cut into tiles; a thread's task is a range of channels of one batch
 // item, for all tiles.  Complex quantities are pairs of vectors.
 
@@ -21,16 +21,16 @@ struct Arguments {
     Tensor u, delta, z, y;                             // z.data may be null
     Tensor B, C;                                       // variable
     void *A, *bias, *constant_C, *D, *delta_bias;      // small: (D, N) or (D,); all but A may be null
-    void *initial, *last, *checkpoints;                // (B, D, N) small, or null; (tiles, B, D, nv, 1 or 2, W), or null
-    const uint8_t* reset;                              // (B, L) or null
+    void *initial, *last, *checkpoints;                // (batch, D, N) small, or null; (tiles, batch, D, nv, 1 or 2, W), or null
+    const uint8_t* reset;                              // (batch, L) or null
     int64_t reset_batch, reset_time;
     // backward
     Tensor grad_y, grad_u, grad_delta, grad_z;         // grad_y.data may be null
     Tensor grad_B, grad_C;                             // (slots, B, G, N, L): one slot for every task that meets a group
     int64_t slot_B, slot_C;                            // stride from slot to slot
-    void *grad_last, *grad_initial;                    // (B, D, N) small; grad_last may be null
-    void *grad_A, *grad_bias, *grad_constant_C;        // (B, D, N), one per batch item; the last two may be null
-    void *grad_D, *grad_delta_bias;                    // (B, D)
+    void *grad_last, *grad_initial;                    // (batch, D, N) small; grad_last may be null
+    void *grad_A, *grad_bias, *grad_constant_C;        // (batch, D, N), one per batch item; the last two may be null
+    void *grad_D, *grad_delta_bias;                    // (batch, D)
 };
 
 constexpr int CHANNELS = 16;  // of one pass through a tile: rows of u, delta, ... are loaded for so many at once
