@@ -116,7 +116,7 @@ def measure(
                 eigenvalues=spectrum,
                 timescales=None if spectrum is None else mean_timescales(spectrum),
                 delta=None if delta is None else delta[0].detach(),
-                scaled={scale: _scaled(layer, x, scale, generator) for scale in SCALES},
+                scaled={scale: _scaled(layer, x, scale) for scale in SCALES},
                 gradient=gradients[0][name],
                 ratios=gradient_over_weight(layer),
             )
@@ -149,8 +149,9 @@ def _memory(layer: nn.Module, x: Tensor, generator: torch.Generator) -> tuple[Te
     return by_lag(relative_gradient(layer, x, position, PROBES, generator)[0], position), causal
 
 
-def _scaled(layer: nn.Module, x: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+def _scaled(layer: nn.Module, x: Tensor, scale: float) -> Tensor:
     """S_k (L,) of the last output, the input in the middle `scale` times as large: theorems 2 and 5 of B2S6."""
     x = x.clone()
     x[len(x) // 2] *= scale
+    generator = torch.Generator().manual_seed(0)  # the same directions at every scale: a linear layer's S is the same
     return relative_gradient(layer, x[None], probes=PROBES, generator=generator)[0]

@@ -71,7 +71,8 @@ def page(networks: Sequence[Measures]) -> str:
         parts.append(_table(measures))
     legend = "; ".join(f"<b>{html.escape(name)}</b>: {text}" for name, text in COLUMNS.items() if text)
     parts.append(f'<p class="facts">{legend}.</p>')
-    for name, figure in FIGURES.items():
+    for name in _shown(networks):
+        figure = FIGURES[name]
         source = base64.b64encode(_png(_image(name, networks))).decode()
         parts.append(
             f"<h2>{html.escape(figure.title)}</h2><figure>"
@@ -83,6 +84,12 @@ def page(networks: Sequence[Measures]) -> str:
         f'<meta name="viewport" content="width=device-width"><style>{_CSS}</style></head>\n'
         f"<body>{chr(10).join(parts)}</body></html>\n"
     )
+
+
+def _shown(networks: Sequence[Measures]) -> list[str]:
+    """The figures that say something: none about Δ where no layer has one."""
+    selective = any(layer.delta is not None for measures in networks for layer in measures.layers)
+    return [name for name in FIGURES if name != "delta" or selective]
 
 
 def _table(measures: Measures) -> str:
@@ -124,7 +131,7 @@ def picture(networks: Sequence[Measures]) -> bytes:
             y -= 1.4 / lines
         head.text(0.01, y, text, fontsize=7.5, family="monospace", color=INK, va="top", linespacing=1.35)
         y -= (len(text.splitlines()) + 0.4) / lines
-    images = [_drawn(head), *(_image(name, networks, words=True) for name in FIGURES)]
+    images = [_drawn(head), *(_image(name, networks, words=True) for name in _shown(networks))]
     sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), "white")
     top = 0
     for image in images:

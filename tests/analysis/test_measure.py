@@ -15,7 +15,7 @@ from lra_ssm.analysis.network import Example, from_embedding, inputs_of, layers_
 from lra_ssm.analysis.plots import FIGURES
 from lra_ssm.analysis.report import COLUMNS, page, picture
 from lra_ssm.errors import InputError
-from lra_ssm.layers import B2S6, S4D, S6, BlockSpec, LayerSpec, MambaBlock
+from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock
 from lra_ssm.models import Classifier, DualEncoder
 from tests.helpers import Bag, PlainBlock, Smooth
 
@@ -116,6 +116,13 @@ def test_pairs_are_measured_on_their_first():
     assert found.length == 15 and not found.layers[0].causal
 
 
+def test_a_linear_layer_forgets_nothing_however_large_an_input_is():
+    torch.manual_seed(0)
+    network = Classifier(LayerSpec(LRU, d_state=8), num_classes=2, vocab_size=7, d_model=24, n_layers=1)
+    (layer,) = measure(network, examples(30), "", []).layers
+    assert layer.forgotten == pytest.approx(1, abs=1e-4)  # more channels than directions, which are the same
+
+
 def test_a_state_that_grows_is_seen():
     grows = torch.tensor([[0.5, 1.01]], dtype=torch.complex128)
     m = LayerMeasures("", "", torch.ones(1), 1, True, grows, None, None, {})
@@ -133,6 +140,10 @@ def test_page(measured):
     for name in COLUMNS:
         assert f"<th>{name}</th>" in text
     assert "1 S6" in text and "2 Smooth, both directions" in text
+
+
+def test_no_figure_is_about_a_delta_that_nobody_has(measured):
+    assert FIGURES["delta"].title not in page(measured[2:]) and FIGURES["delta"].title in page(measured[:1])
 
 
 def test_picture(measured, recwarn):
