@@ -64,7 +64,9 @@ def place(file: str, line: int) -> str:
     """my_layer.py:14, seen from the working folder where it lies below; nothing where the code is not the user's: an
     installed library's, Python's, generated, or ours."""
     path = Path(file)
+    # .pyx: Cython names its source, which an installed library seldom brings.
     generated = file.startswith("<") and not file.startswith("<ipython") or "torchinductor" in file
+    generated = generated or path.suffix == ".pyx"
     if generated or is_installed(path) or path.is_relative_to(_OURS):
         return ""
     here = Path(os.getcwd())

@@ -39,10 +39,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, 
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[" ".join(printable(cell).split()) for cell in column] for column in zip(columns, *rows, strict=True)]
-    widths = [max(map(len, column)) for column in cells]
+    cells = [[printable(" ".join(cell.split())) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if width is not None:
-        words = [max(len(word) for cell in column for word in [*cell.split(), ""]) for column in cells]
+        words = [max(len(w) for cell in column for w in [*cell.split(), ""]) for column in zip(*cells, strict=True)]
         room = width - len(columns) + 1
         least = words if sum(words) <= room else [1] * len(words)  # else words are broken too
         while sum(widths) > room and widths > least:
@@ -50,10 +50,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, 
             widths[widest] -= 1
     gap = 2 if width is None or sum(widths) + 2 * (len(columns) - 1) <= width else 1
     drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="none")
-    for i, name in enumerate(columns):
+    for i, name in enumerate(cells[0]):
         drawn.add_column(Text(name), justify="left" if i < left else "right", overflow="fold", width=widths[i])
-    for row in rows:
-        drawn.add_row(*(Text(printable(" ".join(cell.split()))) for cell in row))
+    for row in cells[1:]:
+        drawn.add_row(*map(Text, row))
     text = StringIO()
     # In a notebook rich would show it there and write nothing.
     Console(file=text, width=width or 10_000, color_system=None, force_jupyter=False, force_terminal=False).print(drawn)

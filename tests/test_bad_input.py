@@ -90,7 +90,7 @@ BAD = {
     "wrong type": (["--model.optimizer.lr=fast"], "Expected a float. Got value: fast"),
     "no such norm": (
         ["--model.network.block.norm=foo"],
-        "norm: Expected a value of ['batch', 'layer', 'rms']. Got value: foo",
+        "norm: Expected a value of ['batch', 'batch_padded', 'layer', 'rms']. Got value: foo",
     ),
     "too few bounds": (["--data.length_bounds=[5]"], "data.length_bounds: Expected a tuple with 2 elements."),
     "init_args that are none": (["--model.network.layer.init_args=3"], "layer: "),

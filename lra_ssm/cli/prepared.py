@@ -23,11 +23,11 @@ _SHOWN = 3  # prepared folders in a message
 
 
 def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
-    """Writes beside prepared data which settings it was prepared with; on a root that cannot be written, not."""
+    """Writes beside prepared data which settings it was first prepared with; on a root that cannot be written, not."""
+    file = datamodule.prepared_folder / SETTINGS
     with suppress(OSError):
-        write_json(
-            datamodule.prepared_folder / SETTINGS, {"class_path": _path(type(datamodule)), "init_args": settings}
-        )
+        if not file.exists():
+            write_json(file, {"class_path": _path(type(datamodule)), "init_args": settings})
 
 
 def fit_command(datamodule: PreparedDataModule, settings: dict[str, Any]) -> str:
