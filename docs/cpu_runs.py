@@ -112,8 +112,9 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
                 axis.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, lw=0)
         axis.set(title=title, xlabel="step", ylabel="validation accuracy, %")
         axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
+        if axis.lines:
             axis.legend(fontsize=8)
+        axis.set_visible(bool(axis.lines))
     figure.savefig(file, dpi=110)
 
 
