@@ -12,7 +12,7 @@ from typing import Any
 from lra_ssm.bench.compare import Row, Settings
 from lra_ssm.errors import InputError
 from lra_ssm.runs.provenance import environment
-from lra_ssm.tables import table
+from lra_ssm.tables import table, terminal_width, wrapped
 
 
 def describe_machine(settings: Settings) -> dict[str, Any]:
@@ -60,9 +60,11 @@ def rows_text(rows: Sequence[Row]) -> str:
         ]
         columns = ("contender", "mode", f"time / {base}", "ms", "samples", "MB", "error", "gradient's")
         title = f"{comparison} ({words})" + (f"; errors against: {truths}" if truths else "")
-        body = table((*columns, "notes") if any(line[-1] for line in lines) else columns,
-                     lines if any(line[-1] for line in lines) else [line[:-1] for line in lines], left=2)  # fmt: skip
-        blocks.append(f"{title}\n{body}")
+        if any(line[-1] for line in lines):
+            body = table((*columns, "notes"), lines, 2, terminal_width())
+        else:
+            body = table(columns, [line[:-1] for line in lines], 2, terminal_width())
+        blocks.append(f"{wrapped(title)}\n{body}")
     return "\n\n".join(blocks)
 
 
@@ -151,4 +153,4 @@ def _shares_text(shares: Sequence[dict[str, Any]]) -> str:
         )
         for x in shares
     ]
-    return table(("", *rates), lines)
+    return table(("", *rates), lines, width=terminal_width())
