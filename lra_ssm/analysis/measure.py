@@ -4,6 +4,7 @@ Shapes: L length, D channels, S states, P positions.
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,10 +41,10 @@ class LayerMeasures:
     @property
     def forgotten(self) -> float:
         """How many times the share of what stands before the middle falls when the input there is made 100 times as
-        large."""
+        large; NaN where it was 0 to begin with."""
         middle = len(self.scaled[SCALES[0]]) // 2
         before = [float(self.scaled[scale][:middle].sum()) for scale in (SCALES[0], SCALES[-1])]
-        return before[0] / max(before[1], 1e-30)
+        return before[0] / max(before[1], 1e-30) if before[0] > 0 else math.nan
 
     @property
     def movement(self) -> float | None:

@@ -163,6 +163,8 @@ def ratios(axes: Axes, measures: Measures) -> None:
     names = list(dict.fromkeys(name for m in measures.layers for name in m.ratios))
     if not names:
         return _nothing(axes, "no layer has parameters")
+    if _diverged(measures):
+        return _nothing(axes, "the gradients are not finite")
     for m, color in zip(measures.layers, colors(len(measures.layers)), strict=True):
         for name, ratio in m.ratios.items():
             axes.plot(max(ratio.norm, 1e-12), names.index(name), "o", color=color, markersize=5, alpha=0.85)
@@ -188,6 +190,8 @@ def scaled(axes: Axes, measures: Measures) -> None:
 
 def forgotten(axes: Axes, measures: Measures) -> None:
     for i, (m, color) in enumerate(zip(measures.layers, colors(len(measures.layers)), strict=True)):
+        if not math.isfinite(m.forgotten):
+            continue
         axes.bar(i + 1, max(m.forgotten, 1e-3) - 1, bottom=1, color=color, width=0.6)
         top = (i + 1, max(1.0, m.forgotten))
         axes.annotate(f"÷{short(m.forgotten)}", top, xytext=(0, 3), textcoords="offset points", ha="center",
@@ -200,7 +204,16 @@ def forgotten(axes: Axes, measures: Measures) -> None:
     axes.set_ylabel("share of all before it falls by")
 
 
+_NOT_FINITE = "the gradients are not finite: the model has diverged, or its batch norm has no statistics yet"
+
+
+def _diverged(measures: Measures) -> bool:
+    return not all(m.gradient.isfinite().all() for m in measures.layers)
+
+
 def gradients(axes: Axes, measures: Measures) -> None:
+    if _diverged(measures):
+        return _nothing(axes, _NOT_FINITE)
     _lines(axes, measures, lambda m: _binned(m.gradient.clamp(min=1e-20)))
     _log(axes, "y")
     axes.set_xlabel("position in the sequence")
@@ -208,6 +221,8 @@ def gradients(axes: Axes, measures: Measures) -> None:
 
 
 def depth(axes: Axes, measures: Measures) -> None:
+    if _diverged(measures):
+        return _nothing(axes, "")
     sizes = [max(float(m.gradient.double().norm()), 1e-20) for m in measures.layers]
     axes.plot(range(1, len(sizes) + 1), sizes, color=FAINT, linewidth=1, zorder=0)
     for i, (size, color) in enumerate(zip(sizes, colors(len(sizes)), strict=True)):

@@ -142,6 +142,15 @@ def test_page(measured):
     assert "1 S6" in text and "2 Smooth, both directions" in text
 
 
+def test_a_diverged_network_is_said_to_be(measured):
+    torch.manual_seed(0)
+    network = tokens(S6)
+    next(network.head.parameters()).data.fill_(torch.nan)
+    found = measure(network, examples(20), "", [])
+    assert not found.layers[0].gradient.isfinite().any() and found.layers[0].effective > 1
+    assert picture([found])
+
+
 def test_no_figure_is_about_a_delta_that_nobody_has(measured):
     assert FIGURES["delta"].title not in page(measured[2:]) and FIGURES["delta"].title in page(measured[:1])
 
