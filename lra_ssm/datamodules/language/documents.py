@@ -211,7 +211,9 @@ def key_of(first_segment: bytes, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(first_segment, digest_size=8, salt=salt).digest(), "little")
 
 
-def segments_of(data: bytes, text: str, source: str, seed: int | None, read: int, where: str) -> Iterator[Segment]:
+def segments_of(
+    data: bytes, text: str, source: str, seed: int | None, read: int, where: Callable[[], str]
+) -> Iterator[Segment]:
     """The segments of a document that is in memory.
 
     Args:
@@ -230,7 +232,7 @@ def segments_of(data: bytes, text: str, source: str, seed: int | None, read: int
         return
     first, key = True, 0
     blocks = (data[begin : begin + BLOCK_BYTES] for begin in range(0, len(data), BLOCK_BYTES))
-    for part, last in cut(blocks, lambda _: where):
+    for part, last in cut(blocks, lambda _: where()):
         if first and seed is not None:
             key = key_of(part, seed)
         yield Segment(part.decode(), source, first, last, key, read)
