@@ -55,6 +55,7 @@ SHARED_ROOMS = {
     "loading": {"storage"},
     "base": {"storage", "loading"},
     "images": {"storage", "fetch", "loading", "base"},
+    "language": {"storage", "fetch", "loading", "base"},
 }
 DATASETS = {p.parent.name for p in (ROOT / "datamodules").glob("*/__init__.py")} - set(SHARED_ROOMS)
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}
