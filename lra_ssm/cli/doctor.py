@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
+from lra_ssm.cli.summary import open_all, summary_tables
 from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.provenance import environment
-from lra_ssm.tables import table, terminal_width, wrapped
+from lra_ssm.tables import terminal_width, wrapped
 
 EXAMPLE = """\
 examples:
@@ -31,9 +31,8 @@ def main(command: str, arguments: list[str]) -> int:
     print(f"\nprepared data below {squeeze(str(root))}" + ("" if opened or damaged else ": none"))
     for prepared in opened:
         _show_data(prepared)
-    if opened:
-        rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
-        print("\n" + table(COLUMNS, rows, LEFT, terminal_width()))
+    for shown in summary_tables(opened, terminal_width()):
+        print("\n" + shown)
     if options.verify:
         damaged += _with_wrong_digests(opened)
     for what in damaged:

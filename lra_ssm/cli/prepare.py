@@ -12,10 +12,10 @@ from lra_ssm.cli.output import add_debug
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.prepared import fit_command, remember
-from lra_ssm.cli.summary import COLUMNS, LEFT, open_all, summary_rows
+from lra_ssm.cli.summary import open_all, summary_tables
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
-from lra_ssm.tables import table, terminal_width, wrapped
+from lra_ssm.tables import terminal_width, wrapped
 
 # name -> (data module, what is another default than its own)
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -123,8 +123,7 @@ def show_prepared(root: Path) -> None:
     if root.exists() and not os.access(root, os.R_OK | os.X_OK):
         raise InputError(f"data root {root}: cannot be read; change its permissions, or choose another with --root")
     opened, damaged = open_all(root)
-    rows = [row for prepared in opened for row in summary_rows(prepared.manifest)]
-    print(table(COLUMNS, rows, LEFT, terminal_width()) if rows else squeeze(f"nothing is prepared below {root}"))
+    print("\n\n".join(summary_tables(opened, terminal_width())) or squeeze(f"nothing is prepared below {root}"))
     for what in damaged:
         print(f"damaged: {what}")
 

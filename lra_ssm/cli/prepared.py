@@ -13,7 +13,7 @@ import yaml
 import lra_ssm
 from lra_ssm.cli.summary import prepared_folders
 from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.storage.format import open_prepared
+from lra_ssm.datamodules.storage.format import num_examples, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 from lra_ssm.files import write_json
@@ -86,9 +86,8 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
             known = json.loads((folder / SETTINGS).read_text())
             if known["class_path"] != _path(type(datamodule)):
                 continue
-            counts = ", ".join(
-                f"{s['examples']:,} {name}" for name, s in open_prepared(folder).manifest["splits"].items()
-            )
+            splits = open_prepared(folder).manifest["splits"]
+            counts = ", ".join(f"{num_examples(split):,} {name}" for name, split in splits.items())
             options = fit_options(datamodule, own, known["init_args"])
             source = known["init_args"]["source"]
             found.append(

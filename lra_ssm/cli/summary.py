@@ -5,6 +5,7 @@ from typing import Any
 
 from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared, vocab_size
 from lra_ssm.errors import InputError
+from lra_ssm.tables import table
 
 COLUMNS = (
     "dataset",
@@ -19,6 +20,19 @@ COLUMNS = (
     "max",
 )
 LEFT = 4  # so many columns of text; the others are figures
+TEXT_COLUMNS = (
+    "dataset",
+    "source",
+    "tokenizer",
+    "split",
+    "part",
+    "documents",
+    "tokens",
+    "share",
+    "vocabulary",
+    "bytes/token",
+)
+_TEXT_LEFT = 5
 
 
 def prepared_folders(root: Path) -> list[Path]:
@@ -37,15 +51,51 @@ def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
     return opened, damaged
 
 
-def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row per split, in the order of COLUMNS."""
-    source = manifest["source"]
-    kind = ", ".join(
+def summary_tables(opened: list[PreparedDataset], width: int | None) -> list[str]:
+    """Tables of what is prepared: of examples, and of text for language models; those that have rows."""
+    manifests = [prepared.manifest for prepared in opened]
+    examples = [row for manifest in manifests if "tokenizer" not in manifest for row in summary_rows(manifest)]
+    texts = [row for manifest in manifests if "tokenizer" in manifest for row in text_rows(manifest)]
+    both = ((COLUMNS, examples, LEFT), (TEXT_COLUMNS, texts, _TEXT_LEFT))
+    return [table(columns, rows, left, width) for columns, rows, left in both if rows]
+
+
+def text_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row per split, and where it has several sources one for each, the largest first; as TEXT_COLUMNS."""
+    rows: list[tuple[str, ...]] = []
+    for name, split in manifest["splits"].items():
+        sources = sorted(split["sources"].items(), key=lambda item: -item[1]["tokens"])
+        for part, counts in [("all", split), *(sources if len(sources) > 1 else [])]:
+            tokens = counts["tokens"]
+            rows.append(
+                (
+                    manifest["dataset"],
+                    _kind(manifest["source"]),
+                    manifest["tokenizer"]["specification"],
+                    name,
+                    part,
+                    f"{counts['documents']:,}",
+                    f"{tokens:,}",
+                    f"{tokens / split['tokens']:.1%}",
+                    f"{manifest['vocab_size']:,}",
+                    f"{counts['bytes'] / tokens:.2f}" if tokens else "",
+                )
+            )
+    return rows
+
+
+def _kind(source: dict[str, Any]) -> str:
+    return ", ".join(
         [source["kind"]]
         + ([source["difficulty"]] if source.get("difficulty") else [])
         + ([f"limit {source['limit']}"] if source.get("limit") else [])
         + (["lossy"] if source.get("lossy") else [])
     )
+
+
+def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row per split, in the order of COLUMNS."""
+    source = manifest["source"]
     tokens = vocab_size(manifest)
     rows: list[tuple[str, ...]] = []
     for name, split in manifest["splits"].items():
@@ -55,7 +105,7 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 manifest["dataset"],
-                kind,
+                _kind(source),
                 " ".join(["×".join(map(str, item)), source.get("pixels", "")]).rstrip()
                 if item
                 else source.get("inputs", "tokens"),

@@ -8,7 +8,14 @@ from typing import Any
 
 from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.module import LoadedDataModule
-from lra_ssm.datamodules.storage.format import MANIFEST, ImageSplit, PreparedDataset, SequenceSplit, open_prepared
+from lra_ssm.datamodules.storage.format import (
+    MANIFEST,
+    AnySplit,
+    PreparedDataset,
+    SequenceSplit,
+    num_examples,
+    open_prepared,
+)
 from lra_ssm.datamodules.storage.intact import check_intact
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import resolve_root
@@ -91,7 +98,7 @@ class PreparedDataModule(LoadedDataModule):
         """Settings that change what the model sees of the prepared data: permutation, augmentation."""
         return {}
 
-    def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
+    def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         """Batches of an opened split; datasets of images say how they are transformed.
 
         `Batch` where examples have labels, else `TokenBatch`: with the targets of the positions, or the next tokens.
@@ -141,7 +148,7 @@ class PreparedDataModule(LoadedDataModule):
         """What a result must say about its data: dataset, inputs, source, counts; the manifest without its details."""
         manifest = self.manifest()
         source = {key: value for key, value in manifest["source"].items() if key not in ("files", "class_names")}
-        examples = {name: split["examples"] for name, split in manifest["splits"].items()}
+        examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
         batches = {"inputs": self.inputs, **self.batch_settings()}
         return {"dataset": self.dataset, "batches": batches, "source": source, "examples": examples}
 

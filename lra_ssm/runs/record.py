@@ -42,5 +42,8 @@ def _problem(record: Any) -> str:
 
 def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
     """sha256 of every file of prepared data, by the manifest that the record keeps."""
-    splits = manifest.get("splits") or {}
-    return {entry["file"]: entry["sha256"] for split in splits.values() for entry in split["arrays"].values()}
+    files = [manifest["tokenizer"]] if "tokenizer" in manifest else []
+    for split in (manifest.get("splits") or {}).values():
+        for arrays in split.get("shards", [split.get("arrays")]):
+            files += arrays.values()
+    return {file["file"]: file["sha256"] for file in files}

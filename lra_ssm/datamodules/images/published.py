@@ -13,7 +13,7 @@ from lra_ssm.datamodules.images.builder import READER_VERSION, build_images
 from lra_ssm.datamodules.images.files import Pixels
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
-from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
+from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
 from lra_ssm.errors import InputError
 
 
@@ -73,7 +73,7 @@ class PublishedImages(PreparedDataModule):
     def batch_settings(self) -> dict[str, Any]:
         return {"augment": self.augment}
 
-    def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
+    def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
         augmented = self.augment == "crop_flip" and name == "train"
         return ImageDataset(split, self.transform(CropFlip(self._resolved_shuffle_seed()) if augmented else None))

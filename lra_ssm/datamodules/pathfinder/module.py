@@ -20,7 +20,7 @@ from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_
 from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, watched_files
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.format import ImageSplit, SequenceSplit
+from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
 from lra_ssm.errors import InputError
 
 # inputs -> mean and standard deviation of pixels in [0, 1]
@@ -101,7 +101,7 @@ class Pathfinder(PreparedDataModule):
         self.d_input = None if inputs == "integers" else 1
         self.vocab_size = 256 if inputs == "integers" else None
 
-    def make_dataset(self, split: SequenceSplit | ImageSplit, name: str) -> BatchDataset:
+    def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
         return ImageDataset(split, PixelSequence(*SCALINGS[self.inputs]))
 

@@ -5,14 +5,18 @@
     <root>/<dataset>/<name>/<split>_labels.bin                         one class for each example,
     <root>/<dataset>/<name>/<split>_targets.bin                        one target for each token, or neither
     <root>/<dataset>/<name>/<split>_{images,labels}.bin              images
+    <root>/<dataset>/<name>/<split>_{tokens,starts}_<shard>.bin      text: one stream of tokens, in shards
 
 Example i of a split of sequences is tokens[offsets[i]:offsets[i + 1]], its class labels[i]; where an example is a pair,
-its documents are sequences 2i and 2i + 1. targets[j] belongs to tokens[j]: a class, or NOT_SCORED. Arrays are
-little-endian without a header: tokens uint8, uint16 or uint32 by the size of the vocabulary, images uint8 (height,
-width, channels), offsets and labels int64, targets int32. Needs no torch.
+its documents are sequences 2i and 2i + 1. targets[j] belongs to tokens[j]: a class, or NOT_SCORED. A split of text is
+all shards' tokens one behind the other; starts are the positions in it at which documents begin, those of a shard in
+its own file. Arrays are little-endian without a header: tokens uint8, uint16 or uint32 by the size of the vocabulary,
+images uint8 (height, width, channels), offsets, starts and labels int64, targets int32. Needs no torch.
 """
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +33,11 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass
-class Split:
-    """One split, memory-mapped on first use, anew in every process it is sent to: pickling takes the paths alone."""
+class StoredSplit:
+    """A split's files, memory-mapped on first use, anew in every process it is sent to: pickling takes paths alone."""
 
     folder: Path
     entry: dict[str, Any]
-    num_classes: int | None = None  # labels, or targets, are 0 … num_classes − 1
 
     def __post_init__(self) -> None:
         self._mapped: dict[str, IntArray] = {}
@@ -42,13 +45,23 @@ class Split:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": {}}
 
-    def _array(self, key: str) -> IntArray:
-        if key not in self._mapped:
-            entry = self.entry["arrays"][key]
-            mapped = np.memmap(self.path(key), dtype=entry["dtype"], mode="r", shape=(entry["count"],))
+    def _map(self, entry: dict[str, Any]) -> IntArray:
+        file = entry["file"]
+        if file not in self._mapped:
+            mapped = np.memmap(self.folder / file, dtype=entry["dtype"], mode="r", shape=(entry["count"],))
             # The same memory: memmap's own indexing is several times slower.
-            self._mapped[key] = mapped.view(np.ndarray).reshape(-1, *entry.get("item", ()))
-        return self._mapped[key]
+            self._mapped[file] = mapped.view(np.ndarray).reshape(-1, *entry.get("item", ()))
+        return self._mapped[file]
+
+
+@dataclass
+class Split(StoredSplit):
+    """A split of examples, each of a class or not."""
+
+    num_classes: int | None = None  # labels, or targets, are 0 … num_classes − 1
+
+    def _array(self, key: str) -> IntArray:
+        return self._map(self.entry["arrays"][key])
 
     @property
     def has_labels(self) -> bool:
@@ -64,16 +77,9 @@ class Split:
         return int(self.entry["examples"])
 
     def check(self, key: str, values: IntArray, size: int | None) -> None:
-        """Raises InputError unless all values, which an array gave, are 0 … size − 1 (None: whatever they are).
-
-        A negative value is caught with the large ones: as unsigned numbers they are above them.
-        """
-        if size is None or not values.size:
-            return
-        largest = values.view(f"u{values.dtype.itemsize}").max()
-        if largest >= size:
-            wrong = largest.astype(values.dtype)
-            raise damaged(self.path(key), f"its {key} hold {wrong}; they must be 0 to {size - 1}")
+        """Raises InputError unless all values, which an array gave, are 0 … size − 1 (None: whatever they are)."""
+        if size is not None:
+            _check_values(self.path(key), key, values, size)
 
     def path(self, key: str) -> Path:
         """The file of an array."""
@@ -133,6 +139,73 @@ class ImageSplit(Split):
         return self._array("images")  # type: ignore[return-value]
 
 
+@dataclass
+class TokenSplit(StoredSplit):
+    """A split that is one stream of tokens, document behind document, each ended by the end-of-text token."""
+
+    vocab_size: int  # tokens are 0 … vocab_size − 1
+    end_of_text: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._ends = np.cumsum([shard["tokens"]["count"] for shard in self.entry["shards"]]).tolist()
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all documents."""
+        return int(self.entry["tokens"])
+
+    @property
+    def num_documents(self) -> int:
+        return int(self.entry["documents"])
+
+    def tokens(self, begin: int, end: int) -> IntArray:
+        """The tokens at positions 0 ≤ begin ≤ … < end ≤ num_tokens (end − begin,), uint8, uint16 or uint32, read-only.
+
+        Raises:
+            InputError: a token is not in the vocabulary.
+        """
+        parts: list[IntArray] = []
+        for shard, before, last in self._overlapping(begin, end):
+            part = self._map(shard["tokens"])[max(begin - before, 0) : end - before]
+            _check_values(self.folder / shard["tokens"]["file"], "tokens", part, self.vocab_size)
+            if last:
+                return np.concatenate([*parts, part]) if parts else part
+            parts.append(part)
+        raise IndexError(f"tokens {begin} to {end} of {self.num_tokens}")
+
+    def starts(self, begin: int, end: int) -> IntArray:
+        """The positions from begin to end − 1 at which documents start, rising, int64.
+
+        Raises:
+            InputError: the positions that are stored cannot be such.
+        """
+        parts: list[IntArray] = [np.empty(0, dtype=np.int64)]
+        for shard, _, _ in self._overlapping(begin, end):
+            if not shard["starts"]["count"]:  # a shard within a document; an empty file cannot be mapped
+                continue
+            starts = self._map(shard["starts"])
+            low, high = starts.searchsorted((begin, end))
+            part = starts[low:high]
+            if part.size and not (begin <= part[0] and part[-1] < end and (part[1:] > part[:-1]).all()):
+                raise damaged(self.folder / shard["starts"]["file"], "its positions of documents do not rise")
+            parts.append(part)
+        return parts[1] if len(parts) == 2 else np.concatenate(parts)
+
+    def _overlapping(self, begin: int, end: int) -> Iterator[tuple[dict[str, Any], int, bool]]:
+        """The shards that hold positions begin … end − 1: each with its first position, and whether it is the last."""
+        number = bisect_right(self._ends, begin)
+        while number < len(self._ends):
+            last = end <= self._ends[number]
+            yield self.entry["shards"][number], self._ends[number - 1] if number else 0, last
+            if last:
+                return
+            number += 1
+
+
+AnySplit = SequenceSplit | ImageSplit | TokenSplit
+
+
 @dataclass(frozen=True)
 class PreparedDataset:
     """An opened prepared folder: its manifest and its splits by name."""
@@ -140,11 +213,13 @@ class PreparedDataset:
     folder: Path
     manifest: dict[str, Any]
 
-    def split(self, name: str) -> SequenceSplit | ImageSplit:
+    def split(self, name: str) -> AnySplit:
         splits = self.manifest["splits"]
         if name not in splits:
             raise InputError(f"{self.folder}: has no split {name}; it has {', '.join(splits)}")
         entry, classes = splits[name], self.manifest.get("num_classes")
+        if "shards" in entry:
+            return TokenSplit(self.folder, entry, self.manifest["vocab_size"], self.manifest["end_of_text"])
         if "images" in entry["arrays"]:
             return ImageSplit(self.folder, entry, classes)
         return SequenceSplit(self.folder, entry, classes, self.manifest.get("per_example", 1), self.vocab_size)
@@ -157,13 +232,15 @@ class PreparedDataset:
     def summary(self) -> str:
         """One line on what it holds."""
         splits = self.manifest["splits"]
-        counts = ", ".join(f"{entry['examples']:,} {name}" for name, entry in splits.items())
+        counts = ", ".join(f"{num_examples(entry):,} {name}" for name, entry in splits.items())
         first = next(iter(splits.values()))
+        head = f"{self.manifest['dataset']} ({self.manifest['source']['kind']}): {counts}"
+        if "shards" in first:
+            tokens = ", ".join(f"{entry['tokens']:,} {name}" for name, entry in splits.items())
+            vocabulary = f"vocabulary of {self.vocab_size:,}, {first['bytes'] / first['tokens']:.2f} bytes a token"
+            return f"{head} documents; {tokens} tokens; {vocabulary}"
         length = first["length"]
-        return (
-            f"{self.manifest['dataset']} ({self.manifest['source']['kind']}): {counts}; lengths {length['min']} to"
-            f" {length['max']}, mean {length['mean']:.0f}; {self._answers(first)}"
-        )
+        return f"{head}; lengths {length['min']} to {length['max']}, mean {length['mean']:.0f}; {self._answers(first)}"
 
     def _answers(self, entry: dict[str, Any]) -> str:
         """What a model is asked for in a split, in a few words."""
@@ -173,6 +250,18 @@ class PreparedDataset:
         if "scored" in entry:
             return f"{self.manifest['num_classes']} classes at {entry['scored']:,} scored positions"
         return f"{self.vocab_size:,} tokens, no labels"
+
+
+def num_examples(split: dict[str, Any]) -> int:
+    """How many examples, of text documents, a split's entry in a manifest says it has."""
+    return int(split["documents"] if "shards" in split else split["examples"])
+
+
+def array_entries(split: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of all arrays of a split's entry in a manifest."""
+    if "shards" in split:
+        return [entry for shard in split["shards"] for entry in shard.values()]
+    return list(split["arrays"].values())
 
 
 def vocab_size(manifest: dict[str, Any]) -> int | None:
@@ -202,19 +291,36 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:
         raise damaged(path, str(error)) from error
     size = vocab_size(manifest) or 0
     for split in manifest["splits"].values():
-        for entry in split["arrays"].values():
-            array, expected = folder / entry["file"], entry["count"] * np.dtype(entry["dtype"]).itemsize
-            if not array.is_file():
-                raise damaged(array, "is missing")
-            if array.stat().st_size != expected:
-                raise damaged(array, f"has {array.stat().st_size} bytes instead of {expected}")
-            if verify and sha256(array) != entry["sha256"]:
-                raise damaged(array, "does not have its recorded sha256")
-        tokens = split["arrays"].get("tokens")
-        # Before there were tokens of 32 bits, such a vocabulary was written into 16: others came back.
-        if tokens is not None and size > 1 << 8 * np.dtype(tokens["dtype"]).itemsize:
-            raise damaged(folder / tokens["file"], f"has too few bits for a vocabulary of {size} tokens")
+        for entry in array_entries(split):
+            array, dtype = folder / entry["file"], np.dtype(entry["dtype"])
+            _check_file(array, entry["count"] * dtype.itemsize, entry["sha256"] if verify else None)
+            # Before there were tokens of 32 bits, such a vocabulary was written into 16: others came back.
+            if dtype.kind == "u" and size > 1 << 8 * dtype.itemsize:
+                raise damaged(array, f"has too few bits for a vocabulary of {size} tokens")
+    if "tokenizer" in manifest:
+        tokenizer = manifest["tokenizer"]
+        _check_file(folder / tokenizer["file"], None, tokenizer["sha256"] if verify else None)
     return PreparedDataset(folder, manifest)
+
+
+def _check_file(path: Path, size: int | None, digest: str | None) -> None:
+    """Raises InputError unless the file is there, of its size and digest as far as they are given."""
+    if not path.is_file():
+        raise damaged(path, "is missing")
+    if size is not None and path.stat().st_size != size:
+        raise damaged(path, f"has {path.stat().st_size} bytes instead of {size}")
+    if digest is not None and sha256(path) != digest:
+        raise damaged(path, "does not have its recorded sha256")
+
+
+def _check_values(path: Path, what: str, values: IntArray, size: int) -> None:
+    """Raises InputError unless all values, which a file gave, are 0 … size − 1.
+
+    A negative value is caught with the large ones: as unsigned numbers they are above them.
+    """
+    if values.size and (largest := values.view(f"u{values.dtype.itemsize}").max()) >= size:
+        wrong = largest.astype(values.dtype)
+        raise damaged(path, f"its {what} hold {wrong}; they must be 0 to {size - 1}")
 
 
 def sha256(path: Path) -> str:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage.format import Split, damaged, sha256
+from lra_ssm.datamodules.storage.format import MANIFEST, StoredSplit, array_entries, damaged, sha256
+from lra_ssm.datamodules.storage.manifest import read_manifest
 from lra_ssm.files import write_json
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _AT_EVERY_START = 1 << 30  # bytes that are compared where nothing can be rememb
 _WORTH_SAYING = 4 << 30  # bytes whose comparison somebody might wonder about
 
 
-def check_intact(split: Split) -> None:
+def check_intact(split: StoredSplit) -> None:
     """Compares the digests of those of a split's arrays that are not remembered as they are.
 
     Where the data root cannot be written, nothing is remembered: there the arrays are compared at every start, the
@@ -31,11 +32,9 @@ def check_intact(split: Split) -> None:
         InputError: an array is not what was written; names it and what to do.
     """
     folder = split.folder
-    memory = folder.parent / f".{folder.name}.intact"
+    memory = _memory(folder)
     known = _read(memory)
-    found = {
-        entry["file"]: [*_state(folder / entry["file"]), entry["sha256"]] for entry in split.entry["arrays"].values()
-    }
+    found = _found(folder, split.entry)
     suspects = sorted((file for file in found if known.get(file) != found[file]), key=lambda file: found[file][0])
     if not suspects:
         return
@@ -53,6 +52,26 @@ def check_intact(split: Split) -> None:
     if remembers:
         with suppress(OSError):
             write_json(memory, known | found)
+
+
+def remember_intact(folder: Path) -> None:
+    """Remembers all arrays of a prepared folder as intact without reading them.
+
+    For whoever has just written them, counting and hashing on the way: the first start need not read them all again.
+    """
+    splits = read_manifest(folder / MANIFEST)["splits"].values()
+    found = [item for split in splits for item in _found(folder, split).items()]
+    with suppress(OSError):  # then the first start compares digests
+        write_json(_memory(folder), dict(found))
+
+
+def _memory(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.intact"
+
+
+def _found(folder: Path, entry: dict[str, Any]) -> dict[str, list[Any]]:
+    """What is to be remembered of the files of a split's entry in a manifest."""
+    return {array["file"]: [*_state(folder / array["file"]), array["sha256"]] for array in array_entries(entry)}
 
 
 def _state(path: Path) -> list[int]:

@@ -1,18 +1,19 @@
 """Reads a manifest and makes sure that it is one, before anything stands on it. Needs no torch."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# 1: every example has a class, and the vocabulary is listed and has at most 2^16 tokens. 2: whatever 1 cannot say; all
-# other data is still written as 1, byte for byte as before.
-FORMATS = (1, 2)
+# 1: every example has a class, and the vocabulary is listed and has at most 2^16 tokens. 2: whatever 1 cannot say of
+# examples; all other data is still written as 1, byte for byte as before. 3: text, a stream of tokens in shards.
+FORMATS = (1, 2, 3)
 DTYPES = {
     "tokens": ("uint8", "uint16", "uint32"),
     "offsets": ("<i8",),
+    "starts": ("<i8",),
     "labels": ("<i8",),
     "targets": ("<i4",),
     "images": ("uint8",),
@@ -40,7 +41,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Malformed("is not a manifest")
     version = _get(manifest, "format", _is_count)
     if version not in FORMATS:
-        raise Malformed(f"format {version} is not {' or '.join(map(str, FORMATS))}, which this version reads")
+        *others, last = map(str, FORMATS)
+        raise Malformed(f"format {version} is not {', '.join(others)} or {last}, which this version reads")
     _get(manifest, "dataset", _is_text)
     source = _get(manifest, "source", _is_dict)
     _get(source, "kind", _is_text)
@@ -51,14 +53,61 @@ def read_manifest(path: Path) -> dict[str, Any]:
     _optional(manifest, "vocab_size", _is_positive)
     _optional(manifest, "max_length", _is_positive)
     per_example = _optional(manifest, "per_example", _is_positive) or 1
-    for name, split in _get(manifest, "splits", lambda x: _is_dict(x) and x != {}).items():
+    splits = _get(manifest, "splits", lambda x: _is_dict(x) and x != {})
+    if version == 3:
+        _check_text(manifest, path.parent)
+    for name, split in splits.items():
         if not _is_dict(split):
             raise Malformed(f"its split {name} is {_short(split)}")
+        if version == 3:
+            _check_shards(f"splits.{name}.", split, path.parent)
+            continue
         _check_split(name, split, classes, per_example, path.parent)
         has_size = manifest.get("vocabulary") is not None or manifest.get("vocab_size") is not None
         if "tokens" in split["arrays"] and not has_size:
             raise Malformed("has neither vocabulary nor vocab_size")
     return manifest
+
+
+def _check_text(manifest: dict[str, Any], folder: Path) -> None:
+    """What all splits of a text have in common."""
+    size = _get(manifest, "vocab_size", _is_positive)
+    if _get(manifest, "end_of_text", _is_count) >= size:
+        raise Malformed(f"its end_of_text {manifest['end_of_text']} is no token: there are {size}")
+    tokenizer = _get(manifest, "tokenizer", _is_dict)
+    _get(tokenizer, "specification", _is_text, "tokenizer.")
+    _check_file(tokenizer, "tokenizer.", folder)
+
+
+def _check_shards(where: str, split: dict[str, Any], folder: Path) -> None:
+    """A split of text: its counts, those by source, and its shards, which add up to them."""
+    documents, tokens = _get(split, "documents", _is_positive, where), _get(split, "tokens", _is_positive, where)
+    for key in ("bytes", "words", "lines"):
+        _get(split, key, _is_count, where)
+    sources = _get(split, "sources", lambda x: _is_dict(x) and x != {}, where)
+    for name, source in sources.items():
+        if not _is_dict(source):
+            raise Malformed(f"its {where}sources.{name} is {_short(source)}")
+        for key in ("documents", "tokens", "bytes"):
+            _get(source, key, _is_count, f"{where}sources.{name}.")
+    for key in ("documents", "tokens", "bytes"):
+        _check_sum(split[key], (source[key] for source in sources.values()), f"{where}sources", key)
+    shards = _get(split, "shards", lambda x: isinstance(x, list) and x != [], where)
+    for number, shard in enumerate(shards):
+        at = f"{where}shards.{number}"
+        if not _is_dict(shard) or set(shard) != {"tokens", "starts"} or not all(map(_is_dict, shard.values())):
+            raise Malformed(f"its {at} is {_short(shard)}")
+        for key, entry in shard.items():
+            _check_array(key, entry, f"{at}.{key}.", folder)
+        if shard["tokens"]["dtype"] != shards[0]["tokens"]["dtype"]:
+            raise Malformed(f"its {at}.tokens.dtype is not that of the first shard")
+    _check_sum(tokens, (shard["tokens"]["count"] for shard in shards), f"{where}shards", "tokens")
+    _check_sum(documents, (shard["starts"]["count"] for shard in shards), f"{where}shards", "documents")
+
+
+def _check_sum(total: int, parts: Iterable[int], where: str, what: str) -> None:
+    if (found := sum(parts)) != total:
+        raise Malformed(f"its {where} have {found} {what}, not {total}")
 
 
 def _check_split(name: str, split: dict[str, Any], classes: int | None, per_example: int, folder: Path) -> None:
@@ -100,13 +149,17 @@ def _check_split(name: str, split: dict[str, Any], classes: int | None, per_exam
 
 
 def _check_array(key: str, entry: dict[str, Any], where: str, folder: Path) -> None:
-    _get(entry, "count", _is_positive, where)
+    _get(entry, "count", _is_count if key == "starts" else _is_positive, where)
     _get(entry, "dtype", lambda x: _is_text(x) and x in DTYPES[key], where)
-    _get(entry, "sha256", lambda x: _is_text(x) and len(x) == 64, where)
     if key == "images":
         _get(entry, "item", lambda x: isinstance(x, list) and len(x) == 3 and all(map(_is_positive, x)), where)
     elif "item" in entry:
         raise Malformed(f"has {where}item")
+    _check_file(entry, where, folder)
+
+
+def _check_file(entry: dict[str, Any], where: str, folder: Path) -> None:
+    _get(entry, "sha256", lambda x: _is_text(x) and len(x) == 64, where)
     file = _get(entry, "file", _is_text, where)
     # A link may lead from one file of the folder to another, but nowhere else.
     if "\0" in file or Path(file).name != file or (folder / file).resolve().parent != folder.resolve():

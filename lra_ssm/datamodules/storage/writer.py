@@ -16,7 +16,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 
 
-class _ArrayFile:
+class ArrayFile:
     """Appends to one array file, counting and hashing on the way."""
 
     def __init__(self, path: Path, dtype: str, item: tuple[int, ...] = ()) -> None:
@@ -51,13 +51,13 @@ class SplitWriter:
     def __init__(self, folder: Path, name: str, num_classes: int | None) -> None:
         self.name, self.num_examples = name, 0
         self._folder = folder
-        self._arrays: dict[str, _ArrayFile] = {}
+        self._arrays: dict[str, ArrayFile] = {}
         self._labels = None if num_classes is None else self._array("labels", "<i8")
         self._class_counts = np.zeros(num_classes or 0, dtype=np.int64)
         self._shortest, self._longest, self._sum_of_lengths, self._num_lengths = np.iinfo(np.int64).max, 0, 0, 0
 
-    def _array(self, key: str, dtype: str, item: tuple[int, ...] = ()) -> _ArrayFile:
-        self._arrays[key] = _ArrayFile(self._folder / f"{self.name}_{key}.bin", dtype, item)
+    def _array(self, key: str, dtype: str, item: tuple[int, ...] = ()) -> ArrayFile:
+        self._arrays[key] = ArrayFile(self._folder / f"{self.name}_{key}.bin", dtype, item)
         return self._arrays[key]
 
     def _where(self) -> str:
@@ -74,7 +74,7 @@ class SplitWriter:
 
     def _check_labels(self, labels: IntArray) -> None:
         """Raises InputError unless all are classes."""
-        wrong = _first_outside(labels, len(self._class_counts))
+        wrong = first_outside(labels, len(self._class_counts))
         if wrong is not None:
             raise self._refused(wrong, f"label {labels[wrong]}", "class", len(self._class_counts))
 
@@ -167,7 +167,7 @@ class SequenceSplitWriter(SplitWriter):
         tokens = self._whole(tokens, "tokens")
         assert tokens.shape == (lengths.sum(),)
         ends = np.cumsum(lengths)
-        wrong = _first_outside(tokens, self._vocab_size)
+        wrong = first_outside(tokens, self._vocab_size)
         if wrong is not None:
             raise self._refused(self._example(ends, wrong), f"token {tokens[wrong]}", "token", self._vocab_size)
         if labels is not None:
@@ -185,7 +185,7 @@ class SequenceSplitWriter(SplitWriter):
     def _extend_targets(self, targets: IntArray, ends: IntArray) -> None:
         assert self._targets is not None and self._num_target_classes is not None
         scored = targets != NOT_SCORED
-        wrong = _first_outside(np.where(scored, targets, 0), self._num_target_classes)
+        wrong = first_outside(np.where(scored, targets, 0), self._num_target_classes)
         if wrong is not None:
             what = f"class (nor {NOT_SCORED}, not scored)"
             raise self._refused(self._example(ends, wrong), f"target {targets[wrong]}", what, self._num_target_classes)
@@ -225,7 +225,7 @@ def token_dtype(vocab_size: int) -> str:
     return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _first_outside(values: IntArray, size: int) -> int | None:
+def first_outside(values: IntArray, size: int) -> int | None:
     """Where the first value is that is not one of 0 … size − 1."""
     if not values.size or (int(values.min()) >= 0 and int(values.max()) < size):
         return None
@@ -302,7 +302,12 @@ class DatasetWriter:
         Raises:
             InputError: a split has no examples.
         """
-        manifest = {**self._head, "source": source, "splits": {split.name: split.close() for split in self._splits}}
-        with replacing(self._folder / MANIFEST, encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1, ensure_ascii=False)
-            file.write("\n")
+        splits = {split.name: split.close() for split in self._splits}
+        write_manifest(self._folder, {**self._head, "source": source, "splits": splits})
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest of a prepared folder, whose files are all there."""
+    with replacing(folder / MANIFEST, encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1, ensure_ascii=False)
+        file.write("\n")

@@ -1,0 +1,71 @@
+"""Small prepared texts: tokens that were never words, with documents of any length."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lra_ssm.datamodules.language.format import TokenWriter, finish
+from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
+
+VOCAB, END = 300, 299
+
+
+def documents(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Of these lengths, the end-of-text token included."""
+    random = np.random.RandomState(seed)
+    return [[*random.randint(0, END, length - 1).tolist(), END] for length in lengths]
+
+
+def write_split(
+    folder: Path, name: str, texts: Sequence[Sequence[int]], *, shard_bytes: int = 1 << 30, vocab: int = VOCAB
+) -> dict[str, Any]:
+    """The split's entry; its tokens are appended in uneven parts, with no regard to documents."""
+    tokens = [token for text in texts for token in text]
+    starts = np.cumsum([0, *map(len, texts)])[:-1]
+    writer, begin = TokenWriter(folder, name, vocab, shard_bytes), 0
+    while begin < len(tokens):
+        end = begin + 1 + begin % 7
+        writer.append(tokens[begin:end], starts[(starts >= begin) & (starts < end)] - begin)
+        begin = end
+    entry = writer.close()
+    counts = {"documents": entry["documents"], "tokens": entry["tokens"], "bytes": 4 * len(tokens)}
+    return {**entry, "bytes": 4 * len(tokens), "words": len(tokens), "lines": len(texts), "sources": {"": counts}}
+
+
+def write_tokenizer(folder: Path, text: str = "{}") -> dict[str, Any]:
+    (folder / "tokenizer.json").write_text(text)
+    return {"file": "tokenizer.json", "sha256": hashlib.sha256(text.encode()).hexdigest(), "specification": "made-up"}
+
+
+def write_text(
+    folder: Path,
+    splits: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    shard_bytes: int = 1 << 30,
+    vocab: int = VOCAB,
+    tokenizer: str = "{}",
+) -> PreparedDataset:
+    folder.mkdir(parents=True, exist_ok=True)
+    finish(
+        folder,
+        dataset="made-up",
+        vocab_size=vocab,
+        end_of_text=vocab - 1,
+        tokenizer=write_tokenizer(folder, tokenizer),
+        source={"kind": "test"},
+        splits={
+            name: write_split(folder, name, texts, shard_bytes=shard_bytes, vocab=vocab)
+            for name, texts in splits.items()
+        },
+    )
+    return open_prepared(folder)
+
+
+def text_split(folder: Path, texts: Sequence[Sequence[int]], shard_bytes: int = 1 << 30) -> TokenSplit:
+    """A split of these documents, written to a folder."""
+    split = write_text(folder, {"train": texts}, shard_bytes=shard_bytes).split("train")
+    assert isinstance(split, TokenSplit)
+    return split
