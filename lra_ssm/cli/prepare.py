@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from jsonargparse.typing import PositiveInt
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.output import add_debug
@@ -13,6 +14,7 @@ from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.prepared import fit_command, remember
 from lra_ssm.cli.summary import open_all, summary_tables
+from lra_ssm.datamodules.language.builder import Share
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.tables import terminal_width, wrapped
@@ -27,7 +29,12 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "pathx": ("lra_ssm.datamodules.Pathfinder", {"resolution": 128}),
     "scifar": ("lra_ssm.datamodules.SCIFAR", {}),
     "mnist": ("lra_ssm.datamodules.MNIST", {}),
+    "wikitext103": ("lra_ssm.datamodules.WikiText", {}),
+    "wikitext2": ("lra_ssm.datamodules.WikiText", {"version": "2"}),
+    "slimpajama6b": ("lra_ssm.datamodules.SlimPajama", {}),
+    "corpus": ("lra_ssm.datamodules.Corpus", {}),
 }
+LANGUAGE = ("wikitext103", "wikitext2", "slimpajama6b", "corpus")
 # Made as they are read: there is nothing to prepare.
 SYNTHETIC = {
     "associative_recall": "AssociativeRecall",
@@ -38,7 +45,10 @@ SYNTHETIC = {
     "teacher_student": "TeacherStudent",
 }
 # What decides how batches are made, not what is prepared.
-LOADING = {"batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches"}
+LOADING = {
+    "batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches",
+    "length", "order", "isolate", "evaluation", "eval_stride",
+}  # fmt: skip
 
 HELP = f"""usage: lra-ssm prepare DATASET [options]
        lra-ssm prepare --summary [--root=FOLDER]
@@ -60,9 +70,17 @@ options of every dataset:
   --summary         a table of everything that is prepared below the root: counts, classes, vocabularies, lengths
   --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
 
+of text for language models ({", ".join(LANGUAGE)}):
+  --tokenizer T     bytes, characters, words, bpe:16000 (trained on this corpus), a tokenizer.json or its folder, or
+                    a name of the Hub (gpt2)
+  --processes N     that tokenise at a time; one on each core unless told
+  --shard I/N       the I-th of N shares alone, on any machine that sees the data root, in any order
+  --merge           puts all shares together
+
 examples:
   lra-ssm prepare listops
   lra-ssm prepare text
+  lra-ssm prepare corpus --source=FOLDER --tokenizer=bpe:16000
   lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
   lra-ssm prepare --summary
 
@@ -96,16 +114,31 @@ def main(command: str, arguments: list[str]) -> int:
         epilog=f"example: lra-ssm prepare {name} --root=data",
     )
     parser.add_class_arguments(datamodule_class, skip=LOADING & set(inspect.signature(datamodule_class).parameters))
-    parser.add_argument("--picture", type=str | None, help="image tasks: draw one training batch as the model sees it")
+    if name in LANGUAGE:
+        parser.add_argument("--processes", type=PositiveInt | None, help="that tokenise at a time; null for one a core")
+        parser.add_argument("--shard", type=str | None, help="i/n: the i-th of n shares alone, on any machine")
+        parser.add_argument("--merge", type=bool, default=False, help="put all shares together")
+    else:
+        what = "image tasks: draw one training batch as the model sees it"
+        parser.add_argument("--picture", type=str | None, help=what)
     add_debug(parser)
     parser.set_defaults(defaults)
-    settings = parser.parse_args(rest).as_dict()
-    picture = settings.pop("picture")
+    settings = parser.parse_args(["--merge=true" if a == "--merge" else a for a in rest]).as_dict()
+    picture, processes, shard, merge = (settings.pop(key, None) for key in ("picture", "processes", "shard", "merge"))
     datamodule = datamodule_class(**settings)
     if picture is not None:
         check_picture(datamodule, Path(picture))
     if not datamodule.is_prepared():
         datamodule.fetch()
+        if name in LANGUAGE:
+            datamodule.processes = processes
+            if shard is not None and merge:
+                raise InputError("--shard and --merge: one after the other; all shares first")
+            if shard is not None:
+                print(squeeze(datamodule.tokenise(Share.parse(shard))))
+                return 0
+            if merge:
+                datamodule.merge()
     datamodule.prepare_data()
     remember(datamodule, settings)
     print(wrapped(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}")))

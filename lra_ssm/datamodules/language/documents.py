@@ -121,6 +121,10 @@ class HeldOut:
 class CorpusReader(Protocol):
     """A frozen dataclass that pickles: processes get it with a piece."""
 
+    @property
+    def held_out(self) -> HeldOut:
+        """The shares of documents in pieces without split."""
+
     def pieces(self) -> list[Piece]:
         """The whole corpus, in an order that the files alone decide.
 

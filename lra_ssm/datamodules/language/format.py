@@ -34,11 +34,14 @@ class TokenWriter:
         split: its name.
         vocab_size: tokens are 0 … vocab_size − 1.
         shard_bytes: of the tokens of a shard, at most.
+        within: the first tokens may belong to a document that began elsewhere.
     """
 
-    def __init__(self, folder: Path, split: str, vocab_size: int, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self, folder: Path, split: str, vocab_size: int, shard_bytes: int = SHARD_BYTES, within: bool = False
+    ) -> None:
         self.split, self.num_tokens, self.num_documents = split, 0, 0
-        self._folder, self._vocab_size = folder, vocab_size
+        self._folder, self._vocab_size, self._within = folder, vocab_size, within
         self._dtype = token_dtype(vocab_size)
         self._shard_tokens = shard_bytes // np.dtype(self._dtype).itemsize
         assert self._shard_tokens >= 1
@@ -62,7 +65,8 @@ class TokenWriter:
         assert not positions.size or (
             positions[0] >= 0 and positions[-1] < len(tokens) and (np.diff(positions) > 0).all()
         )
-        assert self.num_documents or not tokens.size or (positions.size and positions[0] == 0)
+        begins = self.num_documents or not tokens.size or (positions.size and positions[0] == 0)
+        assert self._within or begins
         wrong = first_outside(tokens, self._vocab_size)
         if wrong is not None:
             raise InputError(
