@@ -110,9 +110,7 @@ class Preparation:
         pieces = self.reader.pieces()
         tokenizer = self._begun(pieces)
         if tokenizer is None:
-            raise InputError(
-                f"{self.parts}: nothing is tokenised yet; `--shard=1/n` … `--shard=n/n` come before `--merge`"
-            )
+            raise InputError(f"{self.parts}: nothing is tokenised yet; --shard=1/n to --shard=n/n come before --merge")
         self._require_all(len(pieces))
         parts = [read_part(self.parts, number) for number in range(len(pieces))]
         totals = {split: [part["splits"].get(split) for part in parts] for split in SPLITS}
