@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
+from lra_ssm.datamodules.fetch import imdb
+from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, write_note
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.storage.format import open_prepared, sha256
@@ -309,13 +311,13 @@ def test_a_fit_never_downloads_and_prepare_does(tmp_path: Path, monkeypatch: pyt
     root = tmp_path / "root"
     asked = []
 
-    def download(file: text_files.RemoteFile, folder: Path) -> None:
+    def download(file: RemoteFile, folder: Path) -> None:
         asked.append(file.urls[0])
         if len(asked) == 1:
             raise InputError("no network")
         write_archive(folder / file.name, some_reviews())
 
-    monkeypatch.setattr(text_files, "download", download)
+    monkeypatch.setattr(imdb, "download", download)
     data = Text(root=str(root))
     with pytest.raises(InputError, match=r"no IMDb reviews .*`lra-ssm prepare text --root=.*root` downloads") as error:
         data.prepare_data()

@@ -69,7 +69,7 @@ class Reading:
         text_field: of jsonl and parquet, the text; "a.b" is b of a.
         source_field: the same, the name of the document's source; None for none.
         empty_documents: a document without characters, or of whitespace alone, is an error or is skipped.
-        seed: of the documents' keys.
+        seed: of the documents' keys, from 0 to 2^64 - 1.
     """
 
     documents: Documents = "file"
@@ -211,7 +211,7 @@ def _last_place(buffer: bytes, most: int) -> int:
 
 def key_of(first_segment: bytes, seed: int) -> int:
     """A document's key (`Segment.key`)."""
-    salt = seed.to_bytes(8, "little", signed=True)
+    salt = seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
     return int.from_bytes(hashlib.blake2b(first_segment, digest_size=8, salt=salt).digest(), "little")
 
 

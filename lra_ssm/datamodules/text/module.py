@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.fetch.imdb import PLACES, fetch_original
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.storage.vocabulary import TokenSettings
 from lra_ssm.datamodules.text.builder import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
 from lra_ssm.datamodules.text.reader import (
     HUB_NAME,
     HUB_REVISION,
-    PLACES,
     Found,
     describe,
     fetch_huggingface,
-    fetch_original,
     find_at,
     find_huggingface,
     find_original,

@@ -16,37 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lra_ssm.datamodules.fetch.archives import iterate
-from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.download_note import read_note
+from lra_ssm.datamodules.fetch.imdb import ARCHIVE, CLASSES, DOWNLOADS, LAYOUT, SPLITS, is_layout, members
+from lra_ssm.datamodules.fetch.imdb import find_original as find_archive
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
 
-# Stanford's page names no digest; this is the one that other libraries check (paddlepaddle, torchtext, …).
-ARCHIVE = RemoteFile(
-    ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
-    "aclImdb_v1.tar.gz",
-    "md5:7c2ac02c03563afcf9b574c7e56c153a",
-    84_125_825,
-)
 HUB_NAME = "stanfordnlp/imdb"
 HUB_REVISION = "e6281661ce1c48d982bc483cf8a173c1bbeb5d31"  # as several public repositories pin it
-DOWNLOADS = "text/download"
 HUB_FOLDER = f"{DOWNLOADS}/stanfordnlp-imdb-{HUB_REVISION[:12]}"
-PLACES = ("", "imdb", "text", DOWNLOADS)  # below the data root
-CLASSES = ("neg", "pos")
-SPLITS = ("train", "test")
 
 # What the Hub's copy takes here, roughly: the texts of both splits, before and after their conversion.
 _HUB_BYTES = 150_000_000
 
-_MEMBER = re.compile(r"(?:^|/)(train|test)/(neg|pos)/([^/.][^/]*\.txt)$")
 _PARQUET = re.compile(r"(train|test)\b.*\.parquet$")
 _ROWS = 1000  # read at a time
-_LAYOUT = "aclImdb/{train,test}/{neg,pos}/<id>_<rating>.txt"
 
 
 @dataclass(frozen=True)
@@ -65,14 +52,9 @@ class Found(NamedTuple):
 
 
 def find_original(root: Path) -> Found | None:
-    """Stanford's folder or archive below the data root, in the first of PLACES that has it; None if none has."""
-    for place in PLACES:
-        if _is_layout(root / place / "aclImdb"):
-            return Found(root / place / "aclImdb", "folder")
-        for archive in sorted((root / place).glob("aclImdb*.tar.gz")):
-            if archive.is_file():
-                return Found(archive, "archive")
-    return None
+    """Stanford's folder or archive below the data root; None if there is none."""
+    path = find_archive(root)
+    return None if path is None else Found(path, "folder" if path.is_dir() else "archive")
 
 
 def find_huggingface(root: Path) -> Found | None:
@@ -90,7 +72,7 @@ def find_at(path: Path) -> Found:
     if path.is_file():
         return Found(path, "archive")
     for folder in (path, path / "aclImdb"):
-        if _is_layout(folder):
+        if is_layout(folder):
             return Found(folder, "folder")
     if (path / "dataset_dict.json").is_file():
         return Found(path, "saved")
@@ -98,7 +80,7 @@ def find_at(path: Path) -> Found:
         if _parquet_files(folder):
             return Found(folder, "parquet")
     raise InputError(
-        f"{path}: holds no IMDb reviews; give an archive or a folder with {_LAYOUT}, or a folder that `datasets` saved"
+        f"{path}: holds no IMDb reviews; give an archive or a folder with {LAYOUT}, or a folder that `datasets` saved"
         " (dataset_dict.json, or train*.parquet and test*.parquet)"
     )
 
@@ -134,7 +116,7 @@ def read(found: Found) -> dict[str, Reviews]:
     for split in SPLITS:
         for label, folder in enumerate(CLASSES):
             if not any(key[0] == label for key in named[split]):
-                raise InputError(f"{found.path}: no reviews in {split}/{folder}; expected {_LAYOUT}")
+                raise InputError(f"{found.path}: no reviews in {split}/{folder}; expected {LAYOUT}")
     order = {split: sorted(named[split]) for split in SPLITS}
     return {
         split: Reviews([named[split][key] for key in keys], [label for label, _ in keys])
@@ -167,16 +149,6 @@ def describe(found: Found) -> dict[str, Any]:
     }
 
 
-def fetch_original(root: Path) -> None:
-    """Downloads Stanford's archive to <root>/text/download/, compared with its published digest.
-
-    Raises:
-        InputError: the root cannot be used, or as `download`.
-    """
-    with download_folder(root, DOWNLOADS) as folder:
-        download(ARCHIVE, folder)
-
-
 def fetch_huggingface(root: Path) -> None:
     """Downloads the Hub's dataset at a pinned revision with the `datasets` library to <root>/text/download/.
 
@@ -202,10 +174,6 @@ def fetch_huggingface(root: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _is_layout(folder: Path) -> bool:
-    return all((folder / split / name).is_dir() for split in SPLITS for name in CLASSES)
-
-
 def _parquet_files(folder: Path) -> dict[str, list[Path]]:
     """Files by split; {} unless both have some."""
     files: dict[str, list[Path]] = {split: [] for split in SPLITS}
@@ -221,15 +189,8 @@ _Text = tuple[str, int, str, str, bytes]  # split, label, file name, where it is
 
 
 def _archive_texts(found: Found) -> Iterator[_Text]:
-    def wanted(name: str) -> bool:
-        return _MEMBER.search(name) is not None
-
-    # Thirty times what is published, with the 50,000 reviews without labels that are passed over.
-    bounds = {"max_bytes": 4 << 30, "max_files": 1_000_000, "all_bytes": 8 << 30, "all_members": 2_000_000}
-    for name, file in iterate(found.path, wanted, progress=True, **bounds):
-        matched = _MEMBER.search(name)
-        assert matched is not None
-        yield matched[1], CLASSES.index(matched[2]), matched[3], f"{found.path}: {name}", file.getvalue()
+    for member, data in members(found.path):
+        yield member.split, CLASSES.index(member.label), member.name, f"{found.path}: {member.path}", data
 
 
 def _folder_texts(found: Found) -> Iterator[_Text]:

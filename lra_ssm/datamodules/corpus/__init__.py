@@ -1,0 +1,1 @@
+"""Any corpus of text: a folder of .txt, .jsonl and .parquet files."""

@@ -1,0 +1,152 @@
+"""Finds the files of any corpus and its splits; IMDb's reviews among them.
+
+A folder's files are taken recursively, by their form (`language.files`). Their first folder or their own name may name
+a split as Hugging Face has it (train/…, validation-00000.parquet, test.txt); otherwise a hash of each document decides.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.fetch import imdb
+from lra_ssm.datamodules.language.documents import (
+    CorpusReader,
+    HeldOut,
+    Piece,
+    Range,
+    Reading,
+    Segment,
+    segments_of,
+)
+from lra_ssm.datamodules.language.files import FORMS, FileCorpus, find_files, split_name, stamp
+from lra_ssm.errors import InputError
+
+Splits = Literal["auto", "hash"]
+
+
+def find_at(path: Path, splits: Splits, reading: Reading, held_out: HeldOut) -> CorpusReader:
+    """The corpus at a path of the user's: a folder, a single file, or IMDb's reviews as Stanford packs them.
+
+    Args:
+        path: an existing folder or file.
+        splits: "auto" takes splits that folders or files name; without one for validation, documents of train are held
+            out for it. "hash" takes no notice of names: documents are held out of all.
+        reading: how documents are taken from files; IMDb's are files.
+        held_out: which documents are.
+
+    Raises:
+        InputError: no files in a form that is read, or the names of splits are not clear.
+    """
+    if path.is_file():
+        if re.fullmatch(r"aclImdb.*\.tar\.gz", path.name):
+            return reviews(path, splits, reading, held_out)
+        if not path.name.endswith((*FORMS,)):
+            raise InputError(f"{path}: is in none of the forms {', '.join(FORMS)}")
+        return FileCorpus(str(path), ((str(path), None),), reading, held_out)
+    for folder in (path, path / "aclImdb"):
+        if imdb.is_layout(folder):
+            return reviews(folder, splits, reading, held_out)
+    names = find_files(path)
+    if splits == "hash":
+        return FileCorpus(str(path), tuple((str(name), None) for name in names), reading, held_out)
+    return _with_splits(path, [(name, split_name(name, path)) for name in names], reading, held_out)
+
+
+def reviews(path: Path, splits: Splits, reading: Reading, held_out: HeldOut) -> CorpusReader:
+    """IMDb's labelled reviews, each a document: an aclImdb folder or the archive; both give the same documents.
+
+    Raises:
+        InputError: the folder holds no reviews.
+    """
+    reading = replace(reading, documents="file")
+    if path.is_file():
+        named = splits == "auto"
+        return ReviewArchive(str(path), named, reading, replace(held_out, test_fraction=0.0) if named else held_out)
+    files: list[tuple[Path, str | None]] = []
+    for split in imdb.SPLITS:
+        for label in imdb.CLASSES:
+            folder = path / split / label
+            files += [(name, split) for name in find_files(folder, (".txt",))]
+    if splits == "hash":
+        return FileCorpus(str(path), tuple((str(name), None) for name, _ in files), reading, held_out)
+    return _with_splits(path, files, reading, held_out)
+
+
+def _with_splits(folder: Path, files: list[tuple[Path, str | None]], reading: Reading, held_out: HeldOut) -> FileCorpus:
+    """A corpus whose files name splits, or do not."""
+    named = {split for _, split in files}
+    if named == {None}:
+        return FileCorpus(str(folder), tuple((str(name), None) for name, _ in files), reading, held_out)
+    advice = 'splits="hash" takes no notice of names'
+    if None in named:
+        example = next(name for name, split in files if split is None)
+        other = next(name for name, split in files if split is not None)
+        raise InputError(f"{example}: names no split (train, val or test), though {other.name} does; {advice}")
+    if "train" not in named:
+        there = " and ".join(sorted(filter(None, named)))
+        raise InputError(f"{folder}: its files name the splits {there} but none is train; {advice}")
+    if "val" not in named:  # held out of train, and nothing else is
+        files = [(name, None if split == "train" else split) for name, split in files]
+    held_out = replace(held_out, test_fraction=0.0)
+    return FileCorpus(str(folder), tuple((str(name), split) for name, split in files), reading, held_out)
+
+
+@dataclass(frozen=True)
+class ReviewArchive:
+    """IMDb's reviews in Stanford's archive (a `CorpusReader`), each split sorted by class and name.
+
+    Args:
+        path: the archive.
+        named: take its splits; else documents of both are held out.
+        reading: how documents are taken.
+        held_out: which documents are held out.
+    """
+
+    path: str
+    named: bool
+    reading: Reading
+    held_out: HeldOut
+
+    def pieces(self) -> list[Piece]:
+        """Its two splits; each is read in one pass through the archive."""
+        size = Path(self.path).stat().st_size
+        ranges = {split: Range(f"{self.path}::{split}", 0, None) for split in imdb.SPLITS}
+        return [
+            Piece("test" if self.named and split == "test" else None, (share,), size) for split, share in ranges.items()
+        ]
+
+    def segments(self, piece: Piece) -> Iterator[Segment]:
+        """Raises InputError: a damaged archive, a review that is not UTF-8, or empty."""
+        split = piece.ranges[0].path.rpartition("::")[2]
+        found = {
+            (member.label, member.name): (member.path, data)
+            for member, data in imdb.members(Path(self.path), progress=False)
+            if member.split == split
+        }
+        if not found:
+            raise InputError(f"{self.path}: no reviews in {split}; expected {imdb.LAYOUT}")
+        seed = None if piece.split else self.reading.seed
+        for number, key in enumerate(sorted(found), 1):
+            path, data = found.pop(key)
+            where, read = f"{self.path}: {path}", piece.size * number // (number + len(found))
+            try:
+                text = data.decode()
+            except UnicodeDecodeError as error:
+                wrong = f"byte {data[error.start]:#04x}, the file's number {error.start + 1}"
+                raise InputError(f"{where}: is not UTF-8 ({wrong})") from None
+            if not text or text.isspace():
+                yield self.reading.empty(where, "", read)
+            else:
+                yield from segments_of(data, text, "", seed, read, lambda where=where: where)  # type: ignore[misc]
+
+    def split_of(self, key: int) -> str:
+        """The split of a document in a piece without split."""
+        return self.held_out.split(key)
+
+    def content_settings(self) -> dict[str, Any]:
+        """Everything that decides the documents."""
+        named = {"splits": ["hash", "test"] if self.named else ["hash"]}
+        path = Path(self.path)
+        return asdict(self.reading) | named | asdict(self.held_out) | stamp([path], path)

@@ -1,0 +1,1 @@
+"""SlimPajama: web text of seven sources."""

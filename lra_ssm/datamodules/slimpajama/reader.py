@@ -1,0 +1,66 @@
+"""Finds and fetches SlimPajama: DKYoon's sample of 6 billion tokens on the Hub, or files in its schema.
+
+    data/{train,validation,test}-*.parquet                     as the Hub has it, columns text, meta.redpajama_set_name
+    {train,validation,test}/…/*.jsonl.zst                      as Cerebras publishes the whole
+    {train,validation,test}{/…,-*}.{jsonl,jsonl.gz,jsonl.zst,parquet}    or any of these
+
+Documents keep the names of their sources, RedPajamaCommonCrawl, RedPajamaC4, … (seven). Source: Soboleva et al.,
+"SlimPajama: A 627B token cleaned and deduplicated version of RedPajama" (2023).
+"""
+
+from pathlib import Path
+
+from lra_ssm.datamodules.language.documents import EmptyDocuments, Reading
+from lra_ssm.datamodules.language.files import FORMS, FileCorpus, find_files, split_name
+from lra_ssm.datamodules.language.hub import fetch_files, fetched
+from lra_ssm.errors import InputError
+
+HUB_NAME = "DKYoon/SlimPajama-6B"
+HUB_REVISION = "b5f90f419b7489cdba26fdbc8c022fcb5562f968"  # as public repositories pin it
+HUB_FILES = ("data/train-*.parquet", "data/validation-*.parquet", "data/test-*.parquet")
+HUB_FOLDER = f"slimpajama/download/DKYoon-SlimPajama-6B-{HUB_REVISION[:12]}"  # below the data root
+# As the dataset's card counts them; other counts are worth a warning.
+PUBLISHED_DOCUMENTS = {"train": 5_489_000, "val": 9_347, "test": 9_346}
+SOURCE_FIELD = "meta.redpajama_set_name"
+
+
+def find_huggingface(root: Path) -> Path | None:
+    """The folder that `fetch_huggingface` has completed; None if it has not."""
+    folder = root / HUB_FOLDER
+    return folder if fetched(folder) else None
+
+
+def fetch_huggingface(root: Path) -> None:
+    """Downloads the Hub's files at a pinned revision to <root>/slimpajama/download/; goes on where it broke off.
+
+    Raises:
+        InputError: the root cannot be used, or the files cannot be had.
+    """
+    fetch_files(HUB_NAME, HUB_REVISION, HUB_FILES, root, HUB_FOLDER)
+
+
+def find_at(path: Path, empty_documents: EmptyDocuments = "error") -> FileCorpus:
+    """SlimPajama's files in a folder.
+
+    Args:
+        path: an existing folder.
+        empty_documents: as for `Reading`.
+
+    Raises:
+        InputError: no files, or a split is missing.
+    """
+    forms = tuple(form for form in FORMS if form != ".txt")
+    files = [(name, split_name(name, path)) for name in find_files(path, forms)]
+    there = {split for _, split in files}
+    missing = [name for name, split in (("train", "train"), ("validation", "val")) if split not in there]
+    if None in there or missing:
+        what = f"no files of {' and '.join(missing)}"
+        if None in there:
+            example = next(name for name, split in files if split is None)
+            what = f"{example.relative_to(path)} is of no split"
+        raise InputError(
+            f"{path}: {what}; expected SlimPajama's train, validation and test as folders or as file names begin; a"
+            " part of it without them is a Corpus"
+        )
+    reading = Reading(source_field=SOURCE_FIELD, empty_documents=empty_documents)
+    return FileCorpus(str(path), tuple((str(name), split) for name, split in files), reading)

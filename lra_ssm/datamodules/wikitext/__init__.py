@@ -1,0 +1,1 @@
+"""WikiText-103 and WikiText-2, by words and raw."""
