@@ -32,6 +32,7 @@ from lra_ssm.runs.checks import (
     check_data,
     check_end,
     check_shapes,
+    check_tokenizer,
     check_vocabulary,
     existing,
     load_checkpoint,
@@ -292,6 +293,8 @@ class RunCLI(LightningCLI):
             except InputError as error:
                 raise InputError(f"{error}; {prepared}" if prepared else str(error)) from error
             check_vocabulary(self.model, self.datamodule)
+            if source := self.checkpoint or self._config.init_from:
+                check_tokenizer(Path(source), self.datamodule)
 
     before_validate = _prepare_data
     before_test = _prepare_data

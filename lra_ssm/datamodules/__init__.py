@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lra_ssm.datamodules.cifar10.image import Image
     from lra_ssm.datamodules.cifar10.scifar import SCIFAR
+    from lra_ssm.datamodules.language.mixture import Mixture
     from lra_ssm.datamodules.listops.module import ListOps
     from lra_ssm.datamodules.mnist.module import MNIST
     from lra_ssm.datamodules.pathfinder.module import Pathfinder
@@ -30,6 +31,7 @@ _MODULES = {
     "LinearFunctional": "synthetic.linear_functional",
     "ListOps": "listops.module",
     "MNIST": "mnist.module",
+    "Mixture": "language.mixture",
     "NoisyCosines": "synthetic.noisy_cosines",
     "Pathfinder": "pathfinder.module",
     "Retrieval": "retrieval.module",
@@ -46,6 +48,7 @@ __all__ = [
     "Image",
     "LinearFunctional",
     "ListOps",
+    "Mixture",
     "NoisyCosines",
     "Pathfinder",
     "Retrieval",

@@ -45,7 +45,7 @@ class PreparedDataModule(LoadedDataModule):
 
     dataset: str
     sources: tuple[str, ...]  # by name; any other source is a path
-    neutral_settings = ("root", *LoadedDataModule.neutral_settings)
+    neutral_settings: tuple[str, ...] = ("root", *LoadedDataModule.neutral_settings)
     inputs: str = "tokens"  # what batches hold; or characters, bytes; of pixels unit, symmetric, normalized, integers
 
     def __init__(

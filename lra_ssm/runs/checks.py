@@ -149,8 +149,20 @@ def check_vocabulary(task: Any, data: Any) -> None:
     if rows is not None and rows < tokens:
         raise InputError(
             f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data"
-            f" ({data.prepared_folder}) has {tokens} tokens; set it to {tokens}"
+            f" ({getattr(data, 'prepared_folder', 'all corpora')}) has {tokens} tokens; set it to {tokens}"
         )
+
+
+def check_tokenizer(path: Path, data: Any) -> None:
+    """The network of a checkpoint was trained on the tokens of prepared data, as far as both name their tokenizer."""
+    if not hasattr(data, "tokenizer_digest"):
+        return
+    for part in load_checkpoint(path).values():
+        if isinstance(part, dict) and isinstance(part.get("tokenizer"), dict):
+            try:
+                data.load_state_dict(part)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
 
 
 def check_end(trainer: Any) -> None:

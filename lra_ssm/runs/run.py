@@ -27,6 +27,7 @@ from lra_ssm.runs.checks import (
     check_data,
     check_end,
     check_same_data,
+    check_tokenizer,
     check_vocabulary,
     load_checkpoint,
     newest,
@@ -177,6 +178,7 @@ class Run(RunDirectory):
         check_batches(trainer, data)
         if self.checkpoint is not None:
             check_checkpoint(self.checkpoint, task, source=self.source)
+            check_tokenizer(self.checkpoint, data)
         with listening() as signals:
             try:
                 signals.watch(trainer, self)

@@ -5,7 +5,7 @@ B batch, L length, C channels.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,10 @@ class BatchDataset(Dataset[AnyBatch], ABC):
     def lengths(self) -> IntArray | None:
         """By which batches of examples of similar length are made (len(self),); None where all are equally long."""
         return None
+
+    def settings(self) -> dict[str, Any]:
+        """What, besides the order of the examples, decides what a batch is, where a checkpoint should say it."""
+        return {}
 
     def __getitem__(self, index: int) -> AnyBatch:
         return self.batch(np.array([index]), 0)

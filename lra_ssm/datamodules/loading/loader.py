@@ -71,6 +71,16 @@ class EpochBatches:
         """Chooses the epoch that the next iteration runs over."""
         self.epoch = epoch
 
+    def settings(self) -> dict[str, Any]:
+        """What decides the batches besides the examples, as plain values."""
+        return {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "shuffle_seed": self.seed,
+            "bucket_batches": self.pool,
+            "batches_per_epoch": len(self),
+        }
+
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """All examples in the order of an epoch (num_examples,)."""
         if self.seed is None:
@@ -100,9 +110,10 @@ class EpochBatches:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         """This rank's examples of global batches start, start + 1, … of an epoch."""
-        order = self.order(epoch)
-        for batch in np.split(order, self._ends[:-1])[start:]:
-            yield batch[self.rank :: self.world_size].tolist()
+        order, begin = self.order(epoch), int(self._ends[start - 1]) if start else 0
+        for end in self._ends[start:].tolist():
+            yield order[begin:end][self.rank :: self.world_size].tolist()
+            begin = end
 
 
 def _sizes(num_examples: int, batch_size: int, world_size: int) -> list[int]:
@@ -238,14 +249,7 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """What a count of batches is a count of. Lightning stores it in every checkpoint."""
-        batches = self.batch_sampler
-        return {
-            "num_examples": batches.num_examples,
-            "batch_size": batches.batch_size,
-            "shuffle_seed": batches.seed,
-            "bucket_batches": batches.pool,
-            "batches_per_epoch": len(batches),
-        }
+        return {**self.batch_sampler.settings(), **self.dataset.settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Checks that the checkpoint's run had the same batches.

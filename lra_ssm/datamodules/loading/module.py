@@ -70,6 +70,11 @@ class LoadedDataModule(LightningDataModule, ABC):
     def open_split(self, name: str) -> BatchDataset:
         """The batches of train, val or test."""
 
+    @property
+    def shuffles(self) -> bool:
+        """Whether training examples come in another order in every epoch."""
+        return True
+
     def order_settings(self) -> dict[str, Any]:
         """What decides which examples make up which batch."""
         return {name: getattr(self, name) for name in ("batch_size", "shuffle_seed", "bucket_batches")}
@@ -102,48 +107,59 @@ class LoadedDataModule(LightningDataModule, ABC):
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ResumableLoader:
-        """Shuffled by (shuffle_seed, epoch), every example once per epoch, resumable at every batch.
+        """Every example once per epoch, shuffled by (shuffle_seed, epoch) where `shuffles`; resumable at every batch.
 
         In a plain loop each pass over one loader is the next epoch; see `ResumableLoader`.
         """
         # Overfitting means the same batches in every epoch, and in the same order.
-        shuffle = not getattr(self.trainer, "overfit_batches", 0)
+        shuffle = self.shuffles and not getattr(self.trainer, "overfit_batches", 0)
         seed = self._resolved_shuffle_seed() if shuffle else None
         trained = self._batches_trained if self.trainer is not None else None
-        return self._loader("train", self.batch_size, seed, self.bucket_batches, trained)
+        dataset = self._opened("train")
+        return self._loader(dataset, self._training_order(dataset, seed, *self._rank()), trained)
 
     def train_batches(self, world_size: int = 1) -> int:
         """Batches of a training epoch, once prepared: as long as `train_dataloader` is.
 
         Raises InputError where they cannot be shared out among so many devices."""
         self.setup("fit")
-        return len(EpochBatches(len(self._datasets["train"]), self.batch_size, world_size=world_size))
+        return len(self._training_order(self._datasets["train"], None, 0, world_size))
 
     def val_dataloader(self) -> ResumableLoader:
         """Every validation example once: in order, or with bucket_batches the longest first."""
-        return self._loader("val", self.eval_batch_size, pool=self.bucket_batches)
+        return self._evaluation_loader(self._opened("val"), self.bucket_batches)
 
     def test_dataloader(self) -> ResumableLoader:
         """Every test example once: in order, or with bucket_batches the longest first."""
-        return self._loader("test", self.eval_batch_size, pool=self.bucket_batches)
+        return self._evaluation_loader(self._opened("test"), self.bucket_batches)
 
     def predict_dataloader(self) -> ResumableLoader:
         """Every example of `predict_split` once, in order."""
-        return self._loader(self.predict_split, self.eval_batch_size)
+        return self._evaluation_loader(self._opened(self.predict_split))
 
-    def _loader(
-        self, split: str, batch_size: int, seed: int | None = None, pool: int = 1, trained: Any = None
-    ) -> ResumableLoader:
+    def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
             stage = next(name for name, splits in STAGES.items() if split in splits)
             raise InputError(
                 f"{type(self).__name__}: the {split} split is not open; call prepare_data() and setup({stage!r}) first"
             )
-        dataset, trainer = self._datasets[split], self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+        return self._datasets[split]
+
+    def _rank(self) -> tuple[int, int]:
+        """This process' number, and how many there are."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def _training_order(self, dataset: BatchDataset, seed: int | None, rank: int, world_size: int) -> EpochBatches:
+        lengths = dataset.lengths if self.bucket_batches > 1 else None
+        return EpochBatches(len(dataset), self.batch_size, seed, rank, world_size, lengths, self.bucket_batches)
+
+    def _evaluation_loader(self, dataset: BatchDataset, pool: int = 1) -> ResumableLoader:
         lengths = dataset.lengths if pool > 1 else None
-        batches = EpochBatches(len(dataset), batch_size, seed, rank, world_size, lengths, pool)
-        loader = ResumableLoader(dataset, batches, self.num_workers, self.pin_memory, trained)
+        order = EpochBatches(len(dataset), self.eval_batch_size, None, *self._rank(), lengths, pool)
+        return self._loader(dataset, order)
+
+    def _loader(self, dataset: BatchDataset, order: EpochBatches, trained: Any = None) -> ResumableLoader:
+        loader = ResumableLoader(dataset, order, self.num_workers, self.pin_memory, trained)
         self._loaders.add(loader)
         return loader
 

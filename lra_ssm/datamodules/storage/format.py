@@ -16,7 +16,6 @@ images uint8 (height, width, channels), offsets, starts and labels int64, target
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,7 +147,7 @@ class TokenSplit(StoredSplit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._ends = np.cumsum([shard["tokens"]["count"] for shard in self.entry["shards"]]).tolist()
+        self._ends = np.cumsum([0, *(shard["tokens"]["count"] for shard in self.entry["shards"])]).tolist()
 
     @property
     def num_tokens(self) -> int:
@@ -159,48 +158,54 @@ class TokenSplit(StoredSplit):
     def num_documents(self) -> int:
         return int(self.entry["documents"])
 
+    @property
+    def dtype(self) -> str:
+        """Of the tokens: uint8, uint16 or uint32."""
+        return str(self.entry["shards"][0]["tokens"]["dtype"])
+
     def tokens(self, begin: int, end: int) -> IntArray:
         """The tokens at positions 0 ≤ begin ≤ … < end ≤ num_tokens (end − begin,), uint8, uint16 or uint32, read-only.
 
         Raises:
             InputError: a token is not in the vocabulary.
         """
-        parts: list[IntArray] = []
-        for shard, before, last in self._overlapping(begin, end):
-            part = self._map(shard["tokens"])[max(begin - before, 0) : end - before]
-            _check_values(self.folder / shard["tokens"]["file"], "tokens", part, self.vocab_size)
-            if last:
-                return np.concatenate([*parts, part]) if parts else part
+        parts = []
+        for number in range(bisect_right(self._ends, begin) - 1, len(self.entry["shards"])):
+            entry, before = self.entry["shards"][number]["tokens"], self._ends[number]
+            part = self._map(entry)[max(begin - before, 0) : end - before]
+            _check_values(self.folder / entry["file"], "tokens", part, self.vocab_size)
             parts.append(part)
+            if end <= self._ends[number + 1]:
+                return part if len(parts) == 1 else np.concatenate(parts)
         raise IndexError(f"tokens {begin} to {end} of {self.num_tokens}")
 
     def starts(self, begin: int, end: int) -> IntArray:
-        """The positions from begin to end − 1 at which documents start, rising, int64.
+        """The positions from begin to end − 1 at which documents start, rising, int64. Raises as `starts_within`."""
+        return self.starts_within(np.array([begin]), np.array([end]))[1]
+
+    def starts_within(self, begins: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+        """The positions at which documents start in ranges from begins to ends − 1 (n,): of each its range, and itself.
 
         Raises:
             InputError: the positions that are stored cannot be such.
         """
-        parts: list[IntArray] = [np.empty(0, dtype=np.int64)]
-        for shard, _, _ in self._overlapping(begin, end):
-            if not shard["starts"]["count"]:  # a shard within a document; an empty file cannot be mapped
+        rows, positions = [], []
+        for number, shard in enumerate(self.entry["shards"]):
+            here = np.flatnonzero((begins < self._ends[number + 1]) & (ends > self._ends[number]))
+            if not here.size or not shard["starts"]["count"]:  # a shard within a document; an empty file is not mapped
                 continue
             starts = self._map(shard["starts"])
-            low, high = starts.searchsorted((begin, end))
-            part = starts[low:high]
-            if part.size and not (begin <= part[0] and part[-1] < end and (part[1:] > part[:-1]).all()):
+            low = starts.searchsorted(begins[here])
+            counts = np.maximum(starts.searchsorted(ends[here]) - low, 0)
+            row = here.repeat(counts)
+            found = starts[np.arange(len(row)) + (low - counts.cumsum() + counts).repeat(counts)]
+            if ((found < begins[row]) | (found >= ends[row])).any():
                 raise damaged(self.folder / shard["starts"]["file"], "its positions of documents do not rise")
-            parts.append(part)
-        return parts[1] if len(parts) == 2 else np.concatenate(parts)
-
-    def _overlapping(self, begin: int, end: int) -> Iterator[tuple[dict[str, Any], int, bool]]:
-        """The shards that hold positions begin … end − 1: each with its first position, and whether it is the last."""
-        number = bisect_right(self._ends, begin)
-        while number < len(self._ends):
-            last = end <= self._ends[number]
-            yield self.entry["shards"][number], self._ends[number - 1] if number else 0, last
-            if last:
-                return
-            number += 1
+            rows.append(row)
+            positions.append(found)
+        if not rows:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        return np.concatenate(rows), np.concatenate(positions)
 
 
 AnySplit = SequenceSplit | ImageSplit | TokenSplit

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lra_ssm.datamodules.language.format import TokenWriter, finish
+from lra_ssm.datamodules.language.module import Evaluation, LanguageDataModule, Order
 from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
 
 VOCAB, END = 300, 299
@@ -69,3 +70,40 @@ def text_split(folder: Path, texts: Sequence[Sequence[int]], shard_bytes: int = 
     split = write_text(folder, {"train": texts}, shard_bytes=shard_bytes).split("train")
     assert isinstance(split, TokenSplit)
     return split
+
+
+class MadeUp(LanguageDataModule):
+    """Text of documents of given lengths, which the seed decides; val and test have the first few of them."""
+
+    dataset = "made-up"
+    sources = ("made-up",)
+
+    def __init__(
+        self,
+        root: str | None = None,
+        lengths: tuple[int, ...] = (5, 1, 1, 40, 3, 17, 2, 30, 1, 1),
+        text_seed: int = 0,
+        tokenizer: str = "{}",
+        length: int = 8,
+        batch_size: int = 4,
+        eval_batch_size: int | None = None,
+        order: Order = "shuffled",
+        isolate: bool = True,
+        evaluation: Evaluation = "windows",
+        eval_stride: int | None = None,
+        shuffle_seed: int | None = 7,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(
+            root, "made-up", length, batch_size, eval_batch_size, order, isolate, evaluation, eval_stride,
+            shuffle_seed, num_workers, False,
+        )  # fmt: skip
+        self.lengths, self.text_seed, self.tokenizer = tuple(lengths), text_seed, tokenizer
+
+    def content_settings(self) -> dict[str, Any]:
+        return {"lengths": self.lengths, "seed": self.text_seed, "tokenizer": self.tokenizer}
+
+    def build(self, folder: Path) -> None:
+        texts = documents(self.lengths, self.text_seed)
+        splits = {"train": texts, "val": texts[:5], "test": texts[:7]}
+        write_text(folder, splits, shard_bytes=50, tokenizer=self.tokenizer)

@@ -126,10 +126,9 @@ def test_what_cannot_be_is_caught_when_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{tokens}: its tokens hold {VOCAB}; they must be 0 to {VOCAB - 1}; delete"):
         split.tokens(0, 40)
     assert split.tokens(15, 40).tolist() == TOKENS[15:40]
-    for values in ([0, 6, 5, 7], [0, 5, 5, 7]):
-        np.memmap(starts, "<i8", "r+")[:] = values
-        with pytest.raises(InputError, match=f"^{starts}: its positions of documents do not rise; delete"):
-            split.starts(0, 69)
+    np.memmap(starts, "<i8", "r+")[1] = 100
+    with pytest.raises(InputError, match=f"^{starts}: its positions of documents do not rise; delete"):
+        split.starts(0, 69)
 
 
 def test_what_was_written_is_remembered_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +159,14 @@ def test_a_manifest_with_anything_missing_or_of_another_type(tmp_path: Path) -> 
     folder = tmp_path / "data"
     manifest = two_splits(folder).manifest
     texts, counts = {"dataset", "kind", "specification"}, {"words", "lines", "end_of_text"}
-    needed = {*texts, *counts, "format", "source", "splits", "train", "documents", "tokens", "sources", "shards", "starts",
-              "file", "dtype", "count", "sha256", "vocab_size", "tokenizer"}  # fmt: skip
+    needed = (
+        texts
+        | counts
+        | set(
+            "format source splits train documents tokens sources shards starts file dtype count sha256 vocab_size"
+            " tokenizer".split()
+        )
+    )
     for path in paths(manifest):
         for value in ([], [None], [{}], [[]], ["x"], [-1], [1.5], [1 << 80], [True], [["../x"]], [7]):
             (folder / MANIFEST).write_text(json.dumps(changed(manifest, path, *value)))

@@ -1,0 +1,250 @@
+"""Several corpora in one training: an epoch takes so many windows of each as its weight says."""
+
+from collections.abc import Callable
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lra_ssm.datamodules.language.module import Evaluation, LanguageDataModule, WindowedDataModule
+from lra_ssm.datamodules.language.windows import TokenWindows
+from lra_ssm.datamodules.loading.batches import BatchDataset
+from lra_ssm.datamodules.loading.loader import EpochBatches
+from lra_ssm.datamodules.storage.format import TokenSplit, num_examples
+from lra_ssm.datamodules.storage.root import resolve_root
+from lra_ssm.errors import InputError
+
+# Settings of a corpus that the mixture's stand for.
+_OVERRULED = ("length", "batch_size", "order", "isolate", "evaluation", "eval_stride", "shuffle_seed")
+
+
+class MixtureBatches(EpochBatches):
+    """Batches of windows of several streams, in fixed shares.
+
+    Stream i has windows in shuffled passes, each over all of them, by (seed, i, pass); epoch e takes its next
+    quotas[i]. They are never mixed up among themselves, so that none comes again before its pass is over; which
+    stream's window comes next is shuffled by (seed, epoch).
+
+    Args:
+        counts: windows of the streams, which examples number through.
+        quotas: how many of each an epoch takes.
+        batch_size: of the global batch, over all ranks.
+        seed: of the order.
+        rank: which share of each global batch.
+        world_size: number of ranks.
+    """
+
+    def __init__(
+        self, counts: list[int], quotas: list[int], batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        super().__init__(sum(quotas), batch_size, seed, rank, world_size)
+        self.counts, self.quotas, self._seed = counts, quotas, seed
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "corpora": self.counts, "shares": self.quotas}
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        order = super().order(epoch)
+        taken = order.copy()
+        first, begin = 0, 0
+        for stream, (count, quota) in enumerate(zip(self.counts, self.quotas, strict=True)):
+            places = np.flatnonzero((order >= begin) & (order < begin + quota))
+            taken[places] = first + self._windows(stream, count, epoch * quota, (epoch + 1) * quota)
+            first, begin = first + count, begin + quota
+        return taken
+
+    def _windows(self, stream: int, count: int, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """The windows number begin … end − 1 that a training takes of a stream."""
+        parts = []
+        for number in range(begin // count, -(-end // count)):
+            words = (self._seed & 0xFFFFFFFF, (self._seed >> 32) & 0xFFFFFFFF, stream, number)
+            windows = np.random.RandomState(words).permutation(count)
+            parts.append(windows[max(begin - number * count, 0) : end - number * count])
+        return np.concatenate(parts)
+
+
+class Mixture(WindowedDataModule):
+    """Corpora of the same tokenizer, mixed by weights. Batches are `TokenBatch`.
+
+    An epoch takes a fixed number of windows of each corpus, which goes on with the next ones in the next epoch: through
+    all its windows before any of them comes again. Validation and test are those of the corpora, one behind the other,
+    each token once: weights do not count there. (To score one corpus, validate with it alone.) Each corpus is prepared
+    as it is by itself: `lra-ssm prepare`.
+
+    Args:
+        corpora: data modules of text, given by class_path and init_args without `root`; in Python a class, or
+            `functools.partial(Corpus, source=…)`: they are called with the root. How they make windows and batches does
+            not count, but must not be said otherwise than here.
+        weights: their shares of the windows of an epoch, as positive numbers, whatever their sum; None for a share as
+            large as the corpus.
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        epoch_windows: windows of an epoch; None for as many as all corpora have.
+        length: tokens of a window.
+        batch_size: windows per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        isolate: whether a document's end drops the state: the model sees nothing of the document before.
+        evaluation: "windows" for one behind the other, each by itself; "streams" for states carried on over
+            eval_batch_size rows of a corpus; "sliding" for windows that overlap.
+        eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
+        shuffle_seed: of the order of training windows; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
+            sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+
+    Raises:
+        InputError: settings that cannot be met; corpora of different tokenizers, once they are prepared.
+    """
+
+    dataset = "mixture"
+
+    def __init__(
+        self,
+        corpora: list[Callable[[str | None], LanguageDataModule]],
+        weights: list[float] | None = None,
+        root: str | None = None,
+        epoch_windows: int | None = None,
+        length: int = 1024,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        isolate: bool = True,
+        evaluation: Evaluation = "windows",
+        eval_stride: int | None = None,
+        shuffle_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
+        self.set_windows(length, "shuffled", isolate, evaluation, eval_stride)
+        self.root, self.weights, self.epoch_windows = resolve_root(root), weights, epoch_windows
+        self.require(epoch_windows is None or epoch_windows >= 1, "epoch_windows", "must be at least 1")
+        self.corpora = [self._built(corpus, number, root) for number, corpus in enumerate(corpora)]
+        if not self.corpora:
+            raise InputError("Mixture corpora: there is none; give at least one")
+        if weights is not None:
+            self.require(len(weights) == len(corpora), "weights", f"must be one for each of {len(corpora)} corpora")
+            self.require(all(0 < weight < float("inf") for weight in weights), "weights", "must be positive numbers")
+
+    def _built(self, corpus: Any, number: int, root: str | None) -> LanguageDataModule:
+        built = corpus(root) if callable(corpus) else corpus
+        if not isinstance(built, LanguageDataModule) or built is corpus:
+            raise InputError(f"Mixture corpora.{number} must be a data module of text by its class, got {corpus!r}")
+        defaults = {name: parameter.default for name, parameter in signature(type(built)).parameters.items()}
+        for name in _OVERRULED:
+            given, ours = getattr(built, name), getattr(self, name)
+            if given not in (defaults.get(name, Parameter.empty), ours):
+                raise InputError(
+                    f"Mixture corpora.{number}.{name} is {given!r}: the mixture's, {ours!r}, stands for it"
+                )
+        return built
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        for corpus in self.corpora:
+            corpus.prepare_data()
+
+    def is_prepared(self) -> bool:
+        """Whether nothing is left to prepare."""
+        return all(corpus.is_prepared() for corpus in self.corpora)
+
+    def text_splits(self, name: str) -> list[TokenSplit]:
+        splits = [split for corpus in self.corpora for split in corpus.text_splits(name)]
+        first, *others = self.corpora
+        for corpus in others:
+            if corpus.tokenizer_digest != first.tokenizer_digest:
+                raise InputError(
+                    f"Mixture: the tokenizers of {first.prepared_folder} and {corpus.prepared_folder} differ;"
+                    " prepare all corpora with one"
+                )
+        return splits
+
+    def open_split(self, name: str) -> TokenWindows:
+        for corpus in self.corpora:
+            corpus.check_intact(name)
+        return super().open_split(name)
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.corpora[0].tokenizer_file
+
+    # -- loaders ---------------------------------------------------------------------------------------------------
+
+    def quotas(self, counts: list[int]) -> list[int]:
+        """How many windows an epoch takes of corpora that have so many: what the weights say, to less than one window,
+        and as many as an epoch has together.
+
+        Raises:
+            InputError: a corpus would have none.
+        """
+        total = sum(counts) if self.epoch_windows is None else self.epoch_windows
+        weights = np.array(counts if self.weights is None else self.weights, dtype=np.float64)
+        shares = weights / weights.sum() * total
+        quotas = np.floor(shares).astype(np.int64)
+        largest = np.argsort(quotas - shares, kind="stable")  # the largest remainders get what rounding left over
+        quotas[largest[: total - int(quotas.sum())]] += 1
+        for corpus, quota, share in zip(self.corpora, quotas, shares, strict=True):
+            if not quota:
+                raise InputError(
+                    f"Mixture: of {total} windows of an epoch {corpus.prepared_folder} would have {share:.2g}, none:"
+                    " give a larger weight, more epoch_windows or a shorter length"
+                )
+        return quotas.tolist()
+
+    def _training_order(self, dataset: BatchDataset, seed: int | None, rank: int, world_size: int) -> EpochBatches:
+        assert isinstance(dataset, TokenWindows)
+        counts = np.diff(dataset.firsts).tolist()
+        # Without a seed the corpora would come one behind the other. (To overfit, the trainer counts within an epoch.)
+        seed = self._resolved_shuffle_seed() if seed is None else seed
+        return MixtureBatches(counts, self.quotas(counts), self.batch_size, seed, rank, world_size)
+
+    # -- what a result depends on ----------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """What of this data decides a run's result: the corpora, their shares, the batches and their order."""
+        corpora = [{key: corpus.identity()[key] for key in ("dataset", "kind", "content")} for corpus in self.corpora]
+        shares = {"weights": self.weights, "epoch_windows": self.epoch_windows}
+        batches = {**self.batch_settings(), **self.order_settings()}
+        return {"dataset": self.dataset, "corpora": corpora, **shares, "batches": batches}
+
+    def manifest(self) -> dict[str, Any]:
+        """The corpora's manifests as one: splits and files under the corpora's names."""
+        splits = {}
+        for corpus in self.corpora:
+            folder = f"{corpus.dataset}/{corpus.prepared_folder.name}"
+            for name, split in corpus.manifest()["splits"].items():
+                splits[f"{folder}/{name}"] = {**split, "shards": [_below(folder, shard) for shard in split["shards"]]}
+        first = self.corpora[0].manifest()
+        common = {key: first[key] for key in ("vocab_size", "end_of_text", "tokenizer")}
+        source = {"kind": "mixture", "weights": self.weights, "epoch_windows": self.epoch_windows}
+        batches = self.batch_settings()
+        return {
+            "dataset": self.dataset,
+            "inputs": "tokens",
+            "batches": batches,
+            "source": source,
+            **common,
+            "splits": splits,
+        }
+
+    def provenance(self) -> dict[str, Any]:
+        """What a result must say about its data."""
+        manifest = self.manifest()
+        examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
+        known = {key: manifest[key] for key in ("dataset", "batches", "source", "tokenizer")}
+        return {**known, "examples": examples, "corpora": [corpus.provenance() for corpus in self.corpora]}
+
+    def describe(self) -> str:
+        """One line on the corpora and their shares."""
+        counts = np.diff(self.training_windows(self.text_splits("train")).firsts).tolist()
+        quotas = self.quotas(counts)
+        shares = [
+            f"{quota:,} of {count:,} windows ({quota / sum(quotas):.1%}) of {corpus.dataset} ({corpus.kind()})"
+            for corpus, count, quota in zip(self.corpora, counts, quotas, strict=True)
+        ]
+        return f"mixture in windows of {self.length:,}; an epoch has {', '.join(shares)}"
+
+
+def _below(folder: str, shard: dict[str, Any]) -> dict[str, Any]:
+    return {key: {**entry, "file": f"{folder}/{entry['file']}"} for key, entry in shard.items()}

@@ -1,0 +1,233 @@
+"""What the data modules of text have in common: windows or streams for training, an order of evaluation, a tokenizer.
+
+L length of a window.
+"""
+
+import hashlib
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
+from lra_ssm.datamodules.loading.loader import ResumableLoader
+from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.datamodules.storage.format import TokenSplit, damaged
+from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
+from lra_ssm.errors import InputError
+
+Order = Literal["shuffled", "streams"]
+Evaluation = Literal["windows", "streams", "sliding"]
+
+
+class TextCounts(NamedTuple):
+    """How much text a split holds, so that a loss per token compares across tokenizers."""
+
+    documents: int
+    tokens: int
+    bytes: int  # of UTF-8
+    words: int  # separated by whitespace
+    lines: int
+
+
+class WindowedDataModule(LoadedDataModule):
+    """Loads streams of tokens as `windows.Windows` or `windows.Streams`; batches are `TokenBatch`.
+
+    A data module of text calls `set_windows`, and gives `text_splits`, `tokenizer_file` and `root`.
+    """
+
+    # eval_batch_size is none of them: evaluation in streams depends on how many there are.
+    neutral_settings: tuple[str, ...] = ("root", "num_workers", "pin_memory")
+
+    def set_windows(
+        self, length: int, order: Order, isolate: bool, evaluation: Evaluation, eval_stride: int | None
+    ) -> None:
+        """Takes the settings of windows. Raises InputError for what cannot be."""
+        self.length, self.order, self.isolate = length, order, isolate
+        self.evaluation, self.eval_stride = evaluation, eval_stride
+        self.require(length >= 1, "length", "must be at least 1")
+        self.require(order in get_args(Order), "order", f"must be {' or '.join(get_args(Order))}")
+        self.require(
+            evaluation in get_args(Evaluation), "evaluation", f"must be one of {', '.join(get_args(Evaluation))}"
+        )
+        if evaluation == "sliding":
+            fits = eval_stride is not None and 1 <= eval_stride <= length
+            self.require(fits, "eval_stride", f"sliding evaluation needs one from 1 to length, {length}")
+        else:
+            self.require(eval_stride is None, "eval_stride", f"evaluation {evaluation!r} has none; it is of sliding")
+
+    @abstractmethod
+    def text_splits(self, name: str) -> list[TokenSplit]:
+        """The streams of a split, one behind the other. Raises InputError: not prepared, or damaged."""
+
+    @property
+    @abstractmethod
+    def tokenizer_file(self) -> Path:
+        """The tokenizer of the prepared data. Raises InputError: not prepared."""
+
+    # -- what a task asks for --------------------------------------------------------------------------------------
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that ends every document, once prepared."""
+        return self.text_splits("train")[0].end_of_text
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether a training batch goes on where the one before ended, row by row: its states are to be kept then, and
+        dropped where reset says so."""
+        return self.order == "streams"
+
+    @property
+    def eval_carries_state(self) -> bool:
+        """The same for batches of validation, test and prediction."""
+        return self.evaluation == "streams"
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """The sha256 of the tokenizer's file, once prepared."""
+        return hashlib.sha256(self.tokenizer_file.read_bytes()).hexdigest()
+
+    def text_counts(self, name: str) -> TextCounts:
+        """How much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
+        entries = [split.entry for split in self.text_splits(name)]
+        return TextCounts(*(sum(entry[field] for entry in entries) for field in TextCounts._fields))
+
+    # -- loaders ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shuffles(self) -> bool:
+        return self.order == "shuffled"
+
+    def open_split(self, name: str) -> TokenWindows:
+        """Raises InputError: not prepared, damaged, or too small for its streams."""
+        if name == "train":
+            return self.training_windows(self.text_splits(name))
+        return self.evaluation_windows(self.text_splits(name))
+
+    def training_windows(self, splits: list[TokenSplit]) -> TokenWindows:
+        if self.order == "streams":
+            return Streams(splits, self.length, self.batch_size, self.isolate)
+        return Windows(splits, self.length, self.isolate)
+
+    def evaluation_windows(self, splits: list[TokenSplit]) -> TokenWindows:
+        if self.evaluation == "streams":
+            return Streams(splits, self.length, self.eval_batch_size, self.isolate)
+        return Windows(splits, self.length, self.isolate, self.eval_stride)
+
+    def predict_dataloader(self) -> ResumableLoader:
+        """Every token of `predict_split` once, in the order of evaluation, the training split's too."""
+        return self._evaluation_loader(self.evaluation_windows(self.text_splits(self.predict_split)))
+
+    # -- what a result depends on ----------------------------------------------------------------------------------
+
+    def batch_settings(self) -> dict[str, Any]:
+        """What the model sees of the prepared data, in training and evaluation."""
+        evaluation: dict[str, Any] = {"evaluation": self.evaluation}
+        if self.evaluation == "sliding":
+            evaluation["eval_stride"] = self.eval_stride
+        if self.evaluation == "streams":
+            evaluation["eval_batch_size"] = self.eval_batch_size
+        return {"length": self.length, "isolate": self.isolate, **evaluation}
+
+    def order_settings(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "shuffle_seed": self.shuffle_seed, "order": self.order}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tokenizer, which travels with checkpoints: its file's name, sha256 and text."""
+        text = self.tokenizer_file.read_text(encoding="utf-8")
+        return {"tokenizer": {"file": self.tokenizer_file.name, "sha256": self.tokenizer_digest, "text": text}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compares the tokenizer of a checkpoint.
+
+        Raises:
+            InputError: it is another one than the data's: the network knows other tokens.
+        """
+        theirs, ours = state.get("tokenizer", {}).get("sha256"), self.tokenizer_digest
+        if theirs not in (None, ours):
+            raise InputError(
+                f"the checkpoint's tokenizer (sha256 {theirs[:12]}…) is not the data's ({self.tokenizer_file}, sha256"
+                f" {ours[:12]}…): prepare the data with the checkpoint's"
+            )
+
+
+class LanguageDataModule(WindowedDataModule, PreparedDataModule):
+    """Text that is prepared once, as tokens in shards.
+
+    A dataset gives `dataset`, `sources`, `content_settings` and `build`, and `fetch` where its files can be downloaded.
+    `vocab_size` is known once the data is prepared, from the manifest: a network may have more rows.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        source: where the data comes from.
+        length: L, tokens of a window.
+        batch_size: windows, or streams, per optimizer batch over all devices together.
+        eval_batch_size: the same for validation, test and prediction; None for batch_size.
+        order: "shuffled" for windows in an order of (shuffle_seed, epoch), each by itself; "streams" for a split cut
+            into batch_size rows, whose windows follow each other from batch to batch, so that states can be carried on.
+        isolate: whether a document's end drops the state: the model sees nothing of the document before.
+        evaluation: "windows" for one behind the other, each by itself; "streams" for states carried on over
+            eval_batch_size rows; "sliding" for windows that overlap.
+        eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
+        shuffle_seed: of the order of training windows; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
+            sets), else 0.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
+
+    Raises:
+        InputError: settings that cannot be met.
+    """
+
+    def __init__(
+        self,
+        root: str | None,
+        source: str,
+        length: int,
+        batch_size: int,
+        eval_batch_size: int | None,
+        order: Order,
+        isolate: bool,
+        evaluation: Evaluation,
+        eval_stride: int | None,
+        shuffle_seed: int | None,
+        num_workers: int,
+        pin_memory: bool | None,
+    ) -> None:
+        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
+        self.set_windows(length, order, isolate, evaluation, eval_stride)
+
+    def prepare_data(self) -> None:
+        is_new = not self.is_prepared()
+        super().prepare_data()
+        if is_new:
+            remember_intact(self.prepared_folder)
+
+    def text_splits(self, name: str) -> list[TokenSplit]:
+        split = self._open().split(name)
+        assert isinstance(split, TokenSplit)
+        return [split]
+
+    def open_split(self, name: str) -> TokenWindows:
+        self.check_intact(name)
+        return super().open_split(name)
+
+    def check_intact(self, name: str) -> None:
+        """Raises InputError where a split's files or the tokenizer are not what was prepared."""
+        for split in self.text_splits(name):
+            check_intact(split)
+        if self.tokenizer_digest != self._open().manifest["tokenizer"]["sha256"]:
+            raise damaged(self.tokenizer_file, "does not have its recorded sha256: it is not what was prepared")
+
+    @property
+    def tokenizer_file(self) -> Path:
+        prepared = self._open()
+        return prepared.folder / prepared.manifest["tokenizer"]["file"]
+
+    def provenance(self) -> dict[str, Any]:
+        manifest = self.manifest()
+        tokens = {name: split["tokens"] for name, split in manifest["splits"].items()}
+        return {**super().provenance(), "tokens": tokens, "tokenizer": manifest["tokenizer"]}
+
+    def describe(self) -> str:
+        return f"{super().describe()}; {self.order} in windows of {self.length:,}"

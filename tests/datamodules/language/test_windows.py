@@ -1,0 +1,180 @@
+"""Windows, streams and sliding evaluation against naive loops over lists."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
+from lra_ssm.datamodules.loading.batches import TokenBatch
+from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage.format import NOT_SCORED as NO
+from lra_ssm.datamodules.storage.format import TokenSplit
+from lra_ssm.errors import InputError
+from tests.datamodules.language.helpers import END, documents, text_split
+
+SHAPES = [[1], [1, 1], [5], [5, 1, 1, 40, 3, 17, 2], [3] * 20, [97], [2, 60, 1, 1, 1, 9, 1]]
+Row = tuple[list[int], list[int], list[bool]]  # inputs, targets, reset of a row without padding
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
+def text(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TokenSplit, list[list[int]]]:
+    """A split in shards of 11 tokens, and its documents."""
+    texts = documents(request.param)
+    return text_split(tmp_path_factory.mktemp("text") / "data", texts, 22), texts
+
+
+def naive_row(texts: list[list[int]], begin: int, end: int, scored: int = 0) -> Row:
+    """The targets begin … end − 1, token by token."""
+    tokens, starts = [END], []
+    for text in texts:
+        starts.append(len(tokens) - 1)
+        tokens += text
+    inputs = [tokens[i] for i in range(begin, end)]
+    targets = [tokens[i + 1] if i >= scored else NO for i in range(begin, end)]
+    return inputs, targets, [i in starts for i in range(begin, end)]
+
+
+def naive_sliding(texts: list[list[int]], length: int, stride: int) -> list[Row]:
+    """The windows of a stream: each ends `stride` tokens behind the one before, the first is all scored."""
+    total, end, rows = sum(map(len, texts)), 0, []
+    while end < total:
+        scored, end = end, end + (stride if end else length)
+        rows.append(naive_row(texts, end - length, min(end, total), scored))
+    return rows
+
+
+def naive_streams(texts: list[list[int]], length: int, num_rows: int) -> list[list[Row]]:
+    """Of each row its windows."""
+    total = sum(map(len, texts))
+    bounds = [r * total // num_rows for r in range(num_rows + 1)]
+    rows = []
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        cuts = list(range(first, first + total // num_rows, length))
+        windows = [naive_row(texts, a, b) for a, b in zip(cuts, [*cuts[1:], last], strict=True)]
+        windows[0][2][0] = True
+        rows.append(windows)
+    return rows
+
+
+def rows_of(batch: TokenBatch) -> list[Row]:
+    """Without the padding, which is checked."""
+    assert all(part.dtype == torch.int64 for part in (batch.inputs, batch.targets))
+    assert batch.reset is not None and batch.reset.dtype == torch.bool
+    width = batch.inputs.shape[1]
+    lengths = [width] * len(batch.inputs) if batch.lengths is None else batch.lengths.tolist()
+    assert max(lengths) == width and (batch.lengths is None or min(lengths) < width)
+    rows = []
+    for row, length in enumerate(lengths):
+        assert (batch.inputs[row, length:] == 0).all() and (batch.targets[row, length:] == NO).all()
+        assert not batch.reset[row, length:].any()
+        parts = (batch.inputs, batch.targets, batch.reset)
+        rows.append(tuple(part[row, :length].tolist() for part in parts))
+    return rows  # type: ignore[return-value]
+
+
+def in_order(dataset: TokenWindows, batch_size: int) -> list[list[Row]]:
+    return [rows_of(dataset.batch(np.array(b), 0)) for b in EpochBatches(len(dataset), batch_size).batches(0)]
+
+
+def scored(rows: list[Row]) -> list[int]:
+    return sorted(target for _, targets, _ in rows for target in targets if target != NO)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 69, 100])
+def test_windows_are_those_of_a_naive_loop(text: tuple[TokenSplit, list[list[int]]], length: int) -> None:
+    split, texts = text
+    total = split.num_tokens
+    expected = [naive_row(texts, begin, min(begin + length, total)) for begin in range(0, total, length)]
+    dataset = Windows([split], length)
+    assert len(dataset) == len(expected)
+    assert sum(in_order(dataset, 3), []) == expected
+    assert sum(in_order(Windows([split], length, stride=length), 5), []) == expected
+    assert dataset.batch(np.array([len(expected) - 1]), 0).inputs.shape == (1, len(expected[-1][0]))
+    unisolated = Windows([split], length, isolate=False).batch(np.arange(len(expected)), 0)
+    assert unisolated.reset is None
+    assert torch.equal(unisolated.targets, dataset.batch(np.arange(len(expected)), 0).targets)
+
+
+@pytest.mark.parametrize(("length", "strides"), [(1, [1]), (2, [1]), (7, [1, 3, 6]), (16, [5, 16]), (100, [1, 40])])
+def test_sliding_windows_score_every_token_once(
+    text: tuple[TokenSplit, list[list[int]]], length: int, strides: list[int]
+) -> None:
+    split, texts = text
+    for stride in strides:
+        rows = sum(in_order(Windows([split], length, stride=stride), 3), [])
+        assert rows == naive_sliding(texts, length, stride)
+        assert scored(rows) == sorted(token for text in texts for token in text)
+        for _, targets, _ in rows[1:]:
+            assert targets[: length - stride] == [NO] * (length - stride)  # they have that much before them
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 100])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8])
+def test_streams_go_on_from_batch_to_batch(
+    text: tuple[TokenSplit, list[list[int]]], length: int, num_rows: int
+) -> None:
+    split, texts = text
+    if split.num_tokens < num_rows:
+        with pytest.raises(InputError, match=f": a split of {split.num_tokens} tokens cannot be cut into {num_rows} "):
+            Streams([split], length, num_rows)
+        return
+    batches = in_order(Streams([split], length, num_rows), num_rows)
+    expected = naive_streams(texts, length, num_rows)
+    assert batches == [list(window) for window in zip(*expected, strict=True)]
+    joined = [sum((targets for _, targets, _ in row), []) for row in expected]
+    assert sum(joined, []) == [token for text in texts for token in text]
+    for row in zip(*batches, strict=True):  # row r's windows are consecutive: each begins with the token before it
+        for (_, targets, _), (inputs, _, _) in zip(row[:-1], row[1:], strict=True):
+            assert inputs[0] == targets[-1] and len(targets) == length
+
+
+def test_streams_without_isolation_are_reset_at_their_beginning_alone(tmp_path: Path) -> None:
+    dataset = Streams([text_split(tmp_path / "data", documents([3] * 20))], 8, 2, isolate=False)
+    first, *others = [dataset.batch(np.array(b), 0) for b in EpochBatches(len(dataset), 2).batches(0)]
+    assert first.reset is not None and first.reset.tolist() == [[True] + [False] * 7] * 2
+    assert len(others) == 3 and all(batch.reset is None for batch in others)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 7])
+def test_every_token_is_a_target_once_in_a_shuffled_epoch(
+    text: tuple[TokenSplit, list[list[int]]], batch_size: int
+) -> None:
+    split, texts = text
+    dataset = Windows([split], 7)
+    loader = ResumableLoader(dataset, EpochBatches(len(dataset), batch_size, 7))
+    epochs = [sum((rows_of(batch) for batch in loader), []) for _ in range(3)]
+    for rows in epochs:
+        assert scored(rows) == sorted(token for text in texts for token in text)
+    assert len(dataset) < 5 or len({str(rows) for rows in epochs}) == 3
+
+
+def test_several_streams_follow_each_other(tmp_path: Path) -> None:
+    texts = [documents(lengths, seed) for seed, lengths in enumerate(([5, 1, 9], [3], [1, 1, 20, 4]))]
+    splits = [text_split(tmp_path / str(i), t, 22) for i, t in enumerate(texts)]
+    both = in_order(Windows(splits, 4, stride=3), 5)
+    assert sum(both, []) == [row for t in texts for row in naive_sliding(t, 4, 3)]
+    streams = in_order(Streams(splits, 4, 3), 3)
+    assert streams == [list(window) for t in texts for window in zip(*naive_streams(t, 4, 3), strict=True)]
+
+
+@pytest.mark.parametrize("mode", ["shuffled", "streams", "sliding"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_together_have_the_batches_of_one(tmp_path: Path, mode: str, world_size: int) -> None:
+    split = text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64]), 50)
+    dataset, seed = {
+        "shuffled": (Windows([split], 7), 3),
+        "streams": (Streams([split], 7, 4), None),
+        "sliding": (Windows([split], 7, stride=2), None),
+    }[mode]
+    whole = [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4, seed))]
+    ranks = [
+        [rows_of(batch) for batch in ResumableLoader(dataset, EpochBatches(len(dataset), 4, seed, rank, world_size))]
+        for rank in range(world_size)
+    ]
+    for number, batch in enumerate(whole):
+        assert [batch[rank::world_size] for rank in range(world_size)] == [rank[number] for rank in ranks]
+    assert {len(rank) for rank in ranks} == {len(whole)}
