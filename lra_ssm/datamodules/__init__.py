@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lra_ssm.datamodules.cifar10.image import Image
     from lra_ssm.datamodules.cifar10.scifar import SCIFAR
+    from lra_ssm.datamodules.corpus.module import Corpus
     from lra_ssm.datamodules.language.mixture import Mixture
     from lra_ssm.datamodules.listops.module import ListOps
     from lra_ssm.datamodules.mnist.module import MNIST
     from lra_ssm.datamodules.pathfinder.module import Pathfinder
     from lra_ssm.datamodules.retrieval.module import Retrieval
+    from lra_ssm.datamodules.slimpajama.module import SlimPajama
     from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall
     from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise
     from lra_ssm.datamodules.synthetic.first_token import FirstToken
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines
     from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent
     from lra_ssm.datamodules.text.module import Text
+    from lra_ssm.datamodules.wikitext.module import WikiText
 
 _MODULES = {
     "AssociativeRecall": "synthetic.associative_recall",
@@ -31,7 +34,10 @@ _MODULES = {
     "LinearFunctional": "synthetic.linear_functional",
     "ListOps": "listops.module",
     "MNIST": "mnist.module",
+    "Corpus": "corpus.module",
     "Mixture": "language.mixture",
+    "SlimPajama": "slimpajama.module",
+    "WikiText": "wikitext.module",
     "NoisyCosines": "synthetic.noisy_cosines",
     "Pathfinder": "pathfinder.module",
     "Retrieval": "retrieval.module",
@@ -48,7 +54,10 @@ __all__ = [
     "Image",
     "LinearFunctional",
     "ListOps",
+    "Corpus",
     "Mixture",
+    "SlimPajama",
+    "WikiText",
     "NoisyCosines",
     "Pathfinder",
     "Retrieval",

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,12 +97,17 @@ class Preparation:
         with TokenBar(f"tokenising {self.dataset}", total, total - size) as bar:
             make_parts(job, left, processes, bar.advance)
 
-    def merge(self, folder: Path, source: dict[str, Any]) -> None:
+    def progress(self) -> tuple[int, int]:
+        """How many parts there are, and how many there must be."""
+        count = len(self.reader.pieces())
+        return sum((part_folder(self.parts, n) / PART).is_file() for n in range(count)), count
+
+    def merge(self, folder: Path, source: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Puts all parts together, in the order of their pieces, into an empty folder.
 
         Args:
             folder: where to.
-            source: what the manifest says of where the corpus came from.
+            source: what the manifest says of where the corpus came from, given the entries of its splits.
 
         Raises:
             InputError: a part is missing or damaged, a split has no documents, or the disk has no room.
@@ -132,7 +137,7 @@ class Preparation:
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
             tokenizer={"file": tokenizer.file, "sha256": tokenizer.digest, "specification": self.choice.text},
-            source={**source, "empty_documents_skipped": empty},
+            source={**source(splits), "empty_documents_skipped": empty},
             splits=splits,
         )
 

@@ -56,7 +56,7 @@ def _share(file: IO[bytes], share: Range) -> _Source:
 
 
 def _unpacked(file: IO[bytes], path: str, compression: str) -> _Source:
-    import pyarrow  # type: ignore[import-untyped]  # comes with `datasets`
+    import pyarrow  # comes with `datasets`
 
     try:
         stream = pyarrow.CompressedInputStream(file, compression)

@@ -4,18 +4,27 @@ L length of a window.
 """
 
 import hashlib
+import shutil
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.language.builder import Preparation, Share
+from lra_ssm.datamodules.language.documents import CorpusReader
+from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import TokenSplit, damaged
 from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
+from lra_ssm.datamodules.storage.prepare import prepare
+from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
 
+# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+READER_VERSION = 1
 Order = Literal["shuffled", "streams"]
 Evaluation = Literal["windows", "streams", "sliding"]
 
@@ -155,12 +164,15 @@ class WindowedDataModule(LoadedDataModule):
 class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     """Text that is prepared once, as tokens in shards.
 
-    A dataset gives `dataset`, `sources`, `content_settings` and `build`, and `fetch` where its files can be downloaded.
-    `vocab_size` is known once the data is prepared, from the manifest: a network may have more rows.
+    A dataset gives `dataset`, `sources`, `reader` and `source_settings`, and `fetch_files` where its files can be
+    downloaded. `vocab_size` is known once the data is prepared, from the manifest: a network may have more rows.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
         source: where the data comes from.
+        tokenizer: "bytes", "characters", "words" (an `<eos>` for each line), "bpe:16000" (trained on the training
+            documents), a tokenizer.json or a folder with one, or a name of the Hub ("gpt2", "gpt2@revision").
+        end_of_text: of a tokenizer.json: the token that ends documents; None where it is known.
         length: L, tokens of a window.
         batch_size: windows, or streams, per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
@@ -179,10 +191,14 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         InputError: settings that cannot be met.
     """
 
+    processes: int | None = None  # that tokenise at a time; None for one on each core. Does not change the result
+
     def __init__(
         self,
         root: str | None,
         source: str,
+        tokenizer: str,
+        end_of_text: str | None,
         length: int,
         batch_size: int,
         eval_batch_size: int | None,
@@ -196,12 +212,98 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     ) -> None:
         super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
         self.set_windows(length, order, isolate, evaluation, eval_stride)
+        self.tokenizer, self._end = parse_tokenizer(tokenizer), end_of_text
+        self.require(
+            end_of_text is None or self.tokenizer.kind in ("file", "hub"), "end_of_text", "is of tokenizer.json"
+        )
+        self._content: dict[str, Any] | None = None
+
+    # -- what a dataset gives --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reader(self) -> CorpusReader:
+        """Reads the documents. Raises InputError: files are missing, or not as published."""
+
+    @abstractmethod
+    def source_settings(self) -> dict[str, Any]:
+        """What decides the documents where a publisher's files are the source, as plain values."""
+
+    def fetch_files(self) -> None:
+        """Downloads a publisher's files below the root, where they can be downloaded and are not there yet."""
+
+    def published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """What the manifest says of splits beside what is published of them, given their entries in it."""
+        return {}
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    def content_settings(self) -> dict[str, Any]:
+        if self._content is None:
+            # Files of the user's are looked at; a publisher's are what they are.
+            documents = self.reader().content_settings() if self.kind() == "files" else self.source_settings()
+            end = {} if self._end is None else {"end_of_text": self._end}
+            tokenizer = {"tokenizer": self.tokenizer.identity(), **end}
+            self._content = {"version": READER_VERSION, **documents, **tokenizer}
+        return self._content
+
+    def fetch(self) -> None:
+        """Downloads what is missing of the corpus and the tokenizer. Raises InputError: they cannot be downloaded."""
+        self.tokenizer.fetch()
+        if self.kind() != "files":
+            self.fetch_files()
+
+    def build(self, folder: Path) -> None:
+        self._preparation().tokenise()
+        self._merge(folder)
 
     def prepare_data(self) -> None:
+        """Tokenises the corpus, on all cores, once; other processes wait for it. Who is killed goes on where he was.
+
+        Raises:
+            InputError: bad input, a tokenizer that cannot be had, or the root cannot be used.
+        """
+        self._prepare(self.build)
+
+    def tokenise(self, share: Share) -> str:
+        """Makes one share of the parts that `merge` puts together, so that several machines can work at a time.
+
+        Returns:
+            One line on what is there now.
+
+        Raises:
+            InputError: as `prepare_data`.
+        """
+        ensure_root(self.root)
+        preparation = self._preparation()
+        preparation.tokenise(share)
+        there, count = preparation.progress()
+        return (
+            f"{preparation.parts}: share {share.number}/{share.shares} is done; {there} of {count} parts are there"
+            + ("; --merge puts them together" if there == count else "")
+        )
+
+    def merge(self) -> None:
+        """Puts the parts of all shares together. Raises InputError: one is missing or damaged."""
+        self._prepare(self._merge)
+
+    def _prepare(self, build: Callable[[Path], None]) -> None:
         is_new = not self.is_prepared()
-        super().prepare_data()
+        prepare(self.root, self.dataset, self.prepared_folder.name, build)
         if is_new:
             remember_intact(self.prepared_folder)
+            shutil.rmtree(self._parts, ignore_errors=True)
+
+    def _merge(self, folder: Path) -> None:
+        where = {} if self.source in self.sources else {"path": self.source}
+        record = {"kind": self.kind(), **where, **self.content_settings()}
+        self._preparation().merge(folder, lambda splits: {**record, **self.published(splits)})
+
+    def _preparation(self) -> Preparation:
+        return Preparation(self._parts, self.dataset, self.reader(), self.tokenizer, self._end, self.processes)
+
+    @property
+    def _parts(self) -> Path:
+        return self.root / self.dataset / f".parts-{self.prepared_folder.name}"
 
     def text_splits(self, name: str) -> list[TokenSplit]:
         split = self._open().split(name)

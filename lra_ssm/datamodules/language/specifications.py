@@ -52,7 +52,7 @@ class TokenizerChoice:
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
     def open(self, end_of_text: str | None = None) -> TextTokenizer:
-        """The tokenizer, where it is not made of the corpus; a hub's is downloaded, or taken from the hub's cache.
+        """The tokenizer, where it is not made of the corpus; a hub's from the hub's cache, where `fetch` has put it.
 
         Args:
             end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named beside.
@@ -63,7 +63,12 @@ class TokenizerChoice:
         assert not self.is_trained
         if self.kind == "bytes":
             return ByteTokenizer()
-        return load_tokenizer(self.path if self.kind == "file" else _download(self.text), end_of_text)
+        return load_tokenizer(self.path if self.kind == "file" else _of_the_hub(self.text, True), end_of_text)
+
+    def fetch(self) -> None:
+        """Downloads a tokenizer of the hub to the hub's cache. Raises InputError: it cannot be had."""
+        if self.kind == "hub":
+            _of_the_hub(self.text, False)
 
 
 def parse_tokenizer(text: str) -> TokenizerChoice:
@@ -93,16 +98,19 @@ def parse_tokenizer(text: str) -> TokenizerChoice:
     return TokenizerChoice(text, "hub")
 
 
-def _download(name: str) -> Path:
-    """The tokenizer.json of a repository in the hub's cache, beside it the tokenizer_config.json if it has one."""
+def _of_the_hub(name: str, cached: bool) -> Path:
+    """A repository's tokenizer.json in the hub's cache, beside its tokenizer_config.json if it has one; `cached`: as
+    it is there, without a network."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     repository, _, revision = name.partition("@")
+    unreached = "" if cached else ", and the hub cannot be reached"
     try:
+        offline = cached
         try:  # asked first: without a network the download itself would try for half a minute, and say so
-            get_hf_file_metadata(hf_hub_url(repository, subwords.TOKENIZER, revision=revision or None))
-            offline = False
+            if not cached:
+                get_hf_file_metadata(hf_hub_url(repository, subwords.TOKENIZER, revision=revision or None))
         except (EntryNotFoundError, RepositoryNotFoundError):
             raise
         except Exception:  # connections that fail, in whichever library
@@ -113,8 +121,8 @@ def _download(name: str) -> Path:
         return Path(file)
     except LocalEntryNotFoundError as error:
         raise InputError(
-            f"tokenizer {name}: the hub cannot be reached, and its cache has no {subwords.TOKENIZER} of it; run"
-            " `lra-ssm prepare` where there is a network, or give a path"
+            f"tokenizer {name}: the hub's cache has no {subwords.TOKENIZER} of it{unreached}; `lra-ssm prepare`"
+            " downloads it where there is a network, or give a path"
         ) from error
     except RepositoryNotFoundError as error:
         known = ", ".join(KINDS)

@@ -235,7 +235,7 @@ def _saved_rows(path: Path, split: str) -> Iterator[_Row]:
 
 
 def _parquet_rows(path: Path, split: str) -> Iterator[_Row]:
-    import pyarrow.parquet  # type: ignore[import-untyped]  # comes with `datasets`
+    import pyarrow.parquet  # comes with `datasets`
 
     for file in _parquet_files(path)[split]:
         try:
