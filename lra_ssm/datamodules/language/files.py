@@ -16,6 +16,7 @@ from typing import Any
 
 from lra_ssm.datamodules.language import jsonl, parquet, plain_text
 from lra_ssm.datamodules.language.documents import PIECE_BYTES, HeldOut, Piece, Range, Reading, Segment
+from lra_ssm.datamodules.language.hub import NOTE
 from lra_ssm.datamodules.language.opening import size_of, unreadable
 from lra_ssm.errors import InputError
 
@@ -27,6 +28,7 @@ _SPLIT = re.compile(
     r"(?:(?P<train>train|training)|(?P<val>val|valid|validation|dev)|(?P<test>test|testing|eval|evaluation))"
     r"(?![A-Za-z])"
 )
+_NOTES = (".md", ".lock", ".download.json", NOTE)  # what lies beside files and is never meant
 _SHOWN = 3  # names of files that are passed over
 
 
@@ -42,7 +44,7 @@ def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = Path(place, name)
-            if name.startswith("."):
+            if name.startswith(".") or name.endswith(_NOTES):
                 continue
             if not name.endswith(forms):
                 others.append(str(path.relative_to(folder)))

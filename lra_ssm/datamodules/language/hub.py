@@ -13,6 +13,7 @@ import logging
 import time
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder
@@ -34,14 +35,14 @@ class HubFile(NamedTuple):
     sha256: str | None
 
 
-def fetched(folder: Path) -> dict[str, Any] | None:
-    """The note of a folder that `fetch_files` has completed; None if it has not, or files have gone since."""
+def fetched(folder: Path, note: str = NOTE) -> dict[str, Any] | None:
+    """The note of what `fetch_files` has completed; None if it has not, or files have gone since."""
     try:
-        note = json.loads((folder / NOTE).read_text())
-        complete = all((folder / file["name"]).stat().st_size == file["bytes"] for file in note["files"])
+        found = json.loads((folder / note).read_text())
+        complete = all((folder / file["name"]).stat().st_size == file["bytes"] for file in found["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return note if complete else None
+    return found if complete else None
 
 
 def fetch_files(
@@ -51,6 +52,7 @@ def fetch_files(
     root: Path,
     below: str,
     *,
+    note: str = NOTE,
     tries: int = 5,
     backoff: float = 1.0,
 ) -> Path:
@@ -65,6 +67,7 @@ def fetch_files(
         patterns: of the files wanted, with * for anything.
         root: the data root; created if only it is missing.
         below: the folder, as a path below it.
+        note: the name of the note.
         tries: how often in a row the Hub may bring nothing new before it is given up.
         backoff: seconds before the first further try, doubled with each.
 
@@ -75,10 +78,10 @@ def fetch_files(
         InputError: offline, no such repository or revision, no access, no such files, no room, a wrong digest, or the
             root cannot be used.
     """
-    if fetched(root / below):
+    if fetched(root / below, note):
         return root / below
     with download_folder(root, below) as folder, locked(folder / ".huggingface.lock", "downloads this dataset"):
-        if fetched(folder):
+        if fetched(folder, note):
             return folder
         files = listed(repository, revision, patterns, tries, backoff)
         needed = sum(file.size or 0 for file in files if not (folder / file.name).is_file())
@@ -94,9 +97,9 @@ def fetch_files(
                 None if file.sha256 is None else f"sha256:{file.sha256}",
                 file.size,
             )
-            note = download(remote, folder / path.parent, tries=tries, backoff=backoff)
-            entries.append({"name": file.name, "bytes": note.bytes, "sha256": note.sha256, "digest": note.digest})
-        write_json(folder / NOTE, {"repository": repository, "revision": revision, "files": entries})
+            got = download(remote, folder / path.parent, tries=tries, backoff=backoff)
+            entries.append({"name": file.name, "bytes": got.bytes, "sha256": got.sha256, "digest": got.digest})
+        write_json(folder / note, {"repository": repository, "revision": revision, "files": entries})
         return folder
 
 
@@ -137,7 +140,7 @@ def listed(
     ]
     for file in files:
         path = PurePosixPath(file.name)
-        if path.is_absolute() or ".." in path.parts or "\\" in file.name or path.name == NOTE:
+        if path.is_absolute() or ".." in path.parts or "\\" in file.name or path.suffix == ".json":
             raise InputError(f"{name}: lists a file {file.name!r}, which has no usable name")
     if not files:
         raise InputError(f"{name}: has no files {', '.join(patterns)}")
@@ -145,6 +148,6 @@ def listed(
 
 
 def _address(repository: str, revision: str, name: str) -> str:
-    from huggingface_hub import hf_hub_url
+    from huggingface_hub import constants
 
-    return hf_hub_url(repository, name, repo_type="dataset", revision=revision)
+    return f"{constants.ENDPOINT}/datasets/{repository}/resolve/{revision}/{quote(name)}"

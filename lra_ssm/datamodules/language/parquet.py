@@ -52,6 +52,28 @@ def segments(share: Range, reading: Reading, keyed: bool, done: int) -> Iterator
             done += size
 
 
+def texts(path: str, reading: Reading, begin: int = 0, end: int | None = None) -> Iterator[list[str]]:
+    """The texts of a file's rows begin to end (None: all), some at a time.
+
+    Raises:
+        InputError: the file is damaged or lacks the column, or a row is null or not UTF-8.
+    """
+    with _Opened(path) as file:
+        columns = _columns(path, file, Reading(text_field=reading.text_field))
+        row = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row + rows > begin and (end is None or row < end):
+                here = row
+                for batch, _ in _batches(path, file, group, columns, row):
+                    first, last = max(begin - here, 0), len(batch) if end is None else max(end - here, 0)
+                    if None in batch:
+                        raise InputError(f"{path}: row {here + batch.index(None)}: {columns[0]!r} is null")
+                    yield batch[first:last]
+                    here += len(batch)
+            row += rows
+
+
 def _document(
     path: str, row: int, text: str, source: str, reading: Reading, keyed: bool, read: int
 ) -> Iterator[Segment]:
@@ -118,7 +140,7 @@ def _columns(path: str, file: Any, reading: Reading) -> list[str]:
     Raises:
         InputError: one is missing, or holds something else than strings.
     """
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
     names = [reading.text_field, *([] if reading.source_field is None else [reading.source_field])]
     for name in names:
@@ -145,7 +167,7 @@ class _Opened:
     """A parquet file that is read bit by bit. Raises InputError: it is none."""
 
     def __init__(self, path: str) -> None:
-        import pyarrow.parquet
+        import pyarrow.parquet  # type: ignore[import-untyped]
 
         try:
             # Column chunks come through a buffer then, not whole: a row group may be larger than memory.

@@ -4,7 +4,7 @@ Nothing is remembered of a file but some megabytes, however long its documents a
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
 from lra_ssm.datamodules.language.documents import (
@@ -105,7 +105,11 @@ def segments(share: Range, reading: Reading, keyed: bool, done: int) -> Iterator
             if reading.documents == "file":
                 yield from _one(file, share, reading, seed, done)
             else:
-                yield from _Scan(file, share, reading, seed, done).segments()
+
+                def where(offset: int) -> str:
+                    return f"{share.path}:{lines_before(share.path, share.begin + offset) + 1}"
+
+                yield from Scan(_blocks(file, share), where, reading, seed, done).segments()
     except UnicodeDecodeError:
         not_utf8(share.path)
 
@@ -131,7 +135,7 @@ def _blocks(file: IO[bytes], share: Range) -> Iterator[bytes]:
 def _one(file: IO[bytes], share: Range, reading: Reading, seed: int | None, done: int) -> Iterator[Segment]:
     """The share of a file that is one document."""
     path, key, first, read = share.path, 0, share.begin == 0, 0
-    if not first and seed is not None:
+    if seed is not None and not (first and share.end is None):  # the share has not all of the first segment
         beginning, _ = next(cut(_blocks(file, Range(path, 0, None)), lambda offset: path))
         key = key_of(beginning, seed)
 
@@ -145,22 +149,33 @@ def _one(file: IO[bytes], share: Range, reading: Reading, seed: int | None, done
             if not text or text.isspace():
                 yield reading.empty(path, "", done + read)
                 return
-            key = 0 if seed is None else key_of(part, seed)
+            if seed is not None and share.end is None:
+                key = key_of(part, seed)
         yield Segment(text, "", first, last and share.end is None, key, done + read)
         first = False
 
 
-class _Scan:
-    """The documents of a share of a file that has many."""
+class Scan:
+    """The documents of a share of a file that has many.
 
-    def __init__(self, file: IO[bytes], share: Range, reading: Reading, seed: int | None, done: int) -> None:
-        self.share, self.reading, self.seed, self.done = share, reading, seed, done
+    Args:
+        blocks: the share's bytes.
+        where: names the place of one of them, for messages.
+        reading: how documents are taken.
+        seed: of their keys; None: they need none.
+        done: bytes of the piece behind us.
+    """
+
+    def __init__(
+        self, blocks: Iterator[bytes], where: Callable[[int], str], reading: Reading, seed: int | None, done: int
+    ) -> None:
+        self.blocks, self.where, self.reading, self.seed, self.done = blocks, where, reading, seed, done
         self.boundary = BOUNDARIES[reading.documents]
-        self.blocks = _blocks(file, share)
         self.data = b""  # from a document's beginning
         self.read = 0  # bytes of the share up to the end of `data`
 
     def segments(self) -> Iterator[Segment]:
+        """Raises InputError: an empty document, or one that cannot be cut; UnicodeDecodeError: not UTF-8."""
         ended = False
         while not ended:
             ended = not self._more()
@@ -169,7 +184,7 @@ class _Scan:
             *documents, rest = self._split()
             if ended and rest:
                 documents, rest = [*documents, rest], b""
-            kept, seed, read = self.boundary.kept, self.seed, self.done + self.read
+            kept, seed, read = self.boundary.kept, self.seed, self.done + self.read - len(rest)
             for data in documents:  # millions of short ones: each call counts
                 if not kept:
                     data = data.rstrip(b"\r\n")
@@ -177,9 +192,9 @@ class _Scan:
                 if text and len(data) <= SEGMENT_BYTES and not text.isspace():
                     yield Segment(text, "", True, True, 0 if seed is None else key_of(data, seed), read)
                 elif len(data) > SEGMENT_BYTES:
-                    yield from segments_of(data, text, "", seed, read, lambda: self.share.path)
+                    yield from segments_of(data, text, "", seed, read, lambda: self.where(0))
                 elif kept:  # else a blank line between others, no document
-                    yield self.reading.empty(f"{self.share.path}:1", "", read)
+                    yield self.reading.empty(self.where(0), "", read)
             self.data = rest
             if len(rest) >= BLOCK_BYTES:
                 yield from self._long()
@@ -202,13 +217,9 @@ class _Scan:
 
     def _long(self) -> Iterator[Segment]:
         """A document that goes on behind `data`; leaves what comes behind it there."""
-        begin = self.share.begin + self.read - len(self.data)
+        begin = self.read - len(self.data)
         first, key = True, 0
-
-        def where(offset: int) -> str:
-            return f"{self.share.path}:{lines_before(self.share.path, begin + offset) + 1}"
-
-        for part, last in cut(self._until_boundary(), where):
+        for part, last in cut(self._until_boundary(), lambda offset: self.where(begin + offset)):
             if first and self.seed is not None:
                 key = key_of(part, self.seed)
             yield Segment(part.decode(), "", first, last, key, self.done + self.read - len(self.data))

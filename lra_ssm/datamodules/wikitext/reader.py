@@ -1,0 +1,194 @@
+"""Finds, fetches and reads WikiText-103 and WikiText-2, by words and raw, documents being articles.
+
+    wikitext-103/wiki.{train,valid,test}.tokens       as published, in wikitext-103-v1.zip; rare words are <unk>
+    wikitext-103-raw/wiki.{train,valid,test}.raw      in wikitext-103-raw-v1.zip
+    {train,valid,test}.txt                            as Transformer-XL's getdata.sh and PyTorch's examples name them
+    wikitext-103{,-raw}-v1/{train,validation,test}-*.parquet    Salesforce/wikitext of the Hub, a line a row
+
+WikiText-2 the same. Lines stay as the files have them, blank ones (" \\n") too, so that `<eos>` for each makes the
+published numbers of tokens. Source: Merity et al., "Pointer Sentinel Mixture Models" (2016), section 4.3.
+"""
+
+import logging
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lra_ssm.datamodules.fetch.download import RemoteFile, download
+from lra_ssm.datamodules.fetch.sources import download_folder
+from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments, Reading
+from lra_ssm.datamodules.language.files import FileCorpus
+from lra_ssm.datamodules.language.hub import fetch_files, fetched
+from lra_ssm.datamodules.wikitext.rows import RowCorpus
+from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
+
+Version = Literal["103", "2"]
+
+HUB_NAME = "Salesforce/wikitext"
+HUB_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # as public repositories pin it
+DOWNLOADS = "wikitext/download"
+HUB_FOLDER = f"{DOWNLOADS}/Salesforce-wikitext-{HUB_REVISION[:12]}"
+PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
+SPLITS = {"train": "train", "val": "valid", "test": "test"}  # as files are named
+HUB_SPLITS = {"train": "train", "val": "validation", "test": "test"}
+
+# Sizes and digests as Hugging Face's loading script recorded them of the publisher's archives; torchtext's md5 of
+# the two by words agree. The publisher's own address answers no more; the second is the first author's.
+_ADDRESSES = ("https://wikitext.smerity.com/", "https://s3.amazonaws.com/research.metamind.io/wikitext/")
+_DIGESTS = {
+    "wikitext-103-v1.zip": (190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "wikitext-103-raw-v1.zip": (191_984_949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
+    "wikitext-2-v1.zip": (4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+    "wikitext-2-raw-v1.zip": (4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
+}
+ARCHIVES = {
+    name: RemoteFile(tuple(address + name for address in _ADDRESSES), name, f"sha256:{digest}", size)
+    for name, (size, digest) in _DIGESTS.items()
+}
+
+
+class Counts(NamedTuple):
+    """Published numbers of a split: lines, and tokens by words with an <eos> for each line."""
+
+    lines: int
+    tokens: int
+
+
+# Merity et al. (2016), table 1, with <eos> counted; lines as torchtext has them.
+PUBLISHED: dict[Version, dict[str, Counts]] = {
+    "103": {
+        "train": Counts(1_801_350, 103_227_021),
+        "val": Counts(3_760, 217_646),
+        "test": Counts(4_358, 245_569),
+    },
+    "2": {"train": Counts(36_718, 2_088_628), "val": Counts(3_760, 217_646), "test": Counts(4_358, 245_569)},
+}
+PUBLISHED_WORDS = 267_735  # of WikiText-103's training split, <eos> and <unk> with them
+_READABLE = "wiki.{train,valid,test}.tokens or .raw, {train,valid,test}.txt, the published zip or the Hub's parquet"
+
+
+def names(version: Version, raw: bool) -> tuple[str, str]:
+    """The published folder and archive: wikitext-103-raw, wikitext-103-raw-v1.zip."""
+    folder = f"wikitext-{version}{'-raw' if raw else ''}"
+    return folder, f"{folder}-v1.zip"
+
+
+def find_published(
+    root: Path, version: Version, raw: bool, empty_documents: EmptyDocuments = "error"
+) -> CorpusReader | None:
+    """The published folder or archive below the data root, in the first of PLACES that has it; None if none has.
+
+    Raises:
+        InputError: one is there and damaged, or has not all splits.
+    """
+    folder, archive = names(version, raw)
+    for place in PLACES:
+        for name in (folder, archive):
+            if (root / place / name).exists():
+                return find_at(root / place / name, version, raw, empty_documents)
+    return None
+
+
+def find_huggingface(
+    root: Path, version: Version, raw: bool, empty_documents: EmptyDocuments = "error"
+) -> CorpusReader | None:
+    """What `fetch_huggingface` has completed; None if it has not."""
+    name = f"{names(version, raw)[0]}-v1"
+    if fetched(root / HUB_FOLDER, f"{name}.json") is None:
+        return None
+    return find_at(root / HUB_FOLDER / name, version, raw, empty_documents)
+
+
+def fetch_published(root: Path, version: Version, raw: bool) -> None:
+    """Downloads the published archive to <root>/wikitext/download/, compared with its known digest.
+
+    Raises:
+        InputError: the root cannot be used, or as `download`.
+    """
+    with download_folder(root, DOWNLOADS) as folder:
+        download(ARCHIVES[names(version, raw)[1]], folder)
+
+
+def fetch_huggingface(root: Path, version: Version, raw: bool) -> None:
+    """Downloads the Hub's parquet files at a pinned revision to <root>/wikitext/download/; goes on where it broke off.
+
+    Raises:
+        InputError: the root cannot be used, or the files cannot be had.
+    """
+    name = f"{names(version, raw)[0]}-v1"
+    fetch_files(HUB_NAME, HUB_REVISION, (f"{name}/*.parquet",), root, HUB_FOLDER, note=f"{name}.json")
+
+
+def find_at(path: Path, version: Version, raw: bool, empty_documents: EmptyDocuments = "error") -> CorpusReader:
+    """WikiText at a path of the user's: a folder with its files or above one, a zip archive, or the Hub's parquet.
+
+    Args:
+        path: an existing file or folder.
+        version, raw: which of the four; decides among the folders below `path`, and nothing else.
+        empty_documents: as for `Reading`.
+
+    Raises:
+        InputError: there is nothing of the kind, or a split is missing.
+    """
+    reading = Reading("article", empty_documents=empty_documents)
+    if path.is_file():
+        return FileCorpus(str(path), _members(path, raw), reading)
+    own, _ = names(version, raw)
+    for folder in (path, path / own, path / f"{own}-v1", path / own / f"{own}-v1"):
+        for pattern in ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if raw else ("wiki.{}.tokens", "{}.txt"):
+            files = {split: folder / pattern.format(name) for split, name in SPLITS.items()}
+            if any(file.exists() for file in files.values()):
+                for file in files.values():
+                    if not file.is_file():
+                        raise InputError(f"{file}: missing; WikiText needs {', '.join(f.name for f in files.values())}")
+                return FileCorpus(str(folder), tuple((str(file), split) for split, file in files.items()), reading)
+        rows = {split: sorted(folder.glob(f"{name}-*.parquet")) for split, name in HUB_SPLITS.items()}
+        if any(rows.values()):
+            for split, found in rows.items():
+                if not found:
+                    raise InputError(f"{folder / HUB_SPLITS[split]}-*.parquet: missing; WikiText needs all splits")
+            named = tuple((split, tuple(map(str, found))) for split, found in rows.items())
+            return RowCorpus(str(folder), named, reading)
+    raise InputError(f"{path}: holds no {own}; expected {_READABLE}")
+
+
+def _members(archive: Path, raw: bool) -> tuple[tuple[str, str | None], ...]:
+    """The three files in a published archive."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            there = [info.filename for info in opened.infolist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{archive}: cannot be read as WikiText's zip archive ({error})") from error
+    if archive.suffix != ".zip":
+        raise InputError(f"{archive}: a zip archive whose name must end in .zip")
+    found: list[tuple[str, str | None]] = []
+    for split, name in SPLITS.items():
+        wanted = re.compile(rf"(?:[^/]+/)?wiki\.{name}\.{'raw' if raw else 'tokens'}")
+        members = [member for member in there if wanted.fullmatch(member)]
+        if len(members) != 1:
+            raise InputError(f"{archive}: holds no {wanted.pattern}; expected the archive {names('103', raw)[1]}")
+        found.append((f"{archive}::{members[0]}", split))
+    return tuple(found)
+
+
+def check_counts(version: Version, raw: bool, counts: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether the splits have the published numbers of lines and, by words, tokens; warns where they have not.
+
+    Args:
+        version, raw: which of the four.
+        counts: by split, with "lines" and "words".
+    """
+    same = True
+    for split, published in PUBLISHED[version].items():
+        lines, tokens = counts[split]["lines"], counts[split]["lines"] + counts[split]["words"]
+        if lines != published.lines or (not raw and tokens != published.tokens):
+            log.warning(
+                "%s: %s has %s lines and %s tokens; published are %s and %s", names(version, raw)[0], split,
+                f"{lines:,}", f"{tokens:,}", f"{published.lines:,}", "others" if raw else f"{published.tokens:,}",
+            )  # fmt: skip
+            same = False
+    return same

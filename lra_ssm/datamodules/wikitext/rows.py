@@ -1,0 +1,93 @@
+"""WikiText's lines as rows of parquet files, which the Hub has, back in articles."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lra_ssm.datamodules.language import parquet
+from lra_ssm.datamodules.language.documents import PIECE_BYTES, HeldOut, Piece, Range, Reading, Segment
+from lra_ssm.datamodules.language.files import stamp
+from lra_ssm.datamodules.language.plain_text import BOUNDARIES, Scan
+
+BLANK = " \n"  # what the Hub's files have as an empty row
+
+
+@dataclass(frozen=True)
+class RowCorpus:
+    """Articles of splits whose lines are rows (a `CorpusReader`); an article may go on in the next file.
+
+    Ranges count rows of a file, not its row groups.
+
+    Args:
+        folder: what the files' paths are told below.
+        files: of each split, in order.
+        reading: how documents are taken.
+        piece_bytes: of text in one piece, about.
+    """
+
+    folder: str
+    files: tuple[tuple[str, tuple[str, ...]], ...]
+    reading: Reading
+    piece_bytes: int = PIECE_BYTES
+
+    def pieces(self) -> list[Piece]:
+        """Raises InputError: a file cannot be read."""
+        return [piece for split, paths in self.files for piece in self._pieces(split, paths)]
+
+    def _pieces(self, split: str, paths: tuple[str, ...]) -> Iterator[Piece]:
+        begin, size = (0, 0), 0  # of the piece: file and row; bytes
+        before = ("", "")  # the two rows before; the latter's place:
+        place = (0, 0)
+        for index, path in enumerate(paths):
+            row = 0
+            for texts in _lines(path, self.reading):
+                for text in texts:
+                    if size >= self.piece_bytes and _begins_article("".join((*before, text)).encode(), len(before[0])):
+                        yield Piece(split, _between(paths, begin, place), size - len(before[1]))
+                        begin, size = place, len(before[1])
+                    before, place = (before[1], text), (index, row)
+                    size += len(text)
+                    row += 1
+        yield Piece(split, _between(paths, begin, None), size)
+
+    def segments(self, piece: Piece) -> Iterator[Segment]:
+        """Raises InputError: a damaged file."""
+        path = piece.ranges[0].path
+        blocks = (
+            "".join(texts).encode()
+            for share in piece.ranges
+            for texts in _lines(share.path, self.reading, share.begin, share.end)
+        )
+        return Scan(blocks, lambda _: path, self.reading, None, 0).segments()
+
+    def split_of(self, key: int) -> str:
+        """Every piece has a split."""
+        return HeldOut().split(key)
+
+    def content_settings(self) -> dict[str, Any]:
+        """Everything that decides the documents."""
+        paths = [Path(path) for _, paths in self.files for path in paths]
+        return asdict(self.reading) | stamp(paths, Path(self.folder))
+
+
+def _lines(path: str, reading: Reading, begin: int = 0, end: int | None = None) -> Iterator[list[str]]:
+    """Rows as the lines of the published files."""
+    for texts in parquet.texts(path, reading, begin, end):
+        yield [text or BLANK for text in texts]
+
+
+def _begins_article(lines: bytes, heading: int) -> bool:
+    """Whether the second of three lines begins an article."""
+    found = BOUNDARIES["article"].pattern.match(b"\n" + lines)
+    return found is not None and found.end() == heading + 1
+
+
+def _between(paths: tuple[str, ...], begin: tuple[int, int], end: tuple[int, int] | None) -> tuple[Range, ...]:
+    """The shares of files from one place, a file and a row, to another (None: the end)."""
+    last, stop = (len(paths) - 1, None) if end is None else end
+    return tuple(
+        Range(paths[file], begin[1] if file == begin[0] else 0, stop if file == last else None)
+        for file in range(begin[0], last + 1)
+        if stop != 0 or file != last
+    )
