@@ -216,6 +216,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         self.require(
             end_of_text is None or self.tokenizer.kind in ("file", "hub"), "end_of_text", "is of tokenizer.json"
         )
+        self._reader: CorpusReader | None = None
         self._content: dict[str, Any] | None = None
 
     # -- what a dataset gives --------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     def content_settings(self) -> dict[str, Any]:
         if self._content is None:
             # Files of the user's are looked at; a publisher's are what they are.
-            documents = self.reader().content_settings() if self.kind() == "files" else self.source_settings()
+            documents = self._documents().content_settings() if self.kind() == "files" else self.source_settings()
             end = {} if self._end is None else {"end_of_text": self._end}
             tokenizer = {"tokenizer": self.tokenizer.identity(), **end}
             self._content = {"version": READER_VERSION, **documents, **tokenizer}
@@ -299,7 +300,13 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         self._preparation().merge(folder, lambda splits: {**record, **self.published(splits)})
 
     def _preparation(self) -> Preparation:
-        return Preparation(self._parts, self.dataset, self.reader(), self.tokenizer, self._end, self.processes)
+        return Preparation(self._parts, self.dataset, self._documents(), self.tokenizer, self._end, self.processes)
+
+    def _documents(self) -> CorpusReader:
+        """The reader, which looked at the files once."""
+        if self._reader is None:
+            self._reader = self.reader()
+        return self._reader
 
     @property
     def _parts(self) -> Path:

@@ -140,7 +140,7 @@ def _columns(path: str, file: Any, reading: Reading) -> list[str]:
     Raises:
         InputError: one is missing, or holds something else than strings.
     """
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
 
     names = [reading.text_field, *([] if reading.source_field is None else [reading.source_field])]
     for name in names:
@@ -167,7 +167,7 @@ class _Opened:
     """A parquet file that is read bit by bit. Raises InputError: it is none."""
 
     def __init__(self, path: str) -> None:
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow.parquet
 
         try:
             # Column chunks come through a buffer then, not whole: a row group may be larger than memory.
