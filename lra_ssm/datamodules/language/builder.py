@@ -34,6 +34,7 @@ from lra_ssm.machine import available_cores
 log = logging.getLogger(__name__)
 
 PLAN = "plan.json"
+_WORTH_PROCESSES = 4 << 20  # bytes of files: others are read while processes start
 _SAMPLE_BYTES = 1 << 20  # of text, to see how many tokens a byte becomes
 
 
@@ -65,7 +66,8 @@ class Preparation:
         reader: reads the corpus.
         choice: of the tokenizer.
         end_of_text: of a tokenizer.json: the token that ends texts; None where it is known.
-        processes: that tokenise at a time here; None for one on each core. Does not change the result.
+        processes: that tokenise at a time here; None for one on each core, and for this one alone where there is little
+            text. Does not change the result.
     """
 
     parts: Path
@@ -91,7 +93,7 @@ class Preparation:
             return
         total, size = sum(piece.size for _, piece in mine), sum(piece.size for _, piece in left)
         self._check_room(left, size, tokenizer, merged=share.shares == 1)
-        processes = available_cores() if self.processes is None else self.processes
+        processes = self.processes or (available_cores() if size > _WORTH_PROCESSES else 1)
         left.sort(key=lambda entry: -entry[1].size)  # the largest first: so all end at about the same time
         job = Job(self.parts, self.parts / tokenizer.file, tokenizer.end_of_text, self.reader)
         with TokenBar(f"tokenising {self.dataset}", total, total - size) as bar:

@@ -15,6 +15,7 @@ from lra_ssm.datamodules.language.builder import Preparation, Share
 from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
+from lra_ssm.datamodules.language.workers import BadCorpus
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import TokenSplit, damaged
@@ -254,7 +255,13 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
             self.fetch_files()
 
     def build(self, folder: Path) -> None:
-        self._preparation().tokenise()
+        preparation = self._preparation()
+        try:
+            preparation.tokenise()
+        except InputError as error:
+            if isinstance(error, BadCorpus) or not preparation.progress()[0]:
+                shutil.rmtree(self._parts, ignore_errors=True)
+            raise
         self._merge(folder)
 
     def prepare_data(self) -> None:

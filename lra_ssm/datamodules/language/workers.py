@@ -31,6 +31,10 @@ _ONE_THREAD = {
 _REASON = 600  # characters of a reason, so that its message is one write to the pipe, whatever they are
 
 
+class BadCorpus(InputError):
+    """The corpus cannot be read as it is: what was made of it will not serve when it is mended."""
+
+
 class Job(NamedTuple):
     """What all parts of a corpus have in common."""
 
@@ -50,13 +54,17 @@ def make_parts(job: Job, pieces: Sequence[tuple[int, Piece]], processes: int, pr
         progress: is told as they go.
 
     Raises:
-        InputError: a piece cannot be read; what other pieces were under way leave nothing.
+        BadCorpus: a piece cannot be read; what other pieces were under way leave nothing.
+        InputError: a process was killed, or the disk is full.
     """
     processes = min(processes, len(pieces))
     if processes <= 1 or not sys.executable:
         tokenizer = load_tokenizer(job.tokenizer, job.end_of_text)
         for number, piece in pieces:
-            write_part(job.parts, number, piece, job.reader, tokenizer, progress)
+            try:
+                write_part(job.parts, number, piece, job.reader, tokenizer, progress)
+            except InputError as error:
+                raise BadCorpus(str(error)) from error
         return
     reading, writing = os.pipe()
     children: list[subprocess.Popen[bytes]] = []
@@ -73,6 +81,8 @@ def make_parts(job: Job, pieces: Sequence[tuple[int, Piece]], processes: int, pr
         with os.fdopen(reading) as messages:
             for line in messages:
                 index, what, value = json.loads(line)
+                if what == "bad":
+                    raise BadCorpus(value)
                 if what == "failed":
                     raise InputError(value)
                 if what == "done":
@@ -138,7 +148,7 @@ def work(index: int) -> None:
     except (EOFError, BrokenPipeError):
         sys.exit(0)  # the parent was killed
     except (InputError, OSError) as error:
-        _say(index, "failed", one_reason(error)[:_REASON])
+        _say(index, "failed" if isinstance(error, OSError) else "bad", one_reason(error)[:_REASON])
 
 
 def _say(*message: Any) -> None:
