@@ -10,10 +10,9 @@ published numbers of tokens. Source: Merity et al., "Pointer Sentinel Mixture Mo
 """
 
 import logging
-import re
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
@@ -136,7 +135,7 @@ def find_at(path: Path, version: Version, raw: bool, empty_documents: EmptyDocum
     """
     reading = Reading("article", empty_documents=empty_documents)
     if path.is_file():
-        return FileCorpus(str(path), _members(path, raw), reading)
+        return FileCorpus(str(path), _members(path, version, raw), reading)
     own, _ = names(version, raw)
     for folder in (path, path / own, path / f"{own}-v1", path / own / f"{own}-v1"):
         for pattern in ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if raw else ("wiki.{}.tokens", "{}.txt"):
@@ -156,7 +155,7 @@ def find_at(path: Path, version: Version, raw: bool, empty_documents: EmptyDocum
     raise InputError(f"{path}: holds no {own}; expected {_READABLE}")
 
 
-def _members(archive: Path, raw: bool) -> tuple[tuple[str, str | None], ...]:
+def _members(archive: Path, version: Version, raw: bool) -> tuple[tuple[str, str | None], ...]:
     """The three files in a published archive."""
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -167,10 +166,12 @@ def _members(archive: Path, raw: bool) -> tuple[tuple[str, str | None], ...]:
         raise InputError(f"{archive}: a zip archive whose name must end in .zip")
     found: list[tuple[str, str | None]] = []
     for split, name in SPLITS.items():
-        wanted = re.compile(rf"(?:[^/]+/)?wiki\.{name}\.{'raw' if raw else 'tokens'}")
-        members = [member for member in there if wanted.fullmatch(member)]
+        wanted = f"wiki.{name}.{'raw' if raw else 'tokens'}"
+        members = [member for member in there if PurePosixPath(member).name == wanted]
         if len(members) != 1:
-            raise InputError(f"{archive}: holds no {wanted.pattern}; expected the archive {names('103', raw)[1]}")
+            raise InputError(
+                f"{archive}: holds {len(members) or 'no'} {wanted}; expected the archive {names(version, raw)[1]}"
+            )
         found.append((f"{archive}::{members[0]}", split))
     return tuple(found)
 

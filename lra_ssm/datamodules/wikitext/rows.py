@@ -1,5 +1,6 @@
 """WikiText's lines as rows of parquet files, which the Hub has, back in articles."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,17 +38,19 @@ class RowCorpus:
 
     def _pieces(self, split: str, paths: tuple[str, ...]) -> Iterator[Piece]:
         begin, size = (0, 0), 0  # of the piece: file and row; bytes
-        before = ("", "")  # the two rows before; the latter's place:
-        place = (0, 0)
+        before = deque([""], maxlen=3)  # rows
+        place = (0, 0)  # of the last of them
         for index, path in enumerate(paths):
             row = 0
             for texts in _lines(path, self.reading):
                 for text in texts:
-                    if size >= self.piece_bytes and _begins_article("".join((*before, text)).encode(), len(before[0])):
-                        yield Piece(split, _between(paths, begin, place), size - len(before[1]))
-                        begin, size = place, len(before[1])
-                    before, place = (before[1], text), (index, row)
-                    size += len(text)
+                    if size >= self.piece_bytes and _begins_article([*before, text]):
+                        heading = len(before[-1].encode())
+                        yield Piece(split, _between(paths, begin, place), size - heading)
+                        begin, size = place, heading
+                    before.append(text)
+                    place = (index, row)
+                    size += len(text.encode())
                     row += 1
         yield Piece(split, _between(paths, begin, None), size)
 
@@ -77,10 +80,11 @@ def _lines(path: str, reading: Reading, begin: int = 0, end: int | None = None) 
         yield [text or BLANK for text in texts]
 
 
-def _begins_article(lines: bytes, heading: int) -> bool:
-    """Whether the second of three lines begins an article."""
-    found = BOUNDARIES["article"].pattern.match(b"\n" + lines)
-    return found is not None and found.end() == heading + 1
+def _begins_article(lines: list[str]) -> bool:
+    """Whether the last line but one begins an article, by the rule for plain text: a heading between blank lines."""
+    before = "".join(lines[:-2]).encode()
+    found = BOUNDARIES["article"].pattern.search(before + "".join(lines[-2:]).encode())
+    return found is not None and found.end() == len(before)
 
 
 def _between(paths: tuple[str, ...], begin: tuple[int, int], end: tuple[int, int] | None) -> tuple[Range, ...]:

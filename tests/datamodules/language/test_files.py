@@ -52,7 +52,7 @@ def articles(text: str) -> list[str]:
 # -- what documents are --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_pieces_of_any_size_give_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents, keys and text, with documents longer than what is read at a time, and cut, among them."""
     text = "begins " + made_up(seed, *HEADINGS, "long " * 200, "line\n" * 100)
@@ -74,7 +74,7 @@ def test_pieces_of_any_size_give_the_same(seed: int, tmp_path: Path, monkeypatch
     for mode, wanted in expected.items():
         whole = read(corpus(path, documents=mode, seed=seed))
         assert [document.text for document in whole] == wanted, mode
-        for piece_bytes in (1, 17, 100, 1000, 5000):
+        for piece_bytes in (1, 100, 1000):
             one = replace(corpus(path, documents=mode, seed=seed), piece_bytes=piece_bytes)
             assert len(one.pieces()) > 1
             assert read(one) == whole, (mode, piece_bytes)
