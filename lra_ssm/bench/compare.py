@@ -92,6 +92,8 @@ class Settings:
     lengths: list[int] | None = None
     compiled: bool = False
     config: str | None = None
+    source: str | None = None
+    tokenizer: str | None = None
     announce: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = lambda: None
     done: Callable[[Sequence[Row]], None] = lambda rows: None

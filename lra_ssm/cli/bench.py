@@ -16,18 +16,20 @@ from lra_ssm.files import replacing, write_json
 if TYPE_CHECKING:
     from lra_ssm.bench.compare import Settings
 
-SUITES = ("operators", "layers", "steps", "data")
+SUITES = ("operators", "layers", "steps", "data", "tokens")
 
 DESCRIPTION = """\
 Measures time, memory and errors on this machine, each contender in turn, and writes them to a folder as JSON and a
 picture: operators (scans and S4D against the obvious PyTorch ways to write them, and growth with length), layers,
-steps (whole training steps, samples/s and tokens/s, and where their time goes), data (loaders), or all four."""
+steps (whole training steps, samples/s and tokens/s, and where their time goes), data (loaders), tokens (texts to
+tokens, against encode_batch and datasets.map), or all five."""
 
 EXAMPLE = """\
 examples:
   lra-ssm bench --quick
   lra-ssm bench all --out=docs/bench/my-laptop --threads=2
   lra-ssm bench steps --batch=8 --config=configs/lra/listops/b2s6.yaml
+  lra-ssm bench tokens --source=corpus/ --tokenizer=gpt2
 """
 
 
@@ -47,6 +49,10 @@ def _parser() -> PlainParser:
                         help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
     parser.add_argument("--threads", type=_positive, metavar="N", help="of the CPU; default: torch's")
     parser.add_argument("--config", metavar="FILE", help="steps: this config instead of the three of ListOps")
+    parser.add_argument("--source", metavar="PATH", help="tokens: a text file, .jsonl, or folder of .txt; default: "
+                        "made-up words")  # fmt: skip
+    parser.add_argument("--tokenizer", metavar="NAME", help="tokens: a tokenizer.json, a name of the hub, words, "
+                        "characters, bytes or bpe:N; default: bpe:16000, trained on the texts")  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="operators: also a loop under torch.compile; slow")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
@@ -169,7 +175,9 @@ def _settings(given: argparse.Namespace) -> "Settings":
         torch.set_num_threads(given.threads)
     tiny = Effort(repeats=given.repeats or 3, budget=0.2, least=1, sample=0.0)
     effort = tiny if given.quick else Effort(given.repeats or 15, given.budget)
-    same = {name: getattr(given, name) for name in ("quick", "batch", "channels", "states", "config")}
+    same = {
+        name: getattr(given, name) for name in ("quick", "batch", "channels", "states", "config", "source", "tokenizer")
+    }
     threads = torch.get_num_threads()
     return Settings(device, backends, threads, effort, lengths=lengths, compiled=given.compile, **same)
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,13 +40,15 @@ class TokenizerChoice:
         return self.kind in ("characters", "words", "bpe")
 
     def identity(self) -> str:
-        """What equal tokenizers have in common: of a file sha256 and digest, else the specification.
+        """What equal tokenizers have in common: of a file its sha256, and what the file beside it says
+        ends texts; else the specification.
 
         Raises:
             InputError: the file cannot be read.
         """
         if self.kind == "file":
-            return f"sha256:{hashlib.sha256(read_file(self.path)).hexdigest()}"
+            end = subwords.named_end(self.path)
+            return f"sha256:{hashlib.sha256(read_file(self.path)).hexdigest()}" + (f" {end}" if end else "")
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
     def open(self, end_of_text: str | None = None) -> TextTokenizer:
@@ -91,31 +94,36 @@ def parse_tokenizer(text: str) -> TokenizerChoice:
 
 
 def _download(name: str) -> Path:
-    """The folder in the hub's cache with a repository's tokenizer.json, and its tokenizer_config.json if it has one."""
-    from huggingface_hub import hf_hub_download
+    """The tokenizer.json of a repository in the hub's cache, beside it the tokenizer_config.json if it has one."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     repository, _, revision = name.partition("@")
     try:
-        file = hf_hub_download(repository, subwords.TOKENIZER, revision=revision or None)
-        try:
-            hf_hub_download(repository, subwords.CONFIG, revision=revision or None)
-        except EntryNotFoundError:
-            pass
+        try:  # asked first: without a network the download itself would try for half a minute, and say so
+            get_hf_file_metadata(hf_hub_url(repository, subwords.TOKENIZER, revision=revision or None))
+            offline = False
+        except (EntryNotFoundError, RepositoryNotFoundError):
+            raise
+        except Exception:  # connections that fail, in whichever library
+            offline = True
+        file = hf_hub_download(repository, subwords.TOKENIZER, revision=revision or None, local_files_only=offline)
+        with suppress(EntryNotFoundError):  # which a file that the cache lacks is too
+            hf_hub_download(repository, subwords.CONFIG, revision=revision or None, local_files_only=offline)
         return Path(file)
     except LocalEntryNotFoundError as error:
         raise InputError(
-            f"tokenizer {name}: the hub cannot be reached, and its cache has no {subwords.TOKENIZER} of it; run `lra-ssm"
-            " prepare` where there is a network, or give a path"
+            f"tokenizer {name}: the hub cannot be reached, and its cache has no {subwords.TOKENIZER} of it; run"
+            " `lra-ssm prepare` where there is a network, or give a path"
         ) from error
     except RepositoryNotFoundError as error:
         known = ", ".join(KINDS)
         raise InputError(
-            f"tokenizer {name}: no such repository on the hub, or a private one; no path, nor {known}"
+            f"tokenizer {name}: no such repository on the hub (or a private one), no path, nor {known}"
         ) from error
     except EntryNotFoundError as error:
         raise InputError(
             f"tokenizer {name}: the repository has no {subwords.TOKENIZER}, the form of tokenizer that runs no code"
         ) from error
-    except Exception as error:  # whatever the libraries below raise: connections, the hub, the disk
+    except Exception as error:  # whatever the libraries below raise: the hub, the disk
         raise InputError(f"tokenizer {name}: cannot be downloaded ({one_reason(error)})") from error

@@ -186,7 +186,7 @@ def _end_of_text(
 
 
 def _divides_before_space(content: dict[str, Any]) -> bool:
-    """Whether a text may be cut before each run of white space: GPT-2's pattern, no step before it that looks across."""
+    """Whether a text may be cut before each run of white space: GPT-2's pattern, and nothing that looks across."""
     before, normalizer = content.get("pre_tokenizer") or {}, content.get("normalizer")
     return (
         before.get("type") == "ByteLevel"
