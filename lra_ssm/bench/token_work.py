@@ -85,7 +85,7 @@ class TokenWork:
         preparation = Preparation(parts, "texts", reader, choice, self.tokenizer.end_of_text_name, self.cores)
         with self._spent("ours, prepare"), redirect_stderr(io.StringIO()):  # its bar
             preparation.tokenise()
-            preparation.merge(prepared, {"kind": "bench"})
+            preparation.merge(prepared, lambda splits: {"kind": "bench"})
 
     def _usual(self) -> None:
         import datasets

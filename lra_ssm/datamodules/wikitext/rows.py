@@ -24,12 +24,14 @@ class RowCorpus:
         folder: what the files' paths are told below.
         files: of each split, in order.
         reading: how documents are taken.
+        held_out: none: all documents are of a published split.
         piece_bytes: of text in one piece, about.
     """
 
     folder: str
     files: tuple[tuple[str, tuple[str, ...]], ...]
     reading: Reading
+    held_out: HeldOut = HeldOut()
     piece_bytes: int = PIECE_BYTES
 
     def pieces(self) -> list[Piece]:
@@ -66,7 +68,7 @@ class RowCorpus:
 
     def split_of(self, key: int) -> str:
         """Every piece has a split."""
-        return HeldOut().split(key)
+        return self.held_out.split(key)
 
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides the documents."""

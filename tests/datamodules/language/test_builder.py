@@ -24,6 +24,10 @@ from lra_ssm.datamodules.storage.format import TokenSplit, open_prepared
 from lra_ssm.errors import InputError
 
 
+def the_source(splits):
+    return {"kind": "test"}
+
+
 @dataclass(frozen=True)
 class Lines:
     """A file's lines as documents; the first file is for training and what is held out of it, the second for test."""
@@ -72,7 +76,7 @@ def preparation(texts, parts: Path, tokenizer="words", processes=1, **settings) 
 def prepared(preparation: Preparation, folder: Path) -> Path:
     preparation.tokenise()
     folder.mkdir()
-    preparation.merge(folder, {"kind": "test"})
+    preparation.merge(folder, the_source)
     return folder
 
 
@@ -146,16 +150,16 @@ def test_shards_in_any_order_give_what_one_process_gives(texts, once, tmp_path):
     for number in (3, 1):
         made.tokenise(Share(number, 3))
     with pytest.raises(InputError, match=r"parts: \d+ of \d+ parts are missing \(000001, .*run those again"):
-        made.merge(tmp_path / "prepared", {"kind": "test"})
+        made.merge(tmp_path / "prepared", the_source)
     assert not any((tmp_path / "prepared").iterdir())
     made.tokenise(Share(2, 3))
-    made.merge(tmp_path / "prepared", {"kind": "test"})
+    made.merge(tmp_path / "prepared", the_source)
     assert contents(tmp_path / "prepared") == contents(once)
 
 
 def test_merging_comes_after_tokenising(texts, tmp_path):
     with pytest.raises(InputError, match="nothing is tokenised yet; --shard=1/n"):
-        preparation(texts, tmp_path / "parts").merge(tmp_path, {})
+        preparation(texts, tmp_path / "parts").merge(tmp_path, the_source)
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2", ""])
@@ -204,7 +208,7 @@ def test_killed_shards_go_on_where_they_were(texts, once, tmp_path):
         assert before.items() <= done().items()  # what was done stays as it is
         before = done()
     (tmp_path / "prepared").mkdir()
-    preparation(texts, parts).merge(tmp_path / "prepared", {"kind": "test"})
+    preparation(texts, parts).merge(tmp_path / "prepared", the_source)
     assert contents(tmp_path / "prepared") == contents(once)
 
 
@@ -267,7 +271,7 @@ def test_a_damaged_part_is_named_and_made_anew(texts, once, tmp_path):
     array.write_bytes(data)
     (tmp_path / "prepared").mkdir()
     with pytest.raises(InputError, match=r"000002/train_tokens_00000.bin: is not what was written; delete the folder"):
-        made.merge(tmp_path / "prepared", {"kind": "test"})
+        made.merge(tmp_path / "prepared", the_source)
     shutil.rmtree(array.parent)
     shutil.rmtree(tmp_path / "prepared")
     assert contents(prepared(made, tmp_path / "prepared")) == contents(once)
@@ -280,7 +284,7 @@ def test_a_split_without_documents_is_one_line(texts, tmp_path):
     with pytest.raises(
         InputError, match=r"lines: no document for val \(900 for train, 60 for test\): hold out a larger"
     ):
-        made.merge(tmp_path / "prepared", {"kind": "test"})
+        made.merge(tmp_path / "prepared", the_source)
 
 
 def test_skipped_empty_documents_are_counted(texts, tmp_path):
