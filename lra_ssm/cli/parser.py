@@ -152,6 +152,8 @@ def _unknown_below(keys: str, class_path: str, name: str) -> str:
 
 
 def _unknown(what: str, name: str, valid: list[str], verb: str = "unknown ") -> str:
+    if name in valid:  # a class has it, but where it is given as a specification, others set it
+        return f"{verb}{what}; what it is a part of sets it"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     if not near and "." in name:
         near = difflib.get_close_matches(name.split(".")[-1], [v for v in valid if "." not in v], n=1)

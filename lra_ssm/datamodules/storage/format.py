@@ -15,6 +15,7 @@ images uint8 (height, width, channels), offsets, starts and labels int64, target
 """
 
 import hashlib
+import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from lra_ssm.errors import InputError
 MANIFEST = "manifest.json"
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy passes over it by default
 IntArray = npt.NDArray[np.integer[Any]]
+_READS_KEPT = 1024  # of ranges of tokens, whose pages a process holds: about 64 KiB each, which the system maps at once
 
 
 @dataclass
@@ -147,6 +149,7 @@ class TokenSplit(StoredSplit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._reads = 0
         self._ends = np.cumsum([0, *(shard["tokens"]["count"] for shard in self.entry["shards"])]).tolist()
 
     @property
@@ -169,6 +172,9 @@ class TokenSplit(StoredSplit):
         Raises:
             InputError: a token is not in the vocabulary.
         """
+        self._reads += 1
+        if self._reads % _READS_KEPT == 0:
+            self._release()
         parts = []
         for number in range(bisect_right(self._ends, begin) - 1, len(self.entry["shards"])):
             entry, before = self.entry["shards"][number]["tokens"], self._ends[number]
@@ -178,6 +184,17 @@ class TokenSplit(StoredSplit):
             if end <= self._ends[number + 1]:
                 return part if len(parts) == 1 else np.concatenate(parts)
         raise IndexError(f"tokens {begin} to {end} of {self.num_tokens}")
+
+    def _release(self) -> None:
+        """Gives back the pages of all tokens that were read: the system keeps them cached, but they count as this
+        process' memory no longer. Else it would seem to hold the whole text after an epoch, and so would each worker:
+        a cluster that adds up what processes hold would end the job."""
+        for shard in self.entry["shards"]:
+            array: Any = self._mapped.get(shard["tokens"]["file"])
+            while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+                array = array.base
+            if array is not None and hasattr(mmap, "MADV_DONTNEED"):
+                array._mmap.madvise(mmap.MADV_DONTNEED)
 
     def starts(self, begin: int, end: int) -> IntArray:
         """The positions from begin to end − 1 at which documents start, rising, int64. Raises as `starts_within`."""

@@ -1,0 +1,89 @@
+"""Opening a text of six billion tokens: files that are holes, all zeros, cost a disk nothing."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lra_ssm.datamodules.language.format import SHARD_BYTES, finish
+from lra_ssm.datamodules.storage.intact import remember_intact
+from tests.datamodules.language.helpers import MadeUp, write_split, write_tokenizer
+
+OPEN = """
+import json, re, sys, time
+from tests.datamodules.language.helpers import MadeUp
+def memory():
+    return [int(x) for x in re.findall(r"(?:RssAnon|RssFile):\\s+(\\d+)", open("/proc/self/status").read())]
+root, tokens, order = sys.argv[1:]
+data = MadeUp(root, lengths=(int(tokens),), length=2048, batch_size=96, eval_batch_size=4, order=order)
+before, start = memory(), time.process_time()
+data.prepare_data(); data.setup("fit")
+opened = time.process_time() - start
+loader = iter(data.train_dataloader())
+batch = next(loader)
+first, after = time.process_time() - start, memory()
+for _ in range(100): next(loader)
+hundred = memory()
+print(json.dumps({"opened": opened, "first": first, "before": before, "after": after, "hundred": hundred,
+                  "shape": list(batch.inputs.shape)}))
+"""
+
+
+def sparse(root: Path, tokens: int) -> None:
+    """A text of so many tokens, a document every thousand; train is a hole but for its documents' positions."""
+    data = MadeUp(str(root), lengths=(tokens,))
+    folder = data.prepared_folder
+    folder.mkdir(parents=True)
+    shards, per_shard = [], SHARD_BYTES // 2
+    for number, begin in enumerate(range(0, tokens, per_shard)):
+        count = min(per_shard, tokens - begin)
+        starts = np.arange(-(-begin // 1000) * 1000, begin + count, 1000)
+        entries = {}
+        for key, dtype, size in (("tokens", "uint16", count), ("starts", "<i8", len(starts))):
+            file = folder / f"train_{key}_{number:05}.bin"
+            starts.tofile(file) if key == "starts" else file.touch()
+            with open(file, "r+b") as opened:
+                opened.truncate(size * np.dtype(dtype).itemsize)
+            nbytes = file.stat().st_size
+            entries[key] = {"file": file.name, "dtype": dtype, "count": size, "bytes": nbytes, "sha256": "0" * 64}
+        shards.append(entries)
+    counts: dict[str, Any] = {"documents": -(-tokens // 1000), "tokens": tokens, "bytes": 4 * tokens}
+    train = {**counts, "words": tokens, "lines": 0, "sources": {"": counts}, "shards": shards}
+    val = write_split(folder, "val", [[1, 2, 299]] * 100)
+    tokenizer = write_tokenizer(folder)
+    finish(folder, dataset="made-up", vocab_size=300, end_of_text=299, tokenizer=tokenizer, source={"kind": "made-up"},
+           splits={"train": train, "val": val})  # fmt: skip
+    remember_intact(folder)
+
+
+def opened(root: Path, tokens: int, order: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", OPEN, str(root), str(tokens), order]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_six_billion_tokens_open_in_a_second_with_flat_memory(tmp_path: Path) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert soft == resource.RLIM_INFINITY
+    found = {}
+    for tokens in (60_000_000, 6_000_000_000):
+        sparse(tmp_path, tokens)
+        for order in ("shuffled", "streams"):
+            found[tokens, order] = opened(tmp_path, tokens, order)
+            print(tokens, order, found[tokens, order])
+    for order in ("shuffled", "streams"):
+        small, large = found[60_000_000, order], found[6_000_000_000, order]
+        assert large["shape"] == [96, 2048] and large["first"] < 1
+        assert large["opened"] < 0.1
+        for when in ("after", "hundred"):  # KiB of the process' own, and of mapped files
+            own, mapped = (large[when][i] - large["before"][i] for i in (0, 1))
+            assert own < small[when][0] - small["before"][0] + 32 * 1024  # an epoch's order: eight bytes a window
+            assert mapped < 200 * 1024
