@@ -1,9 +1,9 @@
 """The fourth tokenizer: whatever a tokenizer.json of Hugging Face's `tokenizers` says, which is imported when needed.
 
-Words are kept. Byte-level tokenizers as GPT-2 and GPT-NeoX have them divide a text into pretokens none of which goes on
-from a character into the white space behind it. So a text can be cut before each run of white space, and the tokens of
-the parts are those of the whole; most parts (a word with the space before it) were seen before. Others are given whole
-to the library.
+Words are kept. Byte-level tokenizers as GPT-2 and GPT-NeoX have them divide a text into pretokens by a pattern that
+looks at nothing before the place it has come to, and none of its matches goes on from a character into the white space
+behind it, nor from ASCII letters, digits or marks into another of these. So a text may be cut there, and the tokens of
+the parts are those of the whole; most parts were seen before. Other tokenizers are given whole texts.
 """
 
 import re
@@ -22,8 +22,15 @@ from lra_ssm.errors import InputError, hint
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 # What well-known tokenizers call the end of a text, the most particular first.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "[EOS]", "[SEP]", "<|im_end|>")
-# White space is Unicode's, as in the library's patterns; Python counts four separators among it.
-_UNIT = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
+# Parts of a text that GPT-2's pattern divides as it divides the whole: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
+# ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ . White space is Unicode's; Python counts four separators among it. No cut stands
+# before a character that is not ASCII, for it may be a letter, or join the one before it when normalized; none behind
+# an apostrophe that a letter follows, which may be a contraction's.
+_SPACE, _END = r"[^\S\x1c-\x1f]", r"(?![^\x00-\x7f])"
+_UNIT = re.compile(
+    rf" ?[A-Za-z]++{_END}|'(?:[stmd]|re|ve|ll){_END}|{_SPACE}*(?:[A-Za-z]++{_END}|[0-9]++{_END}"
+    rf"|[\x00-\x08\x0e-\x1f!-/:-@\[-`{{-\x7f]++{_END}(?:(?<!')|(?![A-Za-z]))|[\S\x1c-\x1f]+)|{_SPACE}+"
+)
 _AT_ONCE = 1 << 18  # characters divided at a time: a unit takes some 70 bytes
 _KEPT_BYTES = 64 << 20  # of kept words, about
 _WORD_BYTES = 150  # of memory that a kept word takes beside its characters and tokens
@@ -69,7 +76,7 @@ class SubwordTokenizer(TextTokenizer):
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         self._encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # since tokenizers 0.20.1
-        self.keeps_words = _divides_before_space(content)
+        self.keeps_words = _divides_as_gpt2(content)
         self._kept, self._kept_bytes = dict[str, bytes](), 0
         self._code = {1: "B", 2: "H", 4: "I"}[self.dtype.itemsize]
 
@@ -185,8 +192,8 @@ def _end_of_text(
     )
 
 
-def _divides_before_space(content: dict[str, Any]) -> bool:
-    """Whether a text may be cut before each run of white space: GPT-2's pattern, and nothing that looks across."""
+def _divides_as_gpt2(content: dict[str, Any]) -> bool:
+    """Whether texts may be cut as _UNIT does: GPT-2's pattern, and nothing that looks across the cuts."""
     before, normalizer = content.get("pre_tokenizer") or {}, content.get("normalizer")
     return (
         before.get("type") == "ByteLevel"
@@ -200,16 +207,16 @@ def _divides_before_space(content: dict[str, Any]) -> bool:
 def _is_space(token: dict[str, Any]) -> bool:
     """NeoX has tokens of several spaces."""
     whole = not (token["lstrip"] or token["rstrip"] or token["single_word"])
-    return whole and re.fullmatch(r"[^\S\x1c-\x1f]+", token["content"]) is not None
+    return whole and re.fullmatch(f"{_SPACE}+", token["content"]) is not None
 
 
 def _units(text: str) -> Iterator[list[str]]:
-    """A text divided before each run of white space, about _AT_ONCE characters at a time."""
+    """A text divided where its tokens may be, about _AT_ONCE characters at a time."""
     begin, size = 0, _AT_ONCE
     while begin < len(text):
         end = min(begin + size, len(text))
         units = _UNIT.findall(text, begin, end)
-        if end < len(text):  # the last one may go on
+        if end < len(text):  # the last one may go on, or be another for what follows
             end -= len(units.pop())
             size = _AT_ONCE if units else 2 * size
         begin = end

@@ -66,7 +66,7 @@ class TextTokenizer(ABC):
             InputError: a text holds half of a surrogate pair, or something that the tokenizer has no token for.
         """
         end = np.array(self.end_of_text, self.dtype).tobytes()
-        data, counts = list[bytes | IntArray](), np.empty(len(texts), np.int64)
+        data, counts = list[bytes](), np.empty(len(texts), np.int64)
         for i, (text, ends) in enumerate(zip(texts, last, strict=True)):
             try:
                 parts = [*self._encode(text, ends), *([end] if ends and self._appends_end else ())]
@@ -74,13 +74,13 @@ class TextTokenizer(ABC):
                 half = f"U+{ord(error.object[error.start]):04X}"
                 raise InputError(f"the text holds {half}, half of a surrogate pair, which is no character") from error
             data += parts
-            counts[i] = sum(memoryview(part).nbytes for part in parts)
+            counts[i] = sum(map(len, parts))
         return Encoded(np.frombuffer(b"".join(data), self.dtype), counts // self.dtype.itemsize)
 
     _appends_end = True  # or _encode gives it
 
     @abstractmethod
-    def _encode(self, text: str, last: bool) -> Iterable[bytes | IntArray]:
+    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
         """The memory of the tokens of a text, of self.dtype, in order."""
 
     @abstractmethod
@@ -116,8 +116,8 @@ class ByteTokenizer(TextTokenizer):
     def __init__(self) -> None:
         super().__init__(257, 256)
 
-    def _encode(self, text: str, last: bool) -> Iterable[bytes | IntArray]:
-        return [np.frombuffer(text.encode(), np.uint8).astype(self.dtype)]
+    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
+        return [np.frombuffer(text.encode(), np.uint8).astype(self.dtype).tobytes()]
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         parts = _array(ids, self.vocab_size).astype(np.uint16).tobytes().decode("utf-16-le")  # one character a token
@@ -143,8 +143,8 @@ class CharacterTokenizer(TextTokenizer):
         self._ids[[ord(character) for character in characters]] = np.arange(2, self.vocab_size)
         self._shown = np.array([EOS, UNK, *characters], dtype=object)
 
-    def _encode(self, text: str, last: bool) -> Iterable[bytes | IntArray]:
-        return [self._ids[np.frombuffer(text.encode("utf-32-le"), "<u4")]]
+    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
+        return [self._ids[np.frombuffer(text.encode("utf-32-le"), "<u4")].tobytes()]
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         return "".join(self._shown[_array(ids, self.vocab_size)])
@@ -171,7 +171,7 @@ class WordTokenizer(TextTokenizer):
         self._ids = _Known({word: ids[i].tobytes() for i, word in enumerate(("\n", *words))})
         self._ids.unknown = self._ids[UNK]
 
-    def _encode(self, text: str, last: bool) -> Iterable[bytes | IntArray]:
+    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
         *lines, rest = text.split("\n")
         if last and (rest or not lines):  # the last line needs no "\n"
             lines, rest = [*lines, rest], ""
@@ -214,7 +214,7 @@ def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextToke
     content = parse(data, path)
     if "kind" not in content:
         return subwords.SubwordTokenizer(data, end_of_text, str(path), subwords.named_end(path))
-    tokens = content.get("tokens")
+    tokens: Any = content.get("tokens")
     valid = isinstance(tokens, list) and all(isinstance(t, str) and t for t in tokens) and len({*tokens}) == len(tokens)
     if content["kind"] == "bytes":
         return ByteTokenizer()
