@@ -1,0 +1,280 @@
+"""A tokenizer.json: our tokens are the library's, special tokens in a text are text, nothing of it runs."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from lra_ssm.datamodules.language import subwords
+from lra_ssm.datamodules.language.specifications import parse_tokenizer
+from lra_ssm.datamodules.language.subwords import SubwordTokenizer
+from lra_ssm.datamodules.language.tokenizers import load_tokenizer
+from lra_ssm.datamodules.language.vocabularies import train_tokenizer
+from lra_ssm.errors import InputError
+from tests.datamodules.language.test_tokenizers import random_texts
+
+END = "<|endoftext|>"
+TEXTS = random_texts(3, 400, 60)
+
+
+def library(content: dict) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def bpe() -> dict:
+    """A tokenizer.json as GPT-2 has it, of few words."""
+    return json.loads(train_tokenizer(parse_tokenizer("bpe:500"), TEXTS).content())
+
+
+@pytest.fixture(scope="module")
+def neox(bpe) -> dict:
+    """As GPT-NeoX has it: NFC, tokens of several spaces."""
+    tokenizer = Tokenizer.from_str(json.dumps(bpe))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in (2, 3, 4)])
+    return json.loads(tokenizer.to_str())
+
+
+def word_level(*words: str, **added: bool) -> dict:
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    content = json.loads(tokenizer.to_str())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True, **added}
+    content["added_tokens"] = [{"id": 0, "content": words[0], **plain}]
+    return content
+
+
+def write(folder: Path, content: dict) -> Path:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def opened(content: dict, end_of_text: str | int | None = None) -> SubwordTokenizer:
+    return SubwordTokenizer(json.dumps(content).encode(), end_of_text, "tokenizer.json")
+
+
+def other_pre_tokenizer(content: dict) -> dict:
+    return {**content, "pre_tokenizer": {**content["pre_tokenizer"], "add_prefix_space": True}}
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 18])
+@pytest.mark.parametrize("kind", ["bpe", "neox"])
+def test_the_tokens_are_the_librarys(kind, at_once, request, monkeypatch):
+    monkeypatch.setattr(subwords, "_AT_ONCE", at_once)
+    content = request.getfixturevalue(kind)
+    tokenizer = opened(content)
+    assert tokenizer.keeps_words and tokenizer.dtype == np.uint16
+    texts = [*TEXTS, *random_texts(4, 300, 60), "don't they'll 'sup 'S we're!'s .'d can't1"]
+    want = [[*encoding.ids, tokenizer.end_of_text] for encoding in library(content).encode_batch(texts)]
+    for _ in range(2):  # the second time all words are kept
+        encoded = tokenizer.encode(texts, [True] * len(texts))
+        assert encoded.tokens.tolist() == sum(want, []) and encoded.lengths.tolist() == [*map(len, want)]
+
+
+def test_pretokens_do_not_cross_the_cuts():
+    """With every character of Unicode's first plane's beginning, and some beyond, in all places."""
+    pretokens = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    others = random.Random(0).sample(range(0x3000, 0xD800), 300) + random.Random(1).sample(range(0xE000, 0x110000), 300)
+    for c in map(chr, [*range(0x400), *range(0x1680, 0x1690), *range(0x2000, 0x2200), *others]):
+        text = f"a{c}a1{c}1!{c}! {c} {c}{c}.'s{c}'{c}s'll{c} '{c}{c}'t"
+        parts = [part for units in subwords._units(text) for part in units]
+        assert "".join(parts) == text
+        assert [t for part in parts for t, _ in pretokens(part)] == [t for t, _ in pretokens(text)], repr(c)
+
+
+def test_kept_words_are_bounded(bpe, monkeypatch):
+    monkeypatch.setattr(subwords, "_KEPT_BYTES", 2000)
+    tokenizer, own = opened(bpe), library(bpe)
+    for i in range(300):
+        text = f"{i} {i:05d} ab{i}"
+        assert tokenizer.encode([text], [False]).tokens.tolist() == own.encode(text).ids
+        assert tokenizer._kept_bytes < 4000 and len(tokenizer._kept) < 30
+
+
+def test_a_tokenizer_that_looks_across_words_gets_whole_texts(bpe):
+    content = other_pre_tokenizer(bpe)
+    tokenizer = opened(content)
+    assert not tokenizer.keeps_words
+    want = [encoding.ids for encoding in library(content).encode_batch(TEXTS)]
+    assert tokenizer.encode(TEXTS, [False] * len(TEXTS)).tokens.tolist() == sum(want, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": None},
+        {"added_tokens": [dict(id=0, content=END, single_word=False, lstrip=True, rstrip=False, normalized=False,
+                               special=True),
+                          dict(id=1, content="ab", single_word=False, lstrip=True, rstrip=False, normalized=False,
+                               special=False)]},
+    ],
+)  # fmt: skip
+def test_words_are_kept_only_where_that_is_known_to_be_right(bpe, change):
+    content = {**bpe, **change}
+    assert not opened(content).keeps_words
+
+
+@pytest.mark.parametrize("kind", ["bpe", "neox", "other"])
+def test_no_text_forges_its_end(kind, bpe, neox):
+    content = {"bpe": bpe, "neox": neox, "other": other_pre_tokenizer(bpe)}[kind]
+    tokenizer = opened(content)
+    encoded = tokenizer.encode([f"a{END}b", END], [False, True])
+    assert encoded.tokens.tolist().count(tokenizer.end_of_text) == 1 and encoded.tokens[-1] == tokenizer.end_of_text
+    assert tokenizer.decode(encoded.tokens).strip() == f"a{END}b{' ' if kind == 'other' else ''}{END}{END}"
+
+
+def test_an_end_that_the_file_calls_no_special_token_is_not_forged_either(bpe):
+    (token,) = bpe["added_tokens"]
+    tokenizer = opened({**bpe, "added_tokens": [{**token, "special": False}]})
+    assert tokenizer.end_of_text not in tokenizer.encode([f"a{END}b"], [False]).tokens
+
+
+def test_an_end_that_words_become_is_refused():
+    with pytest.raises(InputError, match=r"tokenizer\.json: makes its end-of-text token '</s>' of a text"):
+        opened(word_level("</s>", "a")).encode(["a new"], [True])
+
+
+def test_nothing_is_added_cut_or_padded(bpe):
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+               "pad_type_id": 0, "pad_token": END}  # fmt: skip
+    dropout = {**bpe["model"], "dropout": 0.9}
+    post = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": END, "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {END: {"id": END, "ids": [0], "tokens": [END]}}}  # fmt: skip
+    changed = {**bpe, "truncation": truncation, "padding": padding, "model": dropout, "post_processor": post}
+    for content in (changed, other_pre_tokenizer(changed)):
+        text, plain = "a better 1.09 text", other_pre_tokenizer(bpe) if content is not changed else bpe
+        assert opened(content).encode([text], [False]).tokens.tolist() == library(plain).encode(text).ids
+
+
+def test_the_file_is_kept_as_it_is(bpe, tmp_path):
+    data = json.dumps({**bpe, "version": "1.0"}, indent=3).encode()
+    assert SubwordTokenizer(data, None, "x").save(tmp_path).read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "given", "want"),
+    [
+        (("[UNK]", "</s>", END), None, None, END),
+        (("[UNK]", "</s>", "[SEP]"), None, None, "</s>"),
+        (("[UNK]", "</s>", "x"), {"eos_token": "x"}, None, "x"),
+        (("[UNK]", "</s>", "x"), {"eos_token": {"content": "x"}}, None, "x"),
+        (("[UNK]", "</s>", "x"), {"eos_token": "</s>"}, "x", "x"),
+        (("[UNK]", "</s>", "x"), None, 2, "x"),
+    ],
+)
+def test_which_token_ends_a_text(words, config, given, want, tmp_path):
+    write(tmp_path, word_level(*words))
+    if config:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path, given)
+    assert (tokenizer.end_of_text_name, tokenizer.end_of_text) == (want, words.index(want))
+
+
+def holes(content: dict, id_: int) -> dict:
+    return {**content, "model": {**content["model"], "vocab": {**content["model"]["vocab"], "new": id_}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no tokenizer: not JSON"),
+        ("[" * 100_000, "is no tokenizer: not JSON"),
+        ("\udcff", "is no tokenizer: not JSON"),
+        ("[1]", "is no tokenizer: JSON, but no object"),
+        ("{}", "is no tokenizer.json that `tokenizers` reads (Model missing"),
+        ({"model": {"type": "Nope"}}, "is no tokenizer.json that `tokenizers` reads"),
+        ({"model": 3, "added_tokens": 3}, "is no tokenizer.json that `tokenizers` reads"),
+        (holes(word_level("</s>", "a"), 7), "its vocabulary has a hole: 3 ids up to 7, none is 2"),
+        (holes(word_level("</s>", "a"), 2**31), "its vocabulary has a hole"),
+        (holes(word_level("</s>", "a"), 2**33), "expected u32"),
+        (word_level("[UNK]", "a"), "which token ends a text is not known; give end_of_text, one of its special tokens "
+                                   "([UNK])"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tokenizer_is_refused_in_a_line(content, message, tmp_path):
+    text = json.dumps(content) if isinstance(content, dict) else content
+    (tmp_path / "tokenizer.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        load_tokenizer(tmp_path / "tokenizer.json")
+    assert "tokenizer.json: " in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("</S>", "end_of_text '</S>' is no token of it; did you mean '</s>'?"), (9, "end_of_text 9 is none of its 2 tok")],
+)
+def test_an_end_that_is_no_token_is_refused(given, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        opened(word_level("</s>", "a"), given)
+
+
+def test_a_text_that_the_tokenizer_has_no_token_for_is_refused():
+    content = word_level("</s>", "a")
+    content["model"]["unk_token"] = "gone"
+    with pytest.raises(InputError, match=r"tokenizer\.json: cannot encode a text \(.*gone|Missing"):
+        opened(content).encode(["b"], [True])
+
+
+def test_a_bpe_is_the_same_however_it_is_made(tmp_path):
+    """With other numbers of threads, in other processes, whose strings have other hashes."""
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from lra_ssm.datamodules.language.specifications import parse_tokenizer\n"
+        "from lra_ssm.datamodules.language.vocabularies import train_tokenizer\n"
+        "print(train_tokenizer(parse_tokenizer('bpe:500'), json.load(open('texts.json'))).digest)"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]
+    digests = set()
+    for number in "124":
+        environment = {**os.environ, "RAYON_NUM_THREADS": number, "PYTHONHASHSEED": number}
+        digests.add(subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True).stdout)
+    assert len(digests) == 1
+
+
+def test_a_bpe_does_not_depend_on_where_texts_are_cut():
+    lines = [" ".join(random.Random(i).choices(["the", "decay", "größe", "of", "states"], k=9)) for i in range(200)]
+    whole, parts = ["\n".join(lines)], [line + "\n" for line in lines[:-1]] + lines[-1:]
+    assert len({train_tokenizer(parse_tokenizer("bpe:300"), texts).digest for texts in (whole, parts)}) == 1
+
+
+def test_a_bpe_has_all_bytes_an_end_and_at_most_so_many_tokens():
+    tokenizer = train_tokenizer(parse_tokenizer("bpe:257"), ["abab"])
+    assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.end_of_text_name) == (257, 0, END)
+    assert tokenizer.decode(tokenizer.encode(["ß日\x00"], [False]).tokens) == "ß日\x00"
+    assert train_tokenizer(parse_tokenizer("bpe:5000"), ["abab"]).vocab_size == 259  # ab, abab
+
+
+@pytest.mark.network
+def test_gpt2_itself():
+    """Ids as GPT-2's own code (openai/gpt-2, src/encoder.py) gives them."""
+    tokenizer = parse_tokenizer("gpt2").open()
+    assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.dtype) == (50257, 50256, np.uint16)
+    assert tokenizer.encode(["Hello world"], [True]).tokens.tolist() == [15496, 995, 50256]
+    own = Tokenizer.from_str(tokenizer.content().decode())
+    own.encode_special_tokens = True
+    assert tokenizer.encode(TEXTS, [False] * len(TEXTS)).tokens.tolist() == sum(
+        (encoding.ids for encoding in own.encode_batch(TEXTS)), []
+    )
+
+
+def test_metaspace_and_others_decode():
+    tokenizer = Tokenizer(models.BPE({"▁": 0, "a": 1, "▁a": 2, "</s>": 3}, [("▁", "a")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    ours = opened(json.loads(tokenizer.to_str()))
+    assert ours.encode(["a a"], [True]).tokens.tolist() == [2, 2, 3] and ours.decode([2, 2]) == "a a"
