@@ -1,4 +1,6 @@
 import os
+import socket
+from functools import cache
 
 import pytest
 
@@ -15,3 +17,17 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     result = succeed([*FIT, *SHORT], folder)
     return folder, result
+
+
+@cache
+def _online() -> bool:
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("network") and not _online():
+        pytest.skip("needs the internet")

@@ -86,7 +86,7 @@ class Corpus(LanguageDataModule):
             root, source, tokenizer, end_of_text, length, batch_size, eval_batch_size, order, isolate, evaluation,
             eval_stride, shuffle_seed, num_workers, pin_memory,
         )  # fmt: skip
-        self.require(-(1 << 63) <= split_seed < 1 << 63, "split_seed", "must have 64 bits")
+        self.require(0 <= split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
         self.reading = Reading(documents, text_field, source_field, empty_documents, split_seed)
         self.splits, self.held_out = splits, HeldOut(val_fraction, test_fraction)
 

@@ -18,8 +18,9 @@ import numpy as np
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Piece
 from lra_ssm.datamodules.language.format import TokenWriter, finish
 from lra_ssm.datamodules.language.parts import PART, Tally, part_folder, read_part
+from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.specifications import TokenizerChoice
-from lra_ssm.datamodules.language.tokenizers import TextTokenizer, load_tokenizer
+from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.datamodules.language.workers import Job, make_parts
 from lra_ssm.datamodules.storage.bars import TokenBar

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from lra_ssm.datamodules.language import subwords
-from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, TextTokenizer, load_tokenizer, read_file
+from lra_ssm.datamodules.language.saved import load_tokenizer
+from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, TextTokenizer, read_file
 from lra_ssm.errors import InputError, hint
 from lra_ssm.files import one_reason
 

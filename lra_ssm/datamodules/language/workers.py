@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from lra_ssm.datamodules.language.documents import CorpusReader, Piece
 from lra_ssm.datamodules.language.parts import write_part
-from lra_ssm.datamodules.language.tokenizers import load_tokenizer
+from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
 

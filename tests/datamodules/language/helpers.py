@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.format import TokenWriter, finish
 from lra_ssm.datamodules.language.module import Evaluation, LanguageDataModule, Order
 from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
@@ -95,15 +96,18 @@ class MadeUp(LanguageDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(
-            root, "made-up", length, batch_size, eval_batch_size, order, isolate, evaluation, eval_stride,
-            shuffle_seed, num_workers, False,
+            root, "made-up", "bytes", None, length, batch_size, eval_batch_size, order, isolate, evaluation,
+            eval_stride, shuffle_seed, num_workers, False,
         )  # fmt: skip
-        self.lengths, self.text_seed, self.tokenizer = tuple(lengths), text_seed, tokenizer
+        self.lengths, self.text_seed, self.tokenizer_text = tuple(lengths), text_seed, tokenizer
 
-    def content_settings(self) -> dict[str, Any]:
-        return {"lengths": self.lengths, "seed": self.text_seed, "tokenizer": self.tokenizer}
+    def reader(self) -> CorpusReader:
+        raise NotImplementedError  # `build` needs none
+
+    def source_settings(self) -> dict[str, Any]:
+        return {"lengths": self.lengths, "seed": self.text_seed, "tokenizer_text": self.tokenizer_text}
 
     def build(self, folder: Path) -> None:
         texts = documents(self.lengths, self.text_seed)
         splits = {"train": texts, "val": texts[:5], "test": texts[:7]}
-        write_text(folder, splits, shard_bytes=50, tokenizer=self.tokenizer)
+        write_text(folder, splits, shard_bytes=50, tokenizer=self.tokenizer_text)

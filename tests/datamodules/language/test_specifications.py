@@ -112,7 +112,12 @@ def test_without_a_network_the_hub_is_given_up_at_once(tmp_path, monkeypatch, ca
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("socket.getaddrinfo", _no_network)
     begin = time.monotonic()
-    with pytest.raises(InputError, match=r"tokenizer gpt2: the hub cannot be reached.* run `lra-ssm prepare` where"):
+    missing = r"tokenizer gpt2: the hub's cache has no tokenizer.json of it, and the hub cannot be reached; `lra-ssm"
+    with pytest.raises(InputError, match=missing):
+        parse_tokenizer("gpt2").fetch()
+    with pytest.raises(
+        InputError, match=r"tokenizer gpt2: the hub's cache has no tokenizer.json of it; `lra-ssm prepare"
+    ):
         parse_tokenizer("gpt2").open()
     assert time.monotonic() - begin < 10 and capfd.readouterr().err == ""
 

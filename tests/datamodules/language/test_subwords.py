@@ -13,9 +13,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from lra_ssm.datamodules.language import subwords
+from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.subwords import SubwordTokenizer
-from lra_ssm.datamodules.language.tokenizers import load_tokenizer
 from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.errors import InputError
 from tests.datamodules.language.test_tokenizers import random_texts

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules.language.documents import CUT
+from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.specifications import parse_tokenizer
-from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer, load_tokenizer
+from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from lra_ssm.datamodules.language.vocabularies import evenly, train_tokenizer
 from lra_ssm.errors import InputError
 
