@@ -7,7 +7,7 @@ from lra_ssm.datamodules.language.documents import MAX_SEGMENT_BYTES, Range, Rea
 from lra_ssm.errors import InputError
 
 BATCH_BYTES = 4 << 20  # of rows read at a time, about
-MOST_ROWS = 4096  # read at a time
+MOST_ROWS = 1024  # read at a time
 
 
 def division(path: str, reading: Reading, piece_bytes: int) -> list[tuple[Range, int]]:
