@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.format import TokenWriter, finish
 from lra_ssm.datamodules.language.module import Evaluation, LanguageDataModule, Order
 from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
@@ -80,10 +81,10 @@ class MadeUp(LanguageDataModule):
 
     def __init__(
         self,
-        root: str | None = None,
         lengths: tuple[int, ...] = (5, 1, 1, 40, 3, 17, 2, 30, 1, 1),
+        root: str | None = None,
         text_seed: int = 0,
-        tokenizer: str = "{}",
+        tokenizer_text: str = "{}",
         length: int = 8,
         batch_size: int = 4,
         eval_batch_size: int | None = None,
@@ -95,15 +96,18 @@ class MadeUp(LanguageDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(
-            root, "made-up", length, batch_size, eval_batch_size, order, isolate, evaluation, eval_stride,
-            shuffle_seed, num_workers, False,
+            root, "made-up", "bytes", None, length, batch_size, eval_batch_size, order, isolate, evaluation,
+            eval_stride, shuffle_seed, num_workers, False,
         )  # fmt: skip
-        self.lengths, self.text_seed, self.tokenizer = tuple(lengths), text_seed, tokenizer
+        self.lengths, self.text_seed, self.tokenizer_text = tuple(lengths), text_seed, tokenizer_text
 
-    def content_settings(self) -> dict[str, Any]:
-        return {"lengths": self.lengths, "seed": self.text_seed, "tokenizer": self.tokenizer}
+    def reader(self) -> CorpusReader:
+        raise AssertionError("its tokens were never text")
+
+    def source_settings(self) -> dict[str, Any]:
+        return {"lengths": self.lengths, "seed": self.text_seed, "file": self.tokenizer_text}
 
     def build(self, folder: Path) -> None:
         texts = documents(self.lengths, self.text_seed)
         splits = {"train": texts, "val": texts[:5], "test": texts[:7]}
-        write_text(folder, splits, shard_bytes=50, tokenizer=self.tokenizer)
+        write_text(folder, splits, shard_bytes=50, tokenizer=self.tokenizer_text)
