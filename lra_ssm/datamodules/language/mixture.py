@@ -1,9 +1,8 @@
 """Several corpora in one training: an epoch takes so many windows of each as its weight says."""
 
-from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,12 @@ from lra_ssm.errors import InputError
 
 # Settings of a corpus that the mixture's stand for.
 _OVERRULED = ("length", "batch_size", "order", "isolate", "evaluation", "eval_stride", "shuffle_seed")
+
+
+class CorpusFactory(Protocol):
+    """A data module of text whose settings are given but for where the data lies."""
+
+    def __call__(self, *, root: str | None) -> LanguageDataModule: ...
 
 
 class MixtureBatches(EpochBatches):
@@ -75,7 +80,7 @@ class Mixture(WindowedDataModule):
 
     Args:
         corpora: data modules of text, given by class_path and init_args without `root`; in Python a class, or
-            `functools.partial(Corpus, source=…)`: they are called with the root. How they make windows and batches does
+            `functools.partial(Corpus, source=…)`: they are called with `root`. How they make windows and batches does
             not count, but must not be said otherwise than here.
         weights: their shares of the windows of an epoch, as positive numbers, whatever their sum; None for a share as
             large as the corpus.
@@ -101,7 +106,7 @@ class Mixture(WindowedDataModule):
 
     def __init__(
         self,
-        corpora: list[Callable[[str | None], LanguageDataModule]],
+        corpora: list[CorpusFactory],
         weights: list[float] | None = None,
         root: str | None = None,
         epoch_windows: int | None = None,
@@ -127,7 +132,7 @@ class Mixture(WindowedDataModule):
             self.require(all(0 < weight < float("inf") for weight in weights), "weights", "must be positive numbers")
 
     def _built(self, corpus: Any, number: int, root: str | None) -> LanguageDataModule:
-        built = corpus(root) if callable(corpus) else corpus
+        built = corpus(root=root) if callable(corpus) else corpus
         if not isinstance(built, LanguageDataModule) or built is corpus:
             raise InputError(f"Mixture corpora.{number} must be a data module of text by its class, got {corpus!r}")
         defaults = {name: parameter.default for name, parameter in signature(type(built)).parameters.items()}

@@ -81,10 +81,10 @@ class MadeUp(LanguageDataModule):
 
     def __init__(
         self,
-        root: str | None = None,
         lengths: tuple[int, ...] = (5, 1, 1, 40, 3, 17, 2, 30, 1, 1),
+        root: str | None = None,
         text_seed: int = 0,
-        tokenizer: str = "{}",
+        tokenizer_text: str = "{}",
         length: int = 8,
         batch_size: int = 4,
         eval_batch_size: int | None = None,
@@ -99,13 +99,13 @@ class MadeUp(LanguageDataModule):
             root, "made-up", "bytes", None, length, batch_size, eval_batch_size, order, isolate, evaluation,
             eval_stride, shuffle_seed, num_workers, False,
         )  # fmt: skip
-        self.lengths, self.text_seed, self.tokenizer_text = tuple(lengths), text_seed, tokenizer
+        self.lengths, self.text_seed, self.tokenizer_text = tuple(lengths), text_seed, tokenizer_text
 
     def reader(self) -> CorpusReader:
-        raise NotImplementedError  # `build` needs none
+        raise AssertionError("its tokens were never text")
 
     def source_settings(self) -> dict[str, Any]:
-        return {"lengths": self.lengths, "seed": self.text_seed, "tokenizer_text": self.tokenizer_text}
+        return {"lengths": self.lengths, "seed": self.text_seed, "file": self.tokenizer_text}
 
     def build(self, folder: Path) -> None:
         texts = documents(self.lengths, self.text_seed)

@@ -20,7 +20,7 @@ from tests.datamodules.language.helpers import MadeUp
 def memory():
     return [int(x) for x in re.findall(r"(?:RssAnon|RssFile):\\s+(\\d+)", open("/proc/self/status").read())]
 root, tokens, order = sys.argv[1:]
-data = MadeUp(root, lengths=(int(tokens),), length=2048, batch_size=96, eval_batch_size=4, order=order)
+data = MadeUp(root=root, lengths=(int(tokens),), length=2048, batch_size=96, eval_batch_size=4, order=order)
 before, start = memory(), time.process_time()
 data.prepare_data(); data.setup("fit")
 opened = time.process_time() - start
@@ -36,7 +36,7 @@ print(json.dumps({"opened": opened, "first": first, "before": before, "after": a
 
 def sparse(root: Path, tokens: int) -> None:
     """A text of so many tokens, a document every thousand; train is a hole but for its documents' positions."""
-    data = MadeUp(str(root), lengths=(tokens,))
+    data = MadeUp(root=str(root), lengths=(tokens,))
     folder = data.prepared_folder
     folder.mkdir(parents=True)
     shards, per_shard = [], SHARD_BYTES // 2

@@ -12,7 +12,7 @@ import pytest
 from lightning import LightningDataModule
 
 from lra_ssm.cli.parser import RunParser
-from lra_ssm.datamodules import ListOps, Mixture
+from lra_ssm.datamodules import Corpus, ListOps, Mixture
 from lra_ssm.datamodules.language.mixture import MixtureBatches
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_vocabulary
@@ -115,7 +115,7 @@ def test_evaluation_takes_the_corpora_one_behind_the_other(tmp_path: Path, evalu
 
 
 def alone(corpus: Any, root: Path) -> MadeUp:
-    data = corpus(str(root), evaluation="streams")
+    data = corpus(root=str(root), evaluation="streams")
     data.prepare_data()
     data.setup("validate")
     return data
@@ -194,7 +194,7 @@ def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
             "Mixture corpora.2.length is 16: the mixture's, 8, st",
         ),
         ({"weights": [1, 1000, 1000]}, "would have 0.011, none: give a larger weight, more epoch_windows or a shorter"),
-        ({"corpora": [MadeUp, partial(MadeUp, tokenizer="[]")], "weights": None}, "the tokenizers of"),
+        ({"corpora": [MadeUp, partial(MadeUp, tokenizer_text="[]")], "weights": None}, "the tokenizers of"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -226,6 +226,28 @@ def test_a_configuration_gives_corpora_by_class_path_and_init_args(tmp_path: Pat
     assert all(corpus.root == tmp_path for corpus in data.corpora)
     added = parsed(given([MADE_UP]), f"--data.corpora+={MADE_UP}", "--data.corpora.text_seed=4")
     assert [corpus.text_seed for corpus in added.corpora] == [0, 4]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_corpora_whose_source_must_be_given(tmp_path: Path) -> None:
+    """Its arguments come in another order: the root is given by name."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for split in ("train", "val"):
+            (tmp_path / name / f"{split}.txt").write_text(f"A text of {name}, for {split}.\n" * 9)
+    init_args = [{"source": str(tmp_path / name), "tokenizer": "bytes"} for name in ("a", "b")]
+    corpora = [{"class_path": "lra_ssm.datamodules.Corpus", "init_args": settings} for settings in init_args]
+    data = parsed(given(corpora, weights=[1, 1], root=str(tmp_path / "data"), batch_size=4))
+    assert all(corpus.root == tmp_path / "data" for corpus in data.corpora)
+    data.prepare_data()
+    data.setup("fit")
+    texts = [(tmp_path / name / "val.txt").read_bytes() for name in ("a", "b")]
+    assert targets(data.val_dataloader()) == sorted([*texts[0], 256, *texts[1], 256])
+    other = Mixture([partial(Corpus, **init_args[0]), partial(Corpus, **{**init_args[1], "tokenizer": "characters"})],
+                    root=str(tmp_path / "data"))  # fmt: skip
+    other.prepare_data()
+    with pytest.raises(InputError, match=r"^Mixture: the tokenizers of .*/corpus/files-\w+ and .* differ; prepare all"):
+        other.setup("fit")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -28,7 +28,7 @@ MODES: list[dict[str, Any]] = [
 
 
 def prepared(root: Path, stage: str | None = None, **settings: Any) -> MadeUp:
-    data = MadeUp(str(root), **settings)
+    data = MadeUp(root=str(root), **settings)
     data.prepare_data()
     data.setup(stage)
     return data
@@ -108,7 +108,7 @@ def test_what_a_task_asks_for(tmp_path: Path) -> None:
 
 def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
     def identity(**settings: Any) -> str:
-        return json.dumps(MadeUp(str(tmp_path), **settings).identity(), sort_keys=True)
+        return json.dumps(MadeUp(root=str(tmp_path), **settings).identity(), sort_keys=True)
 
     settings: list[dict[str, Any]] = [
         {}, {"lengths": (3, 4)}, {"length": 9}, {"batch_size": 2}, {"order": "streams"}, {"isolate": False},
@@ -211,27 +211,27 @@ def fit(data: Any, steps: int, folder: Path, start: Path | None = None, accumula
 @pytest.mark.parametrize("order", ["shuffled", "streams"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_fit_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, order: Any) -> None:
-    _, whole = fit(MadeUp(str(tmp_path), order=order), 11, tmp_path)
-    trainer, begun = fit(MadeUp(str(tmp_path), order=order), 6, tmp_path)
+    _, whole = fit(MadeUp(root=str(tmp_path), order=order), 11, tmp_path)
+    trainer, begun = fit(MadeUp(root=str(tmp_path), order=order), 6, tmp_path)
     trainer.save_checkpoint(tmp_path / "middle.ckpt")
-    _, resumed = fit(MadeUp(str(tmp_path), order=order), 11, tmp_path, tmp_path / "middle.ckpt")
+    _, resumed = fit(MadeUp(root=str(tmp_path), order=order), 11, tmp_path, tmp_path / "middle.ckpt")
     assert begun.trained + resumed.trained == whole.trained and len(whole.trained) == 11
     assert torch.equal(resumed.table.weight, whole.table.weight)
-    _, accumulated = fit(MadeUp(str(tmp_path), order=order), 5, tmp_path, accumulate=2)
+    _, accumulated = fit(MadeUp(root=str(tmp_path), order=order), 5, tmp_path, accumulate=2)
     assert accumulated.trained == whole.trained[: len(accumulated.trained)]
     with pytest.raises(InputError, match="the checkpoint was written with isolate True, this run has False"):
-        fit(MadeUp(str(tmp_path), order=order, isolate=False), 11, tmp_path, tmp_path / "middle.ckpt")
+        fit(MadeUp(root=str(tmp_path), order=order, isolate=False), 11, tmp_path, tmp_path / "middle.ckpt")
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_tokenizer_travels_with_checkpoints(tmp_path: Path) -> None:
-    data, path = MadeUp(str(tmp_path)), tmp_path / "a.ckpt"
+    data, path = MadeUp(root=str(tmp_path)), tmp_path / "a.ckpt"
     trainer, _ = fit(data, 2, tmp_path)
     trainer.save_checkpoint(path)
     stored = torch.load(path, weights_only=True)["MadeUp"]["tokenizer"]
     assert stored == {"file": "tokenizer.json", "sha256": data.tokenizer_digest, "text": "{}"}
     check_tokenizer(path, data)
-    other = prepared(tmp_path, tokenizer='{"other": 1}')
+    other = prepared(tmp_path, tokenizer_text='{"other": 1}')
     said = rf"the checkpoint's tokenizer \(sha256 {data.tokenizer_digest[:12]}…\) is not the data's \({other.root}"
     with pytest.raises(InputError, match=said):
         fit(other, 4, tmp_path, path)
