@@ -284,7 +284,7 @@ class RunCLI(LightningCLI):
         if self.datamodule is not None:
             prepared = ""
             if isinstance(self.datamodule, PreparedDataModule) and not self.datamodule.is_prepared():
-                prepared = what_is_prepared(self.datamodule, self.resolved["data"]["init_args"])
+                prepared = what_is_prepared(self.datamodule, self.resolved["data"].get("init_args", {}))
             if prepared and self.datamodule.source == "generated":
                 print(squeeze(f"note: generating what this configuration says; {prepared}"), file=sys.stderr)
             try:
