@@ -27,12 +27,20 @@ def test_two_side_by_side_beside_the_first(trained, tmp_path, capsys):
     other, mine = tmp_path / "other", tmp_path / "mine"
     shutil.copytree(run, other)
     shutil.copytree(run, mine)
-    data = ["--root", str(tmp_path / "nowhere"), "--examples=1"]
+    data = ["--root", str(trained[0] / "data"), "--examples=1"]
     code, out, errors = in_process(["inspect", str(mine), f"--against={other}/checkpoints/last.ckpt", *data], capsys)
     assert code == 0, errors
     text = (mine / "inspect.html").read_text()
     assert "tiny mine and tiny other" in text and "last.ckpt" in text and "best.ckpt" in text
-    assert text.count("ListOps is not prepared below") == 2 and "1 random input(s) with random labels" in text
+    assert text.count("measured on 1 validation example(s) of ListOps") == 2
+
+
+def test_data_that_is_not_prepared_is_replaced_by_random_inputs(trained, tmp_path):
+    found = find(str(only_run(trained[0])))
+    network, spec, _ = load_network(found.file)
+    (example,), source = examples_of(found.config, network, spec, str(tmp_path / "nowhere"), 1)
+    assert source.startswith("measured on 1 random input(s) with random labels, as ListOps is not prepared below")
+    assert network(example.inputs, example.lengths).shape == (1, 10) and not (tmp_path / "nowhere").exists()
 
 
 def test_a_checkpoint_alone_has_random_inputs(trained, tmp_path):
