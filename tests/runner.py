@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,18 @@ class Result(NamedTuple):
 
 
 class Command:
-    """A started command; `wait()` gives its result."""
+    """A started command, or another function of a list that gives an exit code; `wait()` gives its result."""
 
-    def __init__(self, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        cwd: Path,
+        env: dict[str, str] | None = None,
+        call: Callable[[list[str]], int] | None = None,
+    ) -> None:
         self._out, self._err = (tempfile.NamedTemporaryFile("w+", suffix=".txt") for _ in range(2))
         names = (self._out.name, self._err.name)
-        self.process = _context.Process(target=_child, args=(arguments, str(cwd), env or {}, *names))
+        self.process = _context.Process(target=_child, args=(call, arguments, str(cwd), env or {}, *names))
         self.process.start()
 
     def kill(self) -> None:
@@ -69,7 +76,9 @@ def fail(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> 
     return lines[0].removeprefix("lra-ssm: error: ")
 
 
-def _child(arguments: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
+def _child(
+    call: Callable[[list[str]], int] | None, arguments: list[str], cwd: str, env: dict[str, str], out: str, err: str
+) -> None:
     os.chdir(cwd)
     os.environ.update(env)
     sys.argv = ["lra-ssm", *arguments]
@@ -86,7 +95,7 @@ def _child(arguments: list[str], cwd: str, env: dict[str, str], out: str, err: s
     from lra_ssm.cli import main
 
     torch.set_num_threads(1)
-    code = main(arguments)
+    code = (call or main)(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

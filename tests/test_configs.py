@@ -8,7 +8,7 @@ import yaml
 
 import lra_ssm
 from lra_ssm.layers import NetworkSpec
-from tests.runner import succeed
+from tests.runner import in_process, succeed
 from tests.small_data import options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -33,22 +33,44 @@ def values(node, path=()):
         yield ".".join(path), node
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_one_step(path, tmp_path):
+def one_step(path, more, folder, monkeypatch, capsys):
+    """The run of one step on small data, and the names of the settings that made it so."""
+    monkeypatch.chdir(folder)
     cls = yaml.safe_load(path.read_text())["data"]["class_path"].rpartition(".")[2]
-    small = [*options(cls, tmp_path), *ONE_STEP]
-    succeed(["fit", "--config", str(path), *small], tmp_path)
+    small = [*options(cls, folder), *more, *ONE_STEP]
+    code, _, errors = in_process(["fit", "--config", str(path), *small], capsys)
+    assert code == 0, errors
+    (run,) = (file.parent for file in folder.glob("runs/**/config.yaml"))
+    return run, {option.split("=")[0].rpartition(".")[2] for option in small}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_setting_of_model_and_data_stands_in_the_file(path, tmp_path):
+def test_one_step_and_every_setting_of_model_and_data_stands_in_the_file(path, tmp_path, monkeypatch, capsys):
+    short = ["--data.resolution=32"] if path.parent.name == "pathx" else []
+    run, changed = one_step(path, short, tmp_path, monkeypatch, capsys)
     given = dict(values(yaml.safe_load(path.read_text())))
-    resolved = dict(values(yaml.safe_load(succeed(["fit", "--config", str(path), "--print_config"], tmp_path).out)))
+    resolved = dict(values(yaml.safe_load((run / "config.yaml").read_text())))
     for key, value in resolved.items():
         key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
         if key.startswith(("model.", "data.", "checkpoint.")):
             assert key in given, f"{path} leaves {key} to a default"
-            assert given[key] == value or list(given[key]) == list(value), key
+            if key.rpartition(".")[2] not in changed:
+                assert given[key] == value or list(given[key]) == list(value), key
+
+
+PATHX = [
+    "s4d",
+    *(
+        pytest.param(path.stem, marks=pytest.mark.slow)
+        for path in FILES
+        if path.parent.name == "pathx" and path.stem != "s4d"
+    ),
+]
+
+
+@pytest.mark.parametrize("model", PATHX)
+def test_path_x_at_its_length(model, tmp_path, monkeypatch, capsys):
+    one_step(CONFIGS / f"lra/pathx/{model}.yaml", [], tmp_path, monkeypatch, capsys)
 
 
 ORIGIN = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runner import TINY, only_run
+from tests.runner import TINY, only_run, succeed
 
 # 43 training examples in batches of 8 leave 3, 19 for validation and test leave 3: shares of two and one.
 UNEVEN = ["--data.num_train=43", "--data.num_val=19", "--data.num_test=19", "--data.generator_seed=4"]
@@ -25,10 +25,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for devices, flags in DEVICES.items():
         folder = tmp_path_factory.mktemp(f"by-{devices}")
         for command in ("fit", "test"):
+            line = [command, "--config", str(TINY), f"--data.root={root}", *FLAGS, *flags]
+            if devices == 1:
+                succeed(line, folder)
+                continue
             # Lightning starts the second process with the first one's own command line: it must be a real one.
-            line = [sys.executable, "-m", "lra_ssm", command, "--config", str(TINY), f"--data.root={root}", *FLAGS]
             env = os.environ | {"PYTHONPATH": str(TINY.parents[1]), "OMP_NUM_THREADS": "1"}
-            subprocess.run([*line, *flags], cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+            real = [sys.executable, "-m", "lra_ssm", *line]
+            subprocess.run(real, cwd=folder, env=env, check=True, capture_output=True, timeout=300)
         found[devices] = only_run(folder)
     return found
 

@@ -1,12 +1,13 @@
 """`--help` of the run commands: ours first, and short; our classes have short names."""
 
+import re
 import subprocess
 
 import pytest
 import yaml
 
 from lra_ssm.cli.help import CHOICES
-from tests.runner import FIT, fail, succeed
+from tests.runner import FIT, fail, in_process, succeed
 
 WIDE = {"COLUMNS": "100"}
 
@@ -26,12 +27,19 @@ def test_our_classes_and_options_come_first(tmp_path):
 
 
 @pytest.mark.parametrize("option", CHOICES)
-def test_every_class_is_explained_by_its_short_name(option, tmp_path):
+def test_every_class_is_explained_by_its_short_name(option, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", WIDE["COLUMNS"])
     config = FIT if option.startswith("--model.network") else ["fit"]
     for cls in CHOICES[option]:
-        out = succeed([*config, f"{option}.help", cls.__name__], tmp_path, WIDE).out
+        with pytest.raises(SystemExit, match="0"):
+            in_process([*config, f"{option}.help", cls.__name__], capsys)
+        out = capsys.readouterr().out
         assert cls.__name__ in out and "torch.nn" not in out and len(out.splitlines()) < 110, out
         assert "usage" not in out
+        for about in re.findall(r"^  --\S.*(?:\n {4,}.*)*", out, re.M):
+            said = re.sub(r"--\S+|{.*?}|\[.*?\]|\b[A-Z_]+\b|[,\s]", "", about.split("(type: ")[0])
+            assert said, f"no word on what it is:\n{about}"
 
 
 def test_short_names_serve_as_values_on_the_command_line_and_in_files(tmp_path):

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from lra_ssm.cli.inspect import examples_of, find, load_network
+from lra_ssm.datamodules import TeacherStudent
+from lra_ssm.layers import S4D, LayerSpec
+from lra_ssm.models import Regressor
 from tests.runner import everything_below, fail, in_process, only_run, succeed
 
 
@@ -24,12 +27,20 @@ def test_two_side_by_side_beside_the_first(trained, tmp_path, capsys):
     other, mine = tmp_path / "other", tmp_path / "mine"
     shutil.copytree(run, other)
     shutil.copytree(run, mine)
-    data = ["--root", str(tmp_path / "nowhere"), "--examples=1"]
+    data = ["--root", str(trained[0] / "data"), "--examples=1"]
     code, out, errors = in_process(["inspect", str(mine), f"--against={other}/checkpoints/last.ckpt", *data], capsys)
     assert code == 0, errors
     text = (mine / "inspect.html").read_text()
     assert "tiny mine and tiny other" in text and "last.ckpt" in text and "best.ckpt" in text
-    assert text.count("ListOps is not prepared below") == 2 and "1 random input(s) with random labels" in text
+    assert text.count("measured on 1 validation example(s) of ListOps") == 2
+
+
+def test_data_that_is_not_prepared_is_replaced_by_random_inputs(trained, tmp_path):
+    found = find(str(only_run(trained[0])))
+    network, spec, _ = load_network(found.file)
+    (example,), source = examples_of(found.config, network, spec, str(tmp_path / "nowhere"), 1)
+    assert source.startswith("measured on 1 random input(s) with random labels, as ListOps is not prepared below")
+    assert network(example.inputs, example.lengths).shape == (1, 10) and not (tmp_path / "nowhere").exists()
 
 
 def test_a_checkpoint_alone_has_random_inputs(trained, tmp_path):
@@ -42,6 +53,27 @@ def test_a_checkpoint_alone_has_random_inputs(trained, tmp_path):
     examples, source = examples_of(found.config, network, spec, None, 3)
     assert len(examples) == 3 and "no config.yaml says" in source
     assert examples[0].inputs.dtype == torch.int64 and 0 < examples[0].inputs.min() < examples[0].inputs.max() < 18
+
+
+def test_data_that_needs_no_preparation_is_the_runs_own():
+    config = {"data": {"class_path": "lra_ssm.datamodules.TeacherStudent", "init_args": {"length": 6, "num_val": 3}}}
+    network = Regressor(LayerSpec(S4D, d_state=4), num_outputs=1, d_input=1, d_model=4, n_layers=1, pooling=None)
+    examples, source = examples_of(config, network, {}, "elsewhere", 2)
+    assert source == "measured on 2 validation example(s) of TeacherStudent"
+    data = TeacherStudent(length=6, num_val=3)
+    data.setup("validate")
+    (batch,) = data.val_dataloader()
+    for i, example in enumerate(examples):
+        assert torch.equal(example.inputs, batch.inputs[i : i + 1]) and torch.equal(
+            example.labels, batch.labels[i : i + 1]
+        )
+
+
+def test_data_of_another_kind_is_named():
+    config = {"data": {"class_path": "lightning.LightningDataModule"}}
+    spec = {"init_args": {"vocab_size": 5, "num_classes": 2}}
+    _, source = examples_of(config, torch.nn.Identity(), spec, None, 1)
+    assert source.endswith("as LightningDataModule is a data module of another kind than ours")
 
 
 def test_what_cannot_be_inspected_is_one_line(trained, tmp_path):

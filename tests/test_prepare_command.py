@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lra_ssm.cli.prepare import DATASETS
+from lra_ssm.datamodules import ListOps
 from lra_ssm.layers.spec import import_object
 from tests.runner import FIT, SHORT, fail, in_process, run, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
@@ -245,6 +246,19 @@ def test_a_fit_that_generates_says_what_it_passes_by(tmp_path: Path, monkeypatch
     code, _, said = in_process([*FIT, *SHORT, "--trainer.fast_dev_run=1", "--data.num_train=21"], capsys)
     counts = "--data.num_train=20 --data.num_val=4 --data.num_test=4 (20 train, 4 val, 4 test)"
     assert code == 0 and f"note: generating what this configuration says; prepared there: {counts}" in said
+
+
+class Fixed(ListOps):
+    """A user's own, which leaves nothing open."""
+
+    def __init__(self) -> None:
+        super().__init__(source="nowhere")
+
+
+def test_data_that_takes_no_settings_is_looked_for_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = in_process([*FIT, f"--data={__name__}.Fixed"], capsys)
+    assert code == 2 and "nowhere" in said[-1] and not (tmp_path / "runs").exists()
 
 
 def test_a_dataset_that_no_config_is_for(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -22,6 +22,7 @@ from lra_ssm.analysis.measure import SCALES, LayerMeasures, Measures
 
 INK, FAINT, ALARM = "#222222", "#777777", "#c0392b"
 _DOTS = 3000  # eigenvalues of a layer that are drawn
+_VALUES = 1_000_000  # of Δ that quantiles are taken of: torch takes no more than 16 million
 _BINS = 120  # points of a curve over positions
 
 
@@ -50,6 +51,11 @@ def _binned(values: Tensor) -> tuple[np.ndarray, np.ndarray]:
     parts = values.double().tensor_split(min(_BINS, len(values)))
     starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
     return starts, np.array([float(part.square().mean().sqrt()) for part in parts])
+
+
+def _some(values: Tensor, most: int) -> Tensor:
+    """At most so many of its values (n,), evenly spaced from the first to the last."""
+    return values[torch.linspace(0, len(values) - 1, min(most, len(values)), dtype=torch.float64).long()]
 
 
 def _nothing(axes: Axes, text: str) -> None:
@@ -101,7 +107,7 @@ def delta_range(axes: Axes, measures: Measures) -> None:
     for i, (m, color) in enumerate(zip(measures.layers, colors(len(measures.layers)), strict=True)):
         if m.delta is None or m.movement is None:
             continue
-        q = torch.quantile(m.delta.flatten()[:1_000_000], torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])).tolist()
+        q = torch.quantile(_some(m.delta.flatten(), _VALUES), torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])).tolist()
         axes.plot([i + 1, i + 1], [q[0], q[4]], color=color, linewidth=2)
         axes.plot([i + 1, i + 1], [q[1], q[3]], color=color, linewidth=7, solid_capstyle="butt")
         axes.plot(i + 1, q[2], "o", color="white", markersize=4, mec=INK)
@@ -141,8 +147,7 @@ def circle(axes: Axes, measures: Measures) -> None:
             continue
         values = m.eigenvalues.flatten()
         beyond += int((values.abs() >= 1).sum())
-        inside = values[values.abs() < 1]
-        inside = inside[torch.linspace(0, len(inside) - 1, min(_DOTS, len(inside))).long()]
+        inside = _some(values[values.abs() < 1], _DOTS)
         turns = inside.angle().abs().numpy() / (2 * math.pi)
         axes.plot(turns, (1 - inside.abs()).clamp(min=1e-9).numpy(), ".", color=color, markersize=2.5, alpha=0.5)
         drawn = True

@@ -9,6 +9,8 @@ import inspect
 from importlib.util import find_spec
 from typing import Any
 
+from lightning.pytorch.cli import LightningCLI
+
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.cli.prepare import DATASETS, LOADING
@@ -37,10 +39,10 @@ def print_completion(arguments: list[str]) -> int:
 
 
 class _Parsers(RunCLI):
-    """Stops where the run commands' parsers are made."""
+    """Stops where a run command's parser is made."""
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        raise _Made(parser._subcommands_action._name_parser_map)
+        raise _Made(self._parser(self.command))
 
 
 class _Made(Exception): ...
@@ -48,11 +50,13 @@ class _Made(Exception): ...
 
 def _run_options() -> dict[str, list[str]]:
     """The options of fit, validate, test and predict, by command."""
-    try:
-        _Parsers(["fit"], [], Signals())
-    except _Made as made:
-        commands = made.args[0]
-    return {c: [o for o in parser._option_string_actions if o.startswith("--")] for c, parser in commands.items()}
+    options = {}
+    for command in LightningCLI.subcommands():
+        try:
+            _Parsers([command], [], Signals())
+        except _Made as made:
+            options[command] = [o for o in made.args[0]._option_string_actions if o.startswith("--")]
+    return options
 
 
 def _parser(program: str, run_options: dict[str, list[str]]) -> argparse.ArgumentParser:

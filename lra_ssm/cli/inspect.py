@@ -1,5 +1,6 @@
 """`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one HTML page and one picture."""
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +51,15 @@ def main(command: str, arguments: list[str]) -> int:
     folder = options.out or found[0].run or found[0].file.parent
     if not folder.is_dir():
         raise InputError(f"--out {folder}: is no existing folder")
-    _write(folder, _measured(found, options.root, options.examples))
+    import torch
+
+    # Gradients of a model that diverged, or forgets, are full of numbers that a processor takes 50 times as long for.
+    torch.set_flush_denormal(True)
+    try:
+        networks = _measured(found, options.root, options.examples)
+    finally:
+        torch.set_flush_denormal(False)
+    _write(folder, networks)
     return 0
 
 
@@ -80,15 +89,12 @@ def find(name: str) -> Found:
 
 def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
     """Measures every checkpoint under a progress bar."""
-    import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from lra_ssm.analysis.measure import measure, steps
 
     loaded = []
-    # Gradients of a model that diverged, or forgets, are full of numbers that a processor takes 50 times as long for.
-    torch.set_flush_denormal(True)
     for one in found:
         network, spec, step = load_network(one.file)
         examples, source = examples_of(one.config, network, spec, root, count)
@@ -104,7 +110,6 @@ def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
 
         for network, examples, title, facts in loaded:
             results.append(measure(network, examples, title, facts, tick))
-    torch.set_flush_denormal(False)
     return results
 
 
@@ -181,22 +186,27 @@ def examples_of(
 
 
 def _datamodule(config: dict[str, Any], root: str | None) -> tuple[Any, str]:
-    """The run's own data where it is prepared, else None and why not."""
+    """The run's own data where it is prepared or needs no preparation, else None and why not."""
+    from lra_ssm.datamodules.base import PreparedDataModule
+    from lra_ssm.datamodules.loading.module import LoadedDataModule
     from lra_ssm.layers.spec import import_object
 
     data = config.get("data")
     if not isinstance(data, dict) or "class_path" not in data:
         return None, "no config.yaml says what data it was trained on"
     settings = dict(data.get("init_args") or {})
-    if root is not None:
-        settings["root"] = root
     try:
-        module = import_object(data["class_path"], "data")(**settings)
+        cls = import_object(data["class_path"], "data")
+        if root is not None and "root" in inspect.signature(cls).parameters:
+            settings["root"] = root
+        module = cls(**settings)
     except (ValueError, TypeError) as error:
         return None, f"its data cannot be opened here ({squeeze(str(error))})"
-    name = data["class_path"].rpartition(".")[2]
-    if not hasattr(module, "is_prepared") or not module.is_prepared():
-        return None, f"{name} is not prepared below {getattr(module, 'root', 'its root')}"
+    name = type(module).__name__
+    if not isinstance(module, LoadedDataModule):
+        return None, f"{name} is a data module of another kind than ours"
+    if isinstance(module, PreparedDataModule) and not module.is_prepared():
+        return None, f"{name} is not prepared below {module.root}"
     return module, ""
 
 

@@ -109,16 +109,11 @@ class RunCLI(LightningCLI):
 
     def __init__(self, args: list[str], held: list[Run], signals: Signals) -> None:
         """args: the command and its arguments; held: takes the run whose directory this process locks."""
-        self.held, self.signals = held, signals
-        epilog = "example: lightning {} --config configs/quickstart.yaml"
+        self.command, self.held, self.signals = args[0], held, signals
+        about = description(COMMANDS[self.command][1])
+        example = f"example: lightning {self.command} --config configs/quickstart.yaml"
         super().__init__(
-            parser_kwargs={
-                command: {
-                    "description": description(COMMANDS[command][1]),
-                    "epilog": epilog.format(command),
-                }
-                for command in self.subcommands()
-            },
+            parser_kwargs={self.command: {"description": about, "epilog": example}},
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -131,6 +126,10 @@ class RunCLI(LightningCLI):
             seed_everything_default=0,
             args=args,
         )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
+        """The command that runs: parsers for all four would take longer than reading its arguments."""
+        return {self.command: super().subcommands()[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         group = parser.add_argument_group("Run")
@@ -285,7 +284,7 @@ class RunCLI(LightningCLI):
         if self.datamodule is not None:
             prepared = ""
             if isinstance(self.datamodule, PreparedDataModule) and not self.datamodule.is_prepared():
-                prepared = what_is_prepared(self.datamodule, self.resolved["data"]["init_args"])
+                prepared = what_is_prepared(self.datamodule, self.resolved["data"].get("init_args", {}))
             if prepared and self.datamodule.source == "generated":
                 print(squeeze(f"note: generating what this configuration says; {prepared}"), file=sys.stderr)
             try:

@@ -4,6 +4,7 @@ Shapes: L length, D channels, K layers of the stack, N states of each.
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission).
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -35,7 +36,7 @@ class DeepLinearSSM(RecurrentLayer):
         parameterization: f of λ = f(w), `ops.parameterization`: "direct", or a name or {name, a, b} of discrete time.
 
     Raises:
-        ValueError: sizes that are none, or f does not reach an initial λ.
+        ValueError: sizes or a range that are none, or f does not reach an initial λ.
     """
 
     zero_stays_zero = True
@@ -59,6 +60,10 @@ class DeepLinearSSM(RecurrentLayer):
         super().__init__()
         if n_layers < 1 or d_state < 1:
             raise ValueError(f"DeepLinearSSM n_layers {n_layers}, d_state {d_state}: both must be at least 1")
+        if not -math.inf < lambda_min <= lambda_max < math.inf:
+            raise ValueError(
+                f"DeepLinearSSM lambda_min {lambda_min}, lambda_max {lambda_max}: must be finite, in order"
+            )
         if trained not in ("A", "AB", "AC", "ABC"):
             raise ValueError(f"DeepLinearSSM trained is {trained!r}; it must be A, AB, AC or ABC")
         K, D, N = n_layers, d_model, d_state

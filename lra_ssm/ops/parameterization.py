@@ -207,9 +207,8 @@ class Parameterization:
         """G_f(w) without its constant: |f'(w)| / f(w)², or |f'(w)| / (1 − f(w))² of discrete time (eq. 15-16)."""
         distance = self.f(w) if self.time == "continuous" else 1 - self.f(w)
         slope = self.derivative(w).abs()
-        return torch.where(
-            slope == 0, slope, slope / distance.square()
-        )  # table 5: 0 where w < 0 in relu, λ or 1 - λ too
+        # table 5: 0 where w < 0 in relu, where λ or 1 - λ is 0 too
+        return torch.where(slope == 0, slope, slope / distance.square())
 
     @property
     def range(self) -> tuple[float, float]:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
 from lra_ssm.analysis.measure import LayerMeasures, measure, steps
 from lra_ssm.analysis.network import Example, from_embedding, inputs_of, layers_of, loss_of
-from lra_ssm.analysis.plots import FIGURES
+from lra_ssm.analysis.plots import FIGURES, delta_range
 from lra_ssm.analysis.report import COLUMNS, page, picture
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock
@@ -153,6 +154,15 @@ def test_a_diverged_network_is_said_to_be(measured):
 
 def test_no_figure_is_about_a_delta_that_nobody_has(measured):
     assert FIGURES["delta"].title not in page(measured[2:]) and FIGURES["delta"].title in page(measured[:1])
+
+
+def test_a_long_sequence_is_drawn_to_its_end(measured):
+    """Its Δ is 1 in the first part and 3 in the longer rest."""
+    delta = torch.cat([torch.ones(120_000, 10), torch.full((180_000, 10), 3.0)])
+    axes = Figure().subplots()
+    delta_range(axes, replace(measured[0], layers=[replace(measured[0].layers[0], delta=delta)]))
+    median = next(line for line in axes.lines if line.get_marker() == "o")
+    assert median.get_ydata().tolist() == [3.0]
 
 
 def test_picture(measured, recwarn):

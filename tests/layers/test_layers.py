@@ -288,6 +288,7 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
         (lambda: LRU(8, max_phase=0.0), "max_phase is 0.0"),
         (lambda: DeepLinearSSM(8, n_layers=0), "n_layers 0, d_state 1: both must be at least 1"),
         (lambda: DeepLinearSSM(8, trained="BC"), "trained is 'BC'; it must be A, AB, AC or ABC"),
+        (lambda: DeepLinearSSM(8, lambda_max=-1.0), "lambda_min 0.0, lambda_max -1.0: must be finite, in order"),
         (lambda: DeepLinearSSM(8, lambda_max=1.2, lambda_min=1.1, parameterization="exp"), r"range of exp .*\(0, 1\)"),
         (lambda: S6(8, form="mamba2"), "form is 'mamba2'"),
         (lambda: S6(8, delta_rank=0), "delta_rank is 0"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 
@@ -13,39 +11,20 @@ from filelock import FileLock
 
 from lra_ssm.ops.backends import native_build
 from tests.ops.scan_cases import needs_compiled
-
-PROGRAM = """
-import logging, torch
-logging.basicConfig(format="%(message)s")
-from lra_ssm.ops import selective_scan, scan_backends
-x = torch.ones(1, 1, 3)
-for _ in range(2):
-    y = selective_scan(x, x, -torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))
-print("backend:", "cpu" if scan_backends()["cpu"] is None else scan_backends()["cpu"])
-print("y:", y.flatten().tolist())
-"""
+from tests.ops.scan_twice import scan_twice
+from tests.runner import Command
 
 
 def start(cache, compiler=None, **environment):
-    env = {
-        **os.environ,
-        "LRA_SSM_CACHE": str(cache),
-        "PYTHONPATH": os.getcwd(),
-        "HOME": str(cache.parent),
-        **environment,
-    }
-    for name in ("CXX", "XDG_CACHE_HOME"):
-        env.pop(name, None)
+    env = {"LRA_SSM_CACHE": str(cache), "HOME": str(cache.parent), **environment}
     if compiler is not None:
         env["CXX"] = str(compiler)
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return Command(["XDG_CACHE_HOME", *(["CXX"] if compiler is None else [])], cache.parent, env, scan_twice)
 
 
-def finish(process):
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+def finish(command):
+    code, out, err = command.wait(120)
+    assert code == 0, err
     lines = dict(line.split(": ", 1) for line in out.splitlines())
     y = [float(v) for v in lines["y"].strip("[]").split(",")]
     assert y == pytest.approx([1.0, 1.3678794, 1.5032147])
@@ -85,8 +64,8 @@ def test_killed_while_compiling(tmp_path, compiler):
     while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert log.exists()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.process.join()
     assert not list((tmp_path / "cache").glob("*.so"))
     assert finish(start(tmp_path / "cache", path))[0] == "cpu"
     assert not list((tmp_path / "cache").glob("*/")), "what the killed one left is gone"

@@ -40,27 +40,19 @@ class Recall(Task):
         return tokens, values[rows[:, 0], asked]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AssociativeRecall(SyntheticDataModule):
     """Which value stood behind this key? Batches are `batches.Batch` with a class, of as many as there are tokens.
 
     Every example has a dictionary of its own: to each key a random value. Pairs are drawn with replacement; asked is
     one of the keys that occurred, each as likely. Guessing among the values is right once in (vocab_size − 2) / 2.
 
+    Takes what every `SyntheticDataModule` takes, and its own:
+
     Args:
         length: tokens in pairs, before the mark and the key that is asked for.
         vocab_size: half of it but two are keys, half values; one is the mark. One is used by nothing: the public code
             has it for a key without a value, and counts it.
-        num_train: training examples in an epoch.
-        num_val: validation examples.
-        num_test: test examples.
-        resample: whether every epoch has other training examples, never seen before, or the same ones.
-        generator_seed: of the examples; the run's seed does not change them.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that make batches ahead.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met.
@@ -68,26 +60,18 @@ class AssociativeRecall(SyntheticDataModule):
 
     dataset = "associative_recall"
 
-    def __init__(
-        self,
-        length: int = 20,
-        vocab_size: int = 10,
-        num_train: int = 5_000,
-        num_val: int = 500,
-        num_test: int = 500,
-        resample: bool = False,
-        generator_seed: int = 0,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-    ) -> None:
-        super().__init__(
-            num_train, num_val, num_test, resample, generator_seed, batch_size, eval_batch_size, shuffle_seed,
-            num_workers, pin_memory,
-        )  # fmt: skip
-        self.length, self.vocab_size, self.num_classes = length, vocab_size, vocab_size
-        self.require(length >= 2 and length % 2 == 0, "length", "must be even and at least 2: keys and their values")
-        self.require(vocab_size >= 4, "vocab_size", "must be at least 4: a key, a value, the mark and an unused token")
-        self.task = Recall(length, vocab_size)
+    length: int = 20
+    vocab_size: int = 10
+    num_train: int = 5_000
+    num_val: int = 500
+    num_test: int = 500
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        even = self.length >= 2 and self.length % 2 == 0
+        self.require(even, "length", "must be even and at least 2: keys and their values")
+        enough = self.vocab_size >= 4
+        self.require(enough, "vocab_size", "must be at least 4: a key, a value, the mark and an unused token")
+        self.num_classes = self.vocab_size
+        self.task = Recall(self.length, self.vocab_size)

@@ -6,8 +6,8 @@ B batch, L length, K outputs.
 """
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,11 +84,12 @@ def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SyntheticDataModule(LoadedDataModule):
     """A task whose examples are made as they are read: there is nothing to prepare and nothing on the disk.
 
-    A task's module gives `dataset`, what its batches are (`vocab_size` or `d_input`, `num_classes` or `num_outputs`),
-    and sets `task`.
+    A task's module, a dataclass too, gives `dataset`, what its batches are (`vocab_size` or `d_input`, `num_classes` or
+    `num_outputs`) and its own settings, and sets `task`. These settings every one has, some with other defaults.
 
     Args:
         num_train: training examples in an epoch.
@@ -107,26 +108,23 @@ class SyntheticDataModule(LoadedDataModule):
         InputError: settings that cannot be met.
     """
 
-    dataset: str
-    version = 1  # of what the same settings make
-    task: Task
+    dataset: ClassVar[str]
+    version: ClassVar[int] = 1  # of what the same settings make
+    task: Task = field(init=False)
 
-    def __init__(
-        self,
-        num_train: int,
-        num_val: int,
-        num_test: int,
-        resample: bool,
-        generator_seed: int,
-        batch_size: int,
-        eval_batch_size: int | None,
-        shuffle_seed: int | None,
-        num_workers: int,
-        pin_memory: bool | None,
-    ) -> None:
-        super().__init__(batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
-        self.num_train, self.num_val, self.num_test = num_train, num_val, num_test
-        self.resample, self.generator_seed = resample, generator_seed
+    num_train: int = 10_000
+    num_val: int = 1_000
+    num_test: int = 1_000
+    resample: bool = False
+    generator_seed: int = 0
+    batch_size: int = 64
+    eval_batch_size: int | None = None  # type: ignore[assignment]  # an int once it is made
+    shuffle_seed: int | None = None
+    num_workers: int = 0
+    pin_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.batch_size, self.eval_batch_size, self.shuffle_seed, self.num_workers, self.pin_memory)
         for split in SPLITS:
             self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
 

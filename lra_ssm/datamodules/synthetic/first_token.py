@@ -29,26 +29,20 @@ class First(Task):
         return inputs, np.abs(first)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FirstToken(SyntheticDataModule):
-    """|u_1| of sequences that are 0 but for the first and the last position. Batches are `batches.Batch` with a real
-    target. The error that the paper shows, |G − G̃| / σ1, is `relative_error` of `Regression`.
+    """|u_1| of sequences that are 0 but for the first and the last position.
+
+    Batches are `batches.Batch` with a real target. The error that the paper shows, |G − G̃| / σ1, is
+    `relative_error` of `Regression`.
+
+    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         length: of the sequences.
         d_input: features per position, the same in all of the first one.
         sigma_first: σ1, standard deviation of u_1.
         sigma_last: σ2, standard deviation of every feature of the last position.
-        num_train: training examples in an epoch.
-        num_val: validation examples.
-        num_test: test examples.
-        resample: whether every epoch has other training examples, never seen before, or the same ones.
-        generator_seed: of the examples; the run's seed does not change them.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that make batches ahead.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met.
@@ -57,30 +51,15 @@ class FirstToken(SyntheticDataModule):
     dataset = "first_token"
     num_outputs = 1
 
-    def __init__(
-        self,
-        length: int = 100,
-        d_input: int = 32,
-        sigma_first: float = 1.0,
-        sigma_last: float = 1.0,
-        num_train: int = 10_000,
-        num_val: int = 1_000,
-        num_test: int = 1_000,
-        resample: bool = False,
-        generator_seed: int = 0,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-    ) -> None:
-        super().__init__(
-            num_train, num_val, num_test, resample, generator_seed, batch_size, eval_batch_size, shuffle_seed,
-            num_workers, pin_memory,
-        )  # fmt: skip
-        self.length, self.d_input, self.sigma_first, self.sigma_last = length, d_input, sigma_first, sigma_last
-        self.require(length >= 2, "length", "must be at least 2: a first and a last position")
-        self.require(d_input >= 1, "d_input", "must be at least 1")
-        self.require(sigma_first > 0, "sigma_first", "must be above 0")
-        self.require(sigma_last >= 0, "sigma_last", "must be at least 0")
-        self.task = First(length, d_input, sigma_first, sigma_last)
+    length: int = 100
+    d_input: int = 32
+    sigma_first: float = 1.0
+    sigma_last: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.length >= 2, "length", "must be at least 2: a first and a last position")
+        self.require(self.d_input >= 1, "d_input", "must be at least 1")
+        self.require(self.sigma_first > 0, "sigma_first", "must be above 0")
+        self.require(self.sigma_last >= 0, "sigma_last", "must be at least 0")
+        self.task = First(self.length, self.d_input, self.sigma_first, self.sigma_last)

@@ -46,8 +46,11 @@ class Functional(Task):
         return inputs[..., None], outputs[..., None] if self.targets == "all" else outputs[:, -1:]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearFunctional(SyntheticDataModule):
     """y_t = Σ_{k ≤ t} ρ(k) x_{t−k} of white noise x. Batches are `batches.Batch` with real targets.
+
+    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         length: of the sequences.
@@ -57,17 +60,6 @@ class LinearFunctional(SyntheticDataModule):
         timescale: in steps. (The public code of StableSSM has 10 for its polynomial memory, the paper 1.)
         targets: at "all" positions, or y at the "last" one.
         memory_seed: of the random memory.
-        num_train: training examples in an epoch.
-        num_val: validation examples.
-        num_test: test examples.
-        resample: whether every epoch has other training examples, never seen before, or the same ones.
-        generator_seed: of the examples; the run's seed does not change them.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that make batches ahead.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met.
@@ -76,30 +68,19 @@ class LinearFunctional(SyntheticDataModule):
     dataset = "linear_functional"
     d_input, num_outputs = 1, 1
 
-    def __init__(
-        self,
-        length: int = 100,
-        memory: Memory = "polynomial",
-        exponent: float = 1.1,
-        timescale: float = 1.0,
-        targets: Literal["all", "last"] = "all",
-        memory_seed: int = 0,
-        num_train: int = 128_000,
-        num_val: int = 12_800,
-        num_test: int = 12_800,
-        resample: bool = False,
-        generator_seed: int = 0,
-        batch_size: int = 512,
-        eval_batch_size: int | None = None,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-    ) -> None:
-        super().__init__(
-            num_train, num_val, num_test, resample, generator_seed, batch_size, eval_batch_size, shuffle_seed,
-            num_workers, pin_memory,
-        )  # fmt: skip
-        self.length, self.timescale = length, timescale
-        self.require(length >= 1, "length", "must be at least 1")
-        self.require(timescale > 0, "timescale", "must be above 0")
-        self.task = Functional(length, memory, exponent, timescale, targets, memory_seed)
+    length: int = 100
+    memory: Memory = "polynomial"
+    exponent: float = 1.1
+    timescale: float = 1.0
+    targets: Literal["all", "last"] = "all"
+    memory_seed: int = 0
+    num_train: int = 128_000
+    num_val: int = 12_800
+    num_test: int = 12_800
+    batch_size: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.length >= 1, "length", "must be at least 1")
+        self.require(self.timescale > 0, "timescale", "must be above 0")
+        self.task = Functional(self.length, self.memory, self.exponent, self.timescale, self.targets, self.memory_seed)

@@ -41,9 +41,13 @@ class Teacher(Task):
         return inputs[..., None], causal_filter(inputs, self.response())[..., None]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TeacherStudent(SyntheticDataModule):
-    """The outputs of a teacher: layers x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t), each on the one before. Batches are
-    `batches.Batch` with a real target at every position.
+    """The outputs of a teacher: layers x_t = λ x_{t−1} + B u_t, y_t = Re(C x_t), each on the one before.
+
+    Batches are `batches.Batch` with a real target at every position.
+
+    Takes what every `SyntheticDataModule` takes, and its own:
 
     Args:
         eigenvalues: λ of every state, by layer, inside the unit circle: their moduli where phases are given. Figure 3A
@@ -53,17 +57,6 @@ class TeacherStudent(SyntheticDataModule):
         C: real weights of the output; None for 1.
         correlation: ρ of the inputs, whose autocorrelation is ρ^|Δ|; 0 is white noise.
         length: of the sequences.
-        num_train: training examples in an epoch.
-        num_val: validation examples.
-        num_test: test examples.
-        resample: whether every epoch has other training examples, never seen before, or the same ones.
-        generator_seed: of the examples; the run's seed does not change them.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that make batches ahead.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met.
@@ -72,43 +65,28 @@ class TeacherStudent(SyntheticDataModule):
     dataset = "teacher_student"
     d_input, num_outputs = 1, 1
 
-    def __init__(
-        self,
-        eigenvalues: Sequence[Sequence[float]] = ((0.9, 0.99),),
-        phases: Sequence[Sequence[float]] | None = None,
-        B: Sequence[Sequence[float]] | None = None,
-        C: Sequence[Sequence[float]] | None = None,
-        correlation: float = 0.0,
-        length: int = 512,
-        num_train: int = 10_000,
-        num_val: int = 1_000,
-        num_test: int = 1_000,
-        resample: bool = True,
-        generator_seed: int = 0,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-    ) -> None:
-        super().__init__(
-            num_train, num_val, num_test, resample, generator_seed, batch_size, eval_batch_size, shuffle_seed,
-            num_workers, pin_memory,
-        )  # fmt: skip
-        self.eigenvalues, self.phases, self.B, self.C = eigenvalues, phases, B, C
-        self.length, self.correlation = length, correlation
-        self.require(length >= 1, "length", "must be at least 1")
-        self.require(-1 < correlation < 1, "correlation", "must be between -1 and 1, without them")
-        states = [len(layer) for layer in eigenvalues]
+    eigenvalues: Sequence[Sequence[float]] = ((0.9, 0.99),)
+    phases: Sequence[Sequence[float]] | None = None
+    B: Sequence[Sequence[float]] | None = None
+    C: Sequence[Sequence[float]] | None = None
+    correlation: float = 0.0
+    length: int = 512
+    resample: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.length >= 1, "length", "must be at least 1")
+        self.require(-1 < self.correlation < 1, "correlation", "must be between -1 and 1, without them")
+        states = [len(layer) for layer in self.eigenvalues]
         self.require(bool(states) and all(states), "eigenvalues", "must have a layer, and a state in each")
-        inside = all(abs(value) < 1 for layer in eigenvalues for value in layer)
+        inside = all(abs(value) < 1 for layer in self.eigenvalues for value in layer)
         self.require(inside, "eigenvalues", "must be inside the unit circle")
-        for name, value in {"phases": phases, "B": B, "C": C}.items():
+        for name, value in {"phases": self.phases, "B": self.B, "C": self.C}.items():
             same = value is None or [len(layer) for layer in value] == states
             self.require(same, name, f"must have a number for each of the eigenvalues, by layer: {states}")
         self.task = Teacher(
-            length, _layers(eigenvalues), _layers(phases, states, 0.0), _layers(B, states, 1.0),
-            _layers(C, states, 1.0), correlation,
+            self.length, _layers(self.eigenvalues), _layers(self.phases, states, 0.0), _layers(self.B, states, 1.0),
+            _layers(self.C, states, 1.0), self.correlation,
         )  # fmt: skip
 
 
