@@ -75,6 +75,10 @@ def main(command: str, arguments: list[str]) -> int:
 
         for file in config_files(settings.config):
             read_config(file)
+    if "tokens" in suites:
+        from lra_ssm.bench.tokens import check
+
+        check(settings)
     check_folder(given.out)
     machine = describe_machine(settings)
     print(f"{hardware_line(machine)}\n{LEGEND}\n", flush=True)

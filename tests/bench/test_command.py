@@ -22,7 +22,7 @@ from lra_ssm.cli import main
 from tests.runner import everything_below, succeed
 
 CPU = torch.device("cpu")
-SUITES = ("operators", "layers", "steps", "data")
+SUITES = ("operators", "layers", "steps", "data", "tokens")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_json_has_the_machine_and_every_sample(measured, suite):
         timing = row["timing"]
         assert row["note"] is None and timing["number_of_samples"] == len(timing["samples_ms"]) >= 1
         assert timing["median_ms"] > 0 and row["ratio"]["median"] > 0
-        if suite != "data":
+        if suite not in ("data", "tokens"):
             assert row["memory"]["megabytes"] >= 0 and 0 <= row["errors"]["value"] < 1e-4
 
 
@@ -109,6 +109,22 @@ def test_loaders_give_the_same_batches(measured):
     assert len(data["shares of steps"]) == 2 * 8  # tasks, with and without workers
 
 
+def test_tokens_are_the_librarys_whichever_way_they_are_made(measured):
+    data = json.loads((measured[0] / "results/here/tokens.json").read_text())
+    rows = {row["contender"]: row["extra"] for row in data["rows"]}
+    assert list(rows) == ["encode_batch", "encode_batch_fast", "ours", "ours, prepare", "datasets.map"]
+    assert rows["ours"]["the library's tokens"] == "True" and all(row["core seconds"] > 0 for row in rows.values())
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "bytes"])
+def test_tokens_of_a_file_by_tokenizers_that_are_no_librarys(tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one two\\nthree"}\n' * 40)
+    succeed(["bench", "tokens", "--quick", f"--tokenizer={tokenizer}", "--source=a.jsonl", "--threads=2"], tmp_path)
+    data = json.loads((tmp_path / "bench-results/tokens.json").read_text())
+    assert [row["contender"] for row in data["rows"]] == ["ours", "ours, prepare"]
+    assert data["rows"][0]["extra"]["bytes per token"] == {"words": 13 / 5, "bytes": 13 / 14}[tokenizer]
+
+
 def test_help(capsys):
     assert main(["bench", "--help"]) == 0
     out = capsys.readouterr().out
@@ -128,6 +144,9 @@ def test_help(capsys):
         (["steps", "--config=other.yaml"], "--config other.yaml: no 'model' in it"),
         (["steps", "--config=broken.yaml"], "--config broken.yaml: it is no YAML of a config"),
         (["steps", "--config=features.yaml"], "--config features.yaml: the network has neither vocab_size nor d_input"),
+        (["tokens", "--quick", "--source=no.jsonl"], "--source no.jsonl: cannot be read (No such file or directory)"),
+        (["tokens", "--quick", "--source=taken"], "--source taken: no text in it"),
+        (["tokens", "--quick", "--tokenizer=bpe:0"], "tokenizer 'bpe:0': bpe:N has 257"),
         (["--quick", "--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
         pytest.param(
             ["--device=cuda"],
