@@ -156,7 +156,8 @@ class TokenBar:
 
     def _rates(self) -> str:
         seconds = max(time.monotonic() - self._began, 1e-9)
-        return f"{(self._done - self._before) / seconds / 1e6:.1f} MB/s  {self._tokens / seconds / 1e3:,.0f} k tokens/s"
+        rates = f"{(self._done - self._before) / seconds / 1e6:.1f} MB/s"
+        return f"{rates}  {self._tokens / seconds / 1e3:,.0f} k tokens/s" if self._tokens else rates
 
     def _left(self) -> str:
         rate = (self._done - self._before) / max(time.monotonic() - self._began, 1e-9)
