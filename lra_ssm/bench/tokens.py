@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.bench import token_batches
 from lra_ssm.bench.compare import Row, Settings
 from lra_ssm.bench.measure import WallTimer, interleave, ratio
 from lra_ssm.bench.token_work import TokenWork, read_texts
@@ -68,9 +69,11 @@ def run(settings: Settings) -> dict[str, Any]:
     ours = timings["ours"]
     over_ours = {name: ratio(timing, ours) for name, timing in timings.items()}
     settings.done(rows)
+    batches = token_batches.run(settings)
+    settings.done(batches)
     bars = [(row.contender, row.extra["MB/s"]) for row in rows]
     return {
-        "rows": rows,
+        "rows": [*rows, *batches],
         "times over ours": over_ours,
         "bars": bars,
         "unit": f"MB of text a second, {settings.threads} cores",
