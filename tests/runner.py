@@ -3,6 +3,7 @@
 A fork server that has imported the trainer starts each command; what a test kills is a real process.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -70,9 +71,13 @@ def fail(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> 
     """The one line on stderr that a command with bad input ends with."""
     result = run(arguments, cwd, env)
     assert result.code > 0, f"{' '.join(arguments)} ended with {result.code}\n{result.out}\n{result.err[-3000:]}"
-    lines = [line for line in result.err.splitlines() if line.startswith("lra-ssm: error: ")]
-    assert len(lines) == 1 and result.err.strip().endswith(lines[0]), f"not one line:\n{result.err[-3000:]}"
-    assert "Traceback" not in result.err
+    return _one_line(result.err)
+
+
+def _one_line(err: str) -> str:
+    lines = [line for line in err.splitlines() if line.startswith("lra-ssm: error: ")]
+    assert len(lines) == 1 and err.strip().endswith(lines[0]), f"not one line:\n{err[-3000:]}"
+    assert "Traceback" not in err
     return lines[0].removeprefix("lra-ssm: error: ")
 
 
@@ -117,7 +122,17 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
     from lra_ssm.cli import main
 
     torch.set_num_threads(1)
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.stream = sys.stderr  # it has that of the first test, which is closed
     capsys.readouterr()
     code = main(arguments)
     said = capsys.readouterr()
     return code, said.out, said.err.splitlines()
+
+
+def refused(arguments: list[str], capsys) -> str:
+    """What `fail` gives, of a command in this process and folder."""
+    code, out, errors = in_process(arguments, capsys)
+    assert code > 0, f"{' '.join(arguments)} ended with {code}\n{out}\n{errors}"
+    return _one_line("\n".join(errors))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.runner import FIT, SHORT, everything_below, fail, only_run, succeed
+from tests.runner import FIT, SHORT, everything_below, fail, only_run, refused, succeed
 
 BAD = {
     "unknown flag": (["--trainer.max_stepz=5"], "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
@@ -116,9 +116,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path):
+def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     flags, expected = BAD[case]
-    assert expected in fail([*FIT, *flags], tmp_path)
+    assert expected in refused([*FIT, *flags], capsys)
     assert everything_below(tmp_path) == []
 
 
@@ -136,7 +137,8 @@ GOOD_LINE = "( ( ( [MAX 2 ) 9 ) ] )\t9\n"
         (GOOD_LINE, "basic_val.tsv:1: the header is"),
     ],
 )
-def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expected, tmp_path):
+def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "lra_release/lra_release/listops-1000"
     folder.mkdir(parents=True)
     for split in ("train", "val", "test"):
@@ -145,7 +147,7 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
             (folder / f"basic_{split}.tsv").write_text(text)
     before = everything_below(tmp_path)
     flags = [f"--data.source={tmp_path}", "--data.max_length=32"]
-    assert expected in fail([*FIT, *flags], tmp_path)
+    assert expected in refused([*FIT, *flags], capsys)
     assert everything_below(tmp_path) == before
 
 
@@ -159,9 +161,10 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
         ("trainer: [1", "onfig"),
     ],
 )
-def test_bad_config_files(text, expected, tmp_path):
+def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text(text)
-    assert expected in fail([*FIT, "--config", "bad.yaml"], tmp_path)
+    assert expected in refused([*FIT, "--config", "bad.yaml"], capsys)
     assert everything_below(tmp_path) == ["bad.yaml"]
 
 

@@ -45,7 +45,7 @@ def test_commands_run(line, tmp_path):
         small = COUNTS if "synthetic" in line else GENERATED
         arguments += [*small, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
     elif arguments[0] == "bench":
-        arguments += ["--quick"]
+        arguments += ["--quick", "--repeats=2", "--threads=1"]
     elif arguments[0] != "prepare":
         arguments += SHORT
     if arguments[0] == "test":

@@ -406,6 +406,7 @@ def test_readers_load_neither_torch_nor_lightning() -> None:
 # -- the real ones -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_jpegs(tmp_path: Path) -> None:
     data = prepared(Image(root=str(tmp_path), source=str(real_data("cifar10-jpeg.tar.gz"))))
     manifest = data.manifest()
