@@ -8,7 +8,7 @@ the parts are those of the whole; most parts were seen before. Other tokenizers 
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +31,9 @@ _UNIT = re.compile(
     rf" ?[A-Za-z]++{_END}|'(?:[stmd]|re|ve|ll){_END}|{_SPACE}*(?:[A-Za-z]++{_END}|[0-9]++{_END}"
     rf"|[\x00-\x08\x0e-\x1f!-/:-@\[-`{{-\x7f]++{_END}(?:(?<!')|(?![A-Za-z]))|[\S\x1c-\x1f]+)|{_SPACE}+"
 )
+# One pretoken, in ASCII: the pattern, NFC and the bytes' names leave it as it is but for the space, which is called Ġ.
+_PRETOKEN = re.compile(r" ?(?:[A-Za-z]+|[0-9]+|[!-/:-@\[-`{-~]+)")
+_BATCH = 1 << 21  # characters given to the library at a time
 _AT_ONCE = 1 << 18  # characters divided at a time: a unit takes some 70 bytes
 _KEPT_BYTES = 64 << 20  # of kept words, about
 _WORD_BYTES = 150  # of memory that a kept word takes beside its characters and tokens
@@ -74,43 +77,54 @@ class SubwordTokenizer(TextTokenizer):
                 token["special"] = True
                 tokenizer = _read(content, name)
         tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        self._encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # since tokenizers 0.20.1
+        self._tokenizer, self._model = tokenizer, tokenizer.model
         self.keeps_words = _divides_as_gpt2(content)
-        self._kept, self._kept_bytes = dict[str, bytes](), 0
+        self._kept = _Kept(self._word)
         self._code = {1: "B", 2: "H", 4: "I"}[self.dtype.itemsize]
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
         return type(self), (self._data, self.end_of_text, self._name)
 
-    def _encode(self, text: str, last: bool) -> Iterator[bytes]:
-        if not self.keeps_words:
-            yield from self._ask([text])
+    def _encode_all(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[Iterable[bytes]]:
+        if self.keeps_words:
+            yield from super()._encode_all(texts, last)
             return
+        begin = 0
+        while begin < len(texts):  # the library is faster with many, and takes some 100 bytes for each of theirs
+            end, size = begin, 0
+            while end < len(texts) and size < _BATCH:
+                size += len(texts[end])
+                end += 1
+            yield from ([tokens] for tokens in self._ask(texts[begin:end]))
+            begin = end
+
+    def _encode(self, text: str, last: bool) -> Iterator[bytes]:
         for units in _units(text):
-            if self._kept_bytes > _KEPT_BYTES:
-                self._kept.clear()
-                self._kept_bytes = 0
-            if new := list(set(units).difference(self._kept)):
-                tokens = self._ask(new)
-                self._kept.update(zip(new, tokens, strict=True))
-                self._kept_bytes += sum(map(len, new)) + sum(map(len, tokens)) + _WORD_BYTES * len(new)
+            if self._kept.size > _KEPT_BYTES:
+                self._kept = _Kept(self._word)
             yield b"".join(map(self._kept.__getitem__, units))
 
-    def _ask(self, texts: list[str]) -> list[bytes]:
+    def _ask(self, texts: Sequence[str]) -> list[bytes]:
         try:
-            encodings = self._encode_batch(texts, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing more particular
             for text in texts:
                 text.encode()  # raises UnicodeEncodeError, which is why
             raise InputError(f"{self._name}: cannot encode a text ({error})") from error
-        found = [array(self._code, encoding.ids) for encoding in encodings]
-        if any(self.end_of_text in tokens for tokens in found):
+        return [self._checked(encoding.ids) for encoding in encodings]
+
+    def _word(self, unit: str) -> bytes:
+        if _PRETOKEN.fullmatch(unit):  # the model alone takes half the time
+            return self._checked([token.id for token in self._model.tokenize(unit.replace(" ", "Ġ"))])
+        return self._ask([unit])[0]
+
+    def _checked(self, ids: list[int]) -> bytes:
+        if self.end_of_text in ids:
             raise InputError(
                 f"{self._name}: makes its end-of-text token {self._end!r} of a text, whose end would not be known;"
                 " give another end_of_text"
             )
-        return [tokens.tobytes() for tokens in found]
+        return array(self._code, ids).tobytes()
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
@@ -121,6 +135,18 @@ class SubwordTokenizer(TextTokenizer):
     @property
     def end_of_text_name(self) -> str:
         return self._end
+
+
+class _Kept(dict[str, bytes]):
+    """Tokens of words; those of a new one come from `ask`. `size`: bytes of memory, about."""
+
+    def __init__(self, ask: Callable[[str], bytes]) -> None:
+        self.ask, self.size = ask, 0
+
+    def __missing__(self, unit: str) -> bytes:
+        self[unit] = tokens = self.ask(unit)
+        self.size += len(unit) + len(tokens) + _WORD_BYTES
+        return tokens
 
 
 def find_file(folder: Path) -> Path:
@@ -207,7 +233,7 @@ def _divides_as_gpt2(content: dict[str, Any]) -> bool:
 def _is_space(token: dict[str, Any]) -> bool:
     """NeoX has tokens of several spaces."""
     whole = not (token["lstrip"] or token["rstrip"] or token["single_word"])
-    return whole and re.fullmatch(f"{_SPACE}+", token["content"]) is not None
+    return whole and re.fullmatch(f"{_SPACE}{{2,}}", token["content"]) is not None
 
 
 def _units(text: str) -> Iterator[list[str]]:

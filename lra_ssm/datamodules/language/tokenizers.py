@@ -67,17 +67,21 @@ class TextTokenizer(ABC):
         """
         end = np.array(self.end_of_text, self.dtype).tobytes()
         data, counts = list[bytes](), np.empty(len(texts), np.int64)
-        for i, (text, ends) in enumerate(zip(texts, last, strict=True)):
-            try:
-                parts = [*self._encode(text, ends), *([end] if ends and self._appends_end else ())]
-            except UnicodeEncodeError as error:
-                half = f"U+{ord(error.object[error.start]):04X}"
-                raise InputError(f"the text holds {half}, half of a surrogate pair, which is no character") from error
-            data += parts
-            counts[i] = sum(map(len, parts))
+        try:
+            for i, (parts, ends) in enumerate(zip(self._encode_all(texts, last), last, strict=True)):
+                tokens = [*parts, *([end] if ends and self._appends_end else ())]
+                data += tokens
+                counts[i] = sum(map(len, tokens))
+        except UnicodeEncodeError as error:
+            half = f"U+{ord(error.object[error.start]):04X}"
+            raise InputError(f"the text holds {half}, half of a surrogate pair, which is no character") from error
         return Encoded(np.frombuffer(b"".join(data), self.dtype), counts // self.dtype.itemsize)
 
     _appends_end = True  # or _encode gives it
+
+    def _encode_all(self, texts: Sequence[str], last: Sequence[bool]) -> Iterable[Iterable[bytes]]:
+        """`_encode` of each."""
+        return map(self._encode, texts, last)
 
     @abstractmethod
     def _encode(self, text: str, last: bool) -> Iterable[bytes]:

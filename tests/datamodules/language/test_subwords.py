@@ -99,7 +99,7 @@ def test_kept_words_are_bounded(bpe, monkeypatch):
     for i in range(300):
         text = f"{i} {i:05d} ab{i}"
         assert tokenizer.encode([text], [False]).tokens.tolist() == own.encode(text).ids
-        assert tokenizer._kept_bytes < 4000 and len(tokenizer._kept) < 30
+        assert tokenizer._kept.size < 4000 and len(tokenizer._kept) < 30
 
 
 def test_a_tokenizer_that_looks_across_words_gets_whole_texts(bpe):
