@@ -263,7 +263,9 @@ def test_a_bpe_has_all_bytes_an_end_and_at_most_so_many_tokens():
 @pytest.mark.network
 def test_gpt2_itself():
     """Ids as GPT-2's own code (openai/gpt-2, src/encoder.py) gives them."""
-    tokenizer = parse_tokenizer("gpt2").open()
+    choice = parse_tokenizer("gpt2")
+    choice.fetch()
+    tokenizer = choice.open()
     assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.dtype) == (50257, 50256, np.uint16)
     assert tokenizer.encode(["Hello world"], [True]).tokens.tolist() == [15496, 995, 50256]
     own = Tokenizer.from_str(tokenizer.content().decode())
