@@ -7,8 +7,9 @@ import hashlib
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.language.builder import Preparation, Share
@@ -21,7 +22,7 @@ from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import TokenSplit, damaged
 from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
 from lra_ssm.datamodules.storage.prepare import prepare
-from lra_ssm.datamodules.storage.root import ensure_root
+from lra_ssm.datamodules.storage.root import ensure_root, resolve_root
 from lra_ssm.errors import InputError
 
 # Raise when the same settings would give other data than before: what older versions prepared is then left alone.
@@ -78,7 +79,7 @@ class WindowedDataModule(LoadedDataModule):
     # -- what a task asks for --------------------------------------------------------------------------------------
 
     @property
-    def end_of_text(self) -> int:
+    def end_of_text_id(self) -> int:
         """The token that ends every document, once prepared."""
         return self.text_splits("train")[0].end_of_text
 
@@ -162,11 +163,13 @@ class WindowedDataModule(LoadedDataModule):
             )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LanguageDataModule(WindowedDataModule, PreparedDataModule):
-    """Text that is prepared once, as tokens in shards.
+    """Text that is prepared once, as tokens in shards. Batches are `batches.TokenBatch`.
 
-    A dataset gives `dataset`, `sources`, `reader` and `source_settings`, and `fetch_files` where its files can be
-    downloaded. `vocab_size` is known once the data is prepared, from the manifest: a network may have more rows.
+    A dataset, a dataclass too, gives `dataset`, `sources`, `reader` and `source_settings`, its own settings and other
+    defaults of these, and `fetch_files` where its files can be downloaded. `vocab_size` is known once the data is
+    prepared, from the manifest: a network may have more rows.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
@@ -192,33 +195,39 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         InputError: settings that cannot be met.
     """
 
-    processes: int | None = None  # that tokenise at a time; None for one on each core. Does not change the result
+    processes: ClassVar[int | None] = None  # that tokenise at a time; None for one a core. Does not change the result
 
-    def __init__(
-        self,
-        root: str | None,
-        source: str,
-        tokenizer: str,
-        end_of_text: str | None,
-        length: int,
-        batch_size: int,
-        eval_batch_size: int | None,
-        order: Order,
-        isolate: bool,
-        evaluation: Evaluation,
-        eval_stride: int | None,
-        shuffle_seed: int | None,
-        num_workers: int,
-        pin_memory: bool | None,
-    ) -> None:
-        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
-        self.set_windows(length, order, isolate, evaluation, eval_stride)
-        self.tokenizer, self._end = parse_tokenizer(tokenizer), end_of_text
-        self.require(
-            end_of_text is None or self.tokenizer.kind in ("file", "hub"), "end_of_text", "is of tokenizer.json"
-        )
+    root: str | None = None  # type: ignore[assignment]  # a path once it is made
+    source: str
+    tokenizer: str
+    end_of_text: str | None = None
+    length: int = 1024
+    batch_size: int = 32
+    eval_batch_size: int | None = None  # type: ignore[assignment]  # an int once it is made
+    order: Order = "shuffled"
+    isolate: bool = True
+    evaluation: Evaluation = "windows"
+    eval_stride: int | None = None
+    shuffle_seed: int | None = None
+    num_workers: int = 0
+    pin_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(
+            self.root, self.source, self.batch_size, self.eval_batch_size, self.shuffle_seed, self.num_workers,
+            self.pin_memory,
+        )  # fmt: skip
+        self.set_windows(self.length, self.order, self.isolate, self.evaluation, self.eval_stride)
+        self.choice = parse_tokenizer(self.tokenizer)
+        named = self.choice.kind in ("file", "hub")
+        self.require(self.end_of_text is None or named, "end_of_text", "is of a tokenizer.json")
         self._reader: CorpusReader | None = None
         self._content: dict[str, Any] | None = None
+
+    @property
+    def data_root(self) -> Path:
+        """Where datasets live."""
+        return resolve_root(self.root)
 
     # -- what a dataset gives --------------------------------------------------------------------------------------
 
@@ -243,14 +252,14 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         if self._content is None:
             # Files of the user's are looked at; a publisher's are what they are.
             documents = self._documents().content_settings() if self.kind() == "files" else self.source_settings()
-            end = {} if self._end is None else {"end_of_text": self._end}
-            tokenizer = {"tokenizer": self.tokenizer.identity(), **end}
+            end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
+            tokenizer = {"tokenizer": self.choice.identity(), **end}
             self._content = {"version": READER_VERSION, **documents, **tokenizer}
         return self._content
 
     def fetch(self) -> None:
         """Downloads what is missing of the corpus and the tokenizer. Raises InputError: they cannot be downloaded."""
-        self.tokenizer.fetch()
+        self.choice.fetch()
         if self.kind() != "files":
             self.fetch_files()
 
@@ -281,7 +290,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         Raises:
             InputError: as `prepare_data`.
         """
-        ensure_root(self.root)
+        ensure_root(self.data_root)
         preparation = self._preparation()
         preparation.tokenise(share)
         there, count = preparation.progress()
@@ -296,7 +305,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     def _prepare(self, build: Callable[[Path], None]) -> None:
         is_new = not self.is_prepared()
-        prepare(self.root, self.dataset, self.prepared_folder.name, build)
+        prepare(self.data_root, self.dataset, self.prepared_folder.name, build)
         if is_new:
             remember_intact(self.prepared_folder)
             shutil.rmtree(self._parts, ignore_errors=True)
@@ -307,7 +316,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         self._preparation().merge(folder, lambda splits: {**record, **self.published(splits)})
 
     def _preparation(self) -> Preparation:
-        return Preparation(self._parts, self.dataset, self._documents(), self.tokenizer, self._end, self.processes)
+        return Preparation(self._parts, self.dataset, self._documents(), self.choice, self.end_of_text, self.processes)
 
     def _documents(self) -> CorpusReader:
         """The reader, which looked at the files once."""
@@ -317,7 +326,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     @property
     def _parts(self) -> Path:
-        return self.root / self.dataset / f".parts-{self.prepared_folder.name}"
+        return self.data_root / self.dataset / f".parts-{self.prepared_folder.name}"
 
     def text_splits(self, name: str) -> list[TokenSplit]:
         split = self._open().split(name)

@@ -96,8 +96,9 @@ class MadeUp(LanguageDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(
-            root, "made-up", "bytes", None, length, batch_size, eval_batch_size, order, isolate, evaluation,
-            eval_stride, shuffle_seed, num_workers, False,
+            root=root, source="made-up", tokenizer="bytes", length=length, batch_size=batch_size,
+            eval_batch_size=eval_batch_size, order=order, isolate=isolate, evaluation=evaluation,
+            eval_stride=eval_stride, shuffle_seed=shuffle_seed, num_workers=num_workers, pin_memory=False,
         )  # fmt: skip
         self.lengths, self.text_seed, self.tokenizer_text = tuple(lengths), text_seed, tokenizer_text
 

@@ -46,12 +46,12 @@ def texts(tmp_path_factory):
 
 
 def test_a_corpus_is_prepared_once_and_its_windows_hold_its_documents(root, texts):
-    data = Corpus(str(texts), tokenizer="bytes", val_fraction=0.2, length=64, batch_size=4)
+    data = Corpus(source=str(texts), tokenizer="bytes", val_fraction=0.2, length=64, batch_size=4)
     assert not data.is_prepared()
     data.prepare_data()
     assert data.is_prepared() and not list((root / "corpus").glob(".parts-*"))
     state = {path: path.stat().st_mtime_ns for path in data.prepared_folder.iterdir()}
-    Corpus(str(texts), tokenizer="bytes", val_fraction=0.2).prepare_data()
+    Corpus(source=str(texts), tokenizer="bytes", val_fraction=0.2).prepare_data()
     assert {path: path.stat().st_mtime_ns for path in data.prepared_folder.iterdir()} == state
     data.setup("fit")
     assert data.vocab_size is None or data.vocab_size == 257
@@ -74,7 +74,7 @@ def test_more_files_move_no_document_across(root, texts, tmp_path):
     (more / "05a.txt").write_text("another one\n")
     found = []
     for folder in (texts, more):
-        data = Corpus(str(folder), tokenizer="bytes", val_fraction=0.2)
+        data = Corpus(source=str(folder), tokenizer="bytes", val_fraction=0.2)
         data.prepare_data()
         (split,) = data.text_splits("val")
         tokenizer = load_tokenizer(data.prepared_folder)
@@ -196,12 +196,12 @@ def test_reviews_are_documents(root, tmp_path, capsys):
             folder.mkdir(parents=True)
             for number in range(30):
                 (folder / f"{number}_1.txt").write_text(f"{split} {label} review {number}<br />")
-    data = Corpus(str(tmp_path / "aclImdb"), tokenizer="characters", val_fraction=0.3)
+    data = Corpus(source=str(tmp_path / "aclImdb"), tokenizer="characters", val_fraction=0.3)
     data.prepare_data()
     splits = data.manifest()["splits"]
     assert splits["test"]["documents"] == 60 and splits["train"]["documents"] + splits["val"]["documents"] == 60
     shutil.move(tmp_path / "aclImdb", root / "aclImdb")
-    named = Corpus("imdb", tokenizer="characters", val_fraction=0.3)
+    named = Corpus(source="imdb", tokenizer="characters", val_fraction=0.3)
     named.prepare_data()
     assert {name: entry["documents"] for name, entry in named.manifest()["splits"].items()} == {
         name: entry["documents"] for name, entry in splits.items()
@@ -215,7 +215,7 @@ def test_a_fit_never_downloads_a_tokenizer(root, texts, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match="tokenizer nobody/nothing: .*cache has no tokenizer.json of it; `lra-ssm prep"
     ):
-        Corpus(str(texts), tokenizer="nobody/nothing").prepare_data()
+        Corpus(source=str(texts), tokenizer="nobody/nothing").prepare_data()
     assert not list(root.rglob("files-*"))
 
 
@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(root, tmp_path, capsys, case):
 
 
 def test_the_manifest_says_where_the_text_came_from(root, texts):
-    data = Corpus(str(texts), tokenizer="bpe:300", val_fraction=0.2)
+    data = Corpus(source=str(texts), tokenizer="bpe:300", val_fraction=0.2)
     data.prepare_data()
     manifest = json.loads((data.prepared_folder / "manifest.json").read_text())
     source = manifest["source"]

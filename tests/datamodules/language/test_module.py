@@ -90,7 +90,7 @@ def test_the_order_is_one_of_seed_and_epoch(tmp_path: Path) -> None:
 
 def test_what_a_task_asks_for(tmp_path: Path) -> None:
     data = prepared(tmp_path, order="streams", evaluation="sliding", eval_stride=2)
-    assert data.end_of_text == END and data.manifest()["vocab_size"] == END + 1 and data.vocab_size is None
+    assert data.end_of_text_id == END and data.manifest()["vocab_size"] == END + 1 and data.vocab_size is None
     assert data.carries_state and not data.eval_carries_state
     assert data.text_counts("train") == TextCounts(documents=10, tokens=101, bytes=404, words=101, lines=10)
     assert data.tokenizer_file.read_text() == "{}"
