@@ -64,7 +64,10 @@ def run(settings: Settings) -> dict[str, Any]:
             "core seconds / base's": spent[name] / spent[base],
         }
         if name == "ours":
-            row.extra |= {"bytes per token": size / tokens, "the library's tokens": str(right)}
+            row.extra |= {
+                "bytes per token": size / tokens,
+                ("prepare's tokens" if base == name else "the library's tokens"): str(right),
+            }
         rows.append(row)
     ours = timings["ours"]
     over_ours = {name: ratio(timing, ours) for name, timing in timings.items()}
