@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lra_ssm.cli.prepare import DATASETS
+from lra_ssm.cli.prepare import DATASETS, LANGUAGE
 from lra_ssm.datamodules import ListOps
 from lra_ssm.layers.spec import import_object
 from tests.runner import FIT, SHORT, fail, in_process, run, succeed
@@ -142,7 +142,9 @@ def test_a_fit_never_downloads(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DATASETS)
 def test_help_of_every_dataset(name: str, tmp_path: Path) -> None:
     out = succeed(["prepare", name, "--help"], tmp_path).out
-    assert "--source" in out and "--limit" in out and "--root" in out and "--batch_size" not in out
+    own = "--shard" if name in LANGUAGE else "--limit"
+    assert "--source" in out and own in out and "--root" in out and "--batch_size" not in out
+    assert "--length " not in out and "--order" not in out
 
 
 def _said(out: str) -> tuple[Path, list[str]]:

@@ -66,7 +66,7 @@ options of every dataset:
   --root FOLDER     data root
   --source SOURCE   where from: the publisher (downloaded), a generator, or a folder of yours
                     (of text, image and scifar an archive too)
-  --limit N         at most N examples in each split, for trying out
+  --limit N         at most N examples in each split, for trying out (not of text for language models)
   --summary         a table of everything that is prepared below the root: counts, classes, vocabularies, lengths
   --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
 

@@ -42,7 +42,7 @@ os.fsync = step(os.fsync)
 os.open = step(os.open)
 Path.mkdir = step(Path.mkdir)
 Path.rename = step(Path.rename)
-storage_writer._ArrayFile.append = step(storage_writer._ArrayFile.append)
+storage_writer.ArrayFile.append = step(storage_writer.ArrayFile.append)
 
 def build(folder):
     print("building", flush=True)

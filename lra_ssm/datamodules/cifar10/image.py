@@ -1,4 +1,4 @@
-"""LRA Image as a LightningDataModule: CIFAR-10 in gray as sequences of 1024 pixels, ten classes.
+"""LRA Image as a LightningDataModule: gray CIFAR-10 as 1024 pixels, ten classes.
 
 Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (2009); Tay et al., "Long Range Arena"
 (2021); splits and normalization of the public S4 code (state-spaces/s4).

@@ -1,4 +1,6 @@
-"""Any corpus of text as a LightningDataModule for language models: a folder of .txt, .jsonl, .parquet; IMDb's reviews.
+"""Any folder of text as a LightningDataModule for language models.
+
+Files of .txt, .jsonl and .parquet; IMDb's reviews.
 
 Source of the reviews: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011).
 """

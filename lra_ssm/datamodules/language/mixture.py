@@ -1,4 +1,7 @@
-"""Several corpora in one training: an epoch takes so many windows of each as its weight says."""
+"""Several corpora of text, mixed by weights.
+
+An epoch takes so many windows of each as its weight says.
+"""
 
 from inspect import Parameter, signature
 from pathlib import Path

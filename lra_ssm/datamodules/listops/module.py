@@ -1,4 +1,4 @@
-"""ListOps as a LightningDataModule: nested operators on digits, the value (0 to 9) is the class.
+"""ListOps as a LightningDataModule: nested operators on digits, ten classes.
 
 Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults.
 """

@@ -1,4 +1,4 @@
-"""Pathfinder and Path-X as a LightningDataModule: are two discs the ends of one dashed contour?
+"""Pathfinder, Path-X as a LightningDataModule: does a contour join the discs?
 
 Sources: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units" (2018); Tay et
 al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes.

@@ -1,8 +1,8 @@
-"""SlimPajama as a LightningDataModule for language models, as the authors of B2S6 trained on it.
+"""SlimPajama-6B as a LightningDataModule for language models.
 
-Sources: Soboleva et al., "SlimPajama: A 627B token cleaned and deduplicated version of RedPajama" (2023); its sample of
-6 billion tokens, DKYoon/SlimPajama-6B on the Hub. Tokenizer and window are those of the authors' language code
-(AnnanYu/mamba-bare); 96 windows a step are derived from their figure 7: about 28,830 steps an epoch.
+The authors of B2S6 trained on it; tokenizer and window are those of their language code (AnnanYu/mamba-bare), and 96
+windows a step are derived from their figure 7: about 28,830 steps an epoch. Sources: Soboleva et al., "SlimPajama: A
+627B token cleaned and deduplicated version of RedPajama" (2023); its sample of 6 billion tokens, DKYoon/SlimPajama-6B.
 """
 
 import logging
