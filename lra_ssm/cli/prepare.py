@@ -117,13 +117,13 @@ def main(command: str, arguments: list[str]) -> int:
     if name in LANGUAGE:
         parser.add_argument("--processes", type=PositiveInt | None, help="that tokenise at a time; null for one a core")
         parser.add_argument("--shard", type=str | None, help="i/n: the i-th of n shares alone, on any machine")
-        parser.add_argument("--merge", type=bool, default=False, help="put all shares together")
+        parser.add_argument("--merge", action="store_true", help="put all shares together")
     else:
         what = "image tasks: draw one training batch as the model sees it"
         parser.add_argument("--picture", type=str | None, help=what)
     add_debug(parser)
     parser.set_defaults(defaults)
-    settings = parser.parse_args(["--merge=true" if a == "--merge" else a for a in rest]).as_dict()
+    settings = parser.parse_args(rest).as_dict()
     picture, processes, shard, merge = (settings.pop(key, None) for key in ("picture", "processes", "shard", "merge"))
     datamodule = datamodule_class(**settings)
     if picture is not None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Piece
 from lra_ssm.datamodules.language.format import TokenWriter, finish
-from lra_ssm.datamodules.language.parts import PART, Tally, part_folder, read_part
+from lra_ssm.datamodules.language.parts import PART, Tally, damaged_part, part_folder, read_part
 from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.specifications import TokenizerChoice
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
@@ -173,10 +173,7 @@ class Preparation:
         except OSError:
             whole = False
         if not whole:
-            raise InputError(
-                f"{path}: is not what was written; delete the folder {path.parent} and tokenise again: it alone is made"
-                " anew"
-            )
+            raise damaged_part(path)
         return array
 
     # -- the plan ----------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ Needs no torch.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from lra_ssm.datamodules.language.documents import CorpusReader, Piece, Segment
 from lra_ssm.datamodules.language.format import TokenWriter
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.storage.disk import sync_folder
+from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 
 PART = "part.json"
@@ -80,8 +81,8 @@ def write_part(
     target = part_folder(parts, number)
     if (target / PART).is_file():
         return
-    temporary = parts / f"{UNFINISHED}{target.name}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had this one's number
+    # A name that no process of another machine has; a killed one's is removed with the folder of all parts.
+    temporary = parts / f"{UNFINISHED}{target.name}-{uuid4().hex}"
     temporary.mkdir(parents=True)
     try:
         _fill(temporary, piece, reader, tokenizer, progress)
@@ -104,10 +105,21 @@ def read_part(parts: Path, number: int) -> dict[str, Any]:
     """What part.json says: `splits`, `sources` by split and name, and how many documents were `empty`.
 
     Raises:
-        OSError, ValueError: there is none, or it is damaged.
+        InputError: it is damaged.
     """
-    found: dict[str, Any] = json.loads((part_folder(parts, number) / PART).read_text(encoding="utf-8"))
-    return found
+    file = part_folder(parts, number) / PART
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {key: found[key] for key in ("splits", "sources", "empty")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged_part(file) from error
+
+
+def damaged_part(file: Path) -> InputError:
+    """The error for a file of a part, which says what to do."""
+    return InputError(
+        f"{file}: is not what was written; delete the folder {file.parent} and tokenise again: it alone is made anew"
+    )
 
 
 def _fill(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.language.documents import CorpusReader
+from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.wikitext.reader import (
     HUB_NAME,
@@ -40,6 +40,7 @@ class WikiText(LanguageDataModule):
             an archive, to a folder with its files ({train,valid,test}.txt will do), or to the Hub's parquet files.
         version: "103", or the small "2"; both have the same validation and test splits.
         level: "word", where rare words are <unk>, or "raw". A perplexity says which.
+        empty_documents: blank lines that no article has are an "error", or passed over ("skip") and counted.
 
     Raises:
         InputError: settings that cannot be met.
@@ -51,6 +52,7 @@ class WikiText(LanguageDataModule):
     tokenizer: str = "words"
     version: Version = "103"
     level: Literal["word", "raw"] = "word"
+    empty_documents: EmptyDocuments = "error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,9 +63,10 @@ class WikiText(LanguageDataModule):
     def reader(self) -> CorpusReader:
         raw = self.level == "raw"
         if self.source not in self.sources:
-            return find_at(named_source("WikiText", self.source, "original, huggingface"), self.version, raw)
+            path = named_source("WikiText", self.source, "original, huggingface")
+            return find_at(path, self.version, raw, self.empty_documents)
         find = find_published if self.source == "original" else find_huggingface
-        found = find(self.data_root, self.version, raw)
+        found = find(self.data_root, self.version, raw, self.empty_documents)
         if found is None:
             options = "".join(
                 f" --{name}={value}" for name, value, usual in
@@ -79,7 +82,7 @@ class WikiText(LanguageDataModule):
 
     def source_settings(self) -> dict[str, Any]:
         hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}
-        return {"version": self.version, "level": self.level, **hub}
+        return {"version": self.version, "level": self.level, "empty_documents": self.empty_documents, **hub}
 
     def content_settings(self) -> dict[str, Any]:
         return {**super().content_settings(), "level": self.level}

@@ -277,6 +277,15 @@ def test_a_damaged_part_is_named_and_made_anew(texts, once, tmp_path):
     assert contents(prepared(made, tmp_path / "prepared")) == contents(once)
 
 
+def test_a_part_whose_counts_are_damaged_is_named(texts, tmp_path):
+    made = preparation(texts, tmp_path / "parts")
+    made.tokenise()
+    (made.parts / "000001" / PART).write_text('{"splits": ')
+    (tmp_path / "prepared").mkdir()
+    with pytest.raises(InputError, match=r"000001/part.json: is not what was written; delete the folder"):
+        made.merge(tmp_path / "prepared", the_source)
+
+
 def test_a_split_without_documents_is_one_line(texts, tmp_path):
     made = preparation(texts, tmp_path / "parts", held_out=HeldOut(1e-9))
     made.tokenise()

@@ -189,6 +189,18 @@ def test_wikitext_is_found_below_the_root_and_missed_in_one_line(root, wikitext)
     assert again.prepared_folder == data.prepared_folder
 
 
+def test_blank_lines_before_the_first_article_are_said_or_skipped(root, wikitext, tmp_path):
+    copied = shutil.copytree(wikitext, tmp_path / "wikitext-2")
+    train = copied / "wiki.train.tokens"
+    train.write_text(" \n \n" + train.read_text())
+    with pytest.raises(InputError, match=r"wiki.train.tokens:1: an empty document; empty_documents=skip passes over"):
+        WikiText(source=str(copied), version="2").prepare_data()
+    data = WikiText(source=str(copied), version="2", empty_documents="skip")
+    data.prepare_data()
+    assert data.manifest()["source"]["empty_documents_skipped"] == 1
+    assert data.manifest()["splits"]["train"]["documents"] == 3
+
+
 def test_reviews_are_documents(root, tmp_path, capsys):
     for split in ("train", "test"):
         for label in ("neg", "pos"):
