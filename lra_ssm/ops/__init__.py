@@ -2,6 +2,7 @@
 
 from lra_ssm.ops.backends import prefer_backend, scan_backends
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
+from lra_ssm.ops.cross_entropy import linear_cross_entropy
 from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
 from lra_ssm.ops.discretization import bilinear, euler, step_sizes, zoh
 from lra_ssm.ops.initialization import (
@@ -43,6 +44,7 @@ __all__ = [
     "inverse_eigenvalues",
     "inverse_softplus",
     "last_taps",
+    "linear_cross_entropy",
     "linear_scan",
     "linear_scan_reference",
     "log_uniform_delta",

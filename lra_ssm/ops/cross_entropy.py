@@ -1,0 +1,257 @@
+"""Cross-entropy of a linear head that never holds all logits at once: they are made for a part of the positions, used,
+and made anew in the same memory for the next part.
+
+Shapes: n positions, D channels, V vocabulary; x (n, D), weight (V, D), bias (V,), targets and losses (n,).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lra_ssm.ops.tensors import check_dense, without_autocast
+
+# Of float32 logits at a time. A part has hundreds of positions even of a large vocabulary: with few, reading and
+# writing the weight's gradient takes as long as the product that is added to it.
+_CHUNK_BYTES = 64 << 20
+_CACHE_BYTES = 1 << 20  # on a CPU the softmax works on so many bytes of them, which stay in its cache
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of x, weight and bias
+
+
+def _parts(n: int, V: int, chunk_bytes: int) -> Iterator[slice]:
+    """Parts of the positions of about the same size, whose logits take no more than chunk_bytes in float32."""
+    count = max(1, math.ceil(n * V * 4 / chunk_bytes))
+    size = max(1, math.ceil(n / count))
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
+
+
+class _Head:
+    """Logits and their gradients' products, of a part at a time, in buffers that all parts share."""
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype) -> None:
+        self.x, self.weight, self.bias = x.to(product), weight.to(product), bias
+        self.exact = torch.promote_types(product, torch.float32)  # of the softmax, sums and losses
+        self.product, self.logits = product, x.new_empty(0)
+
+    def part(self, rows: slice) -> Tensor:
+        """Logits (rows, V) in `exact`; the memory is the next part's too."""
+        count, V = rows.stop - rows.start, len(self.weight)
+        if len(self.logits) < count:
+            self.logits = self.x.new_empty(count, V, dtype=self.exact)
+        logits = self.logits[:count]
+        if self.product == self.exact:
+            torch.mm(self.x[rows], self.weight.t(), out=logits)
+        else:
+            logits.copy_(self.x[rows] @ self.weight.t())
+        if self.bias is not None:
+            logits += self.bias
+        return logits
+
+    def gradients(self, needs: tuple[bool, ...]) -> Gradients:
+        """Zeros to add to, in `exact` but for x's, which a part writes once."""
+        x = torch.zeros_like(self.x) if needs[0] else None
+        weight = torch.zeros_like(self.weight, dtype=self.exact) if needs[1] else None
+        bias = torch.zeros_like(self.bias, dtype=self.exact) if needs[2] and self.bias is not None else None
+        return x, weight, bias
+
+    def add(self, gradients: Gradients, rows: slice, slope: Tensor) -> None:
+        """Adds what the logits' gradient (rows, V) of a part gives."""
+        grad_x, grad_weight, grad_bias = gradients
+        if grad_bias is not None:
+            grad_bias += slope.sum(0)
+        slope = slope.to(self.product)
+        if grad_x is not None:
+            torch.mm(slope, self.weight, out=grad_x[rows])
+        if grad_weight is not None and self.product == self.exact:
+            grad_weight.addmm_(slope.t(), self.x[rows])
+        elif grad_weight is not None:
+            grad_weight += slope.t() @ self.x[rows]
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Rows of a part that fit into a CPU's cache together; all on a GPU."""
+    size = len(logits)
+    if logits.device.type == "cpu":
+        size = max(1, _CACHE_BYTES // (logits.shape[1] * logits.element_size()))
+    for start in range(0, len(logits), size):
+        yield slice(start, start + size)
+
+
+def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, in_place: bool) -> Tensor:
+    """-log softmax(logits)[target], 0 where ignored; `in_place`, the logits become their softmax."""
+    losses = logits.new_empty(len(logits))
+    for rows in _blocks(logits):
+        log_p = torch.log_softmax(logits[rows], dim=-1)
+        torch.gather(log_p, 1, targets[rows, None], out=losses[rows, None])
+        if in_place:
+            torch.exp(log_p, out=logits[rows])
+    return losses.neg_().masked_fill_(ignored, 0)
+
+
+def _slopes(p: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    """In place, the gradient of sum(scale · losses) with respect to the logits, whose softmax is p; scale (rows,)."""
+    p *= scale.unsqueeze(1)
+    return p.scatter_add_(1, targets.unsqueeze(1), -scale.unsqueeze(1))
+
+
+class _PerPosition(torch.autograd.Function):
+    """Losses by position; backward makes the logits a second time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor,
+        product: torch.dtype, chunk_bytes: int,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight, bias, targets, ignored)
+        ctx.product, ctx.chunk_bytes = product, chunk_bytes
+        head = _Head(x, weight, bias, product)
+        losses = x.new_empty(len(x), dtype=head.exact)
+        with without_autocast(x.device):
+            for rows in _parts(len(x), len(weight), chunk_bytes):
+                losses[rows] = _losses(head.part(rows), targets[rows], ignored[rows], in_place=False)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, targets, ignored = ctx.saved_tensors
+        gradients = _recomputed(x, weight, bias, targets, ignored, grad, ctx)
+        return (*_typed(gradients, x, weight, bias), None, None, None, None)
+
+
+def _recomputed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor, grad: Tensor, ctx: Any
+) -> Gradients:
+    """Gradients of x, weight and bias for those of the losses (n,)."""
+    head = _Head(x, weight, bias, ctx.product)
+    gradients = head.gradients(ctx.needs_input_grad)
+    with without_autocast(x.device):
+        for rows in _parts(len(x), len(weight), ctx.chunk_bytes):
+            logits = head.part(rows)
+            _losses(logits, targets[rows], ignored[rows], in_place=True)
+            scale = grad[rows].to(head.exact).masked_fill(ignored[rows], 0)
+            head.add(gradients, rows, _slopes(logits, targets[rows], scale))
+    return gradients
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of the losses; the gradients are made in forward, of the logits that are there already.
+
+    Backward multiplies them, in place, by what the sum is multiplied by; a second one makes them anew.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: Tensor,
+        product: torch.dtype, chunk_bytes: int,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight, bias, targets, ignored)
+        ctx.product, ctx.chunk_bytes = product, chunk_bytes
+        head, wanted = _Head(x, weight, bias, product), any(ctx.needs_input_grad)
+        gradients, total = head.gradients(ctx.needs_input_grad), x.new_zeros((), dtype=head.exact)
+        with without_autocast(x.device):
+            for rows in _parts(len(x), len(weight), chunk_bytes):
+                logits = head.part(rows)
+                total += _losses(logits, targets[rows], ignored[rows], in_place=wanted).sum()
+                if wanted:
+                    scale = (~ignored[rows]).to(head.exact)
+                    head.add(gradients, rows, _slopes(logits, targets[rows], scale))
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, targets, ignored = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # given away
+            gradients = _recomputed(x, weight, bias, targets, ignored, grad.expand(len(x)), ctx)
+        elif grad.device.type != "cpu" or grad != 1:  # asking a GPU would wait for it
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient *= grad
+        return (*_typed(gradients, x, weight, bias), None, None, None, None)
+
+
+def _typed(gradients: Gradients, *inputs: Tensor | None) -> Iterator[Tensor | None]:
+    for gradient, x in zip(gradients, inputs, strict=True):
+        yield None if gradient is None or x is None else gradient.to(x.dtype)
+
+
+def _check(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, ignore_index: int) -> None:
+    check_dense(x=x, weight=weight, targets=targets, bias=bias)
+    if x.dim() < 1 or not x.is_floating_point():
+        raise ValueError(f"x: shape {tuple(x.shape)}, dtype {x.dtype}; expected (…, D), real floating")
+    D = x.shape[-1]
+    if weight.dim() != 2 or weight.shape[0] < 1 or weight.shape[1] != D or not weight.is_floating_point():
+        got = f"shape {tuple(weight.shape)}, dtype {weight.dtype}"
+        raise ValueError(f"weight: {got}; expected (V, D) with V >= 1 and D = {D}, as in x, real floating")
+    V = len(weight)
+    if bias is not None and (tuple(bias.shape) != (V,) or not bias.is_floating_point()):
+        got = f"shape {tuple(bias.shape)}, dtype {bias.dtype}"
+        raise ValueError(f"bias: {got}; expected (V,) = {(V,)}, as in weight, real floating")
+    if targets.shape != x.shape[:-1] or targets.dtype != torch.int64:
+        got = f"shape {tuple(targets.shape)}, dtype {targets.dtype}"
+        raise ValueError(f"targets: {got}; expected {tuple(x.shape[:-1])}, x's without D, int64")
+    for name, other in (("weight", weight), ("targets", targets), ("bias", bias)):
+        if other is not None and other.device != x.device:
+            raise ValueError(f"{name}: on {other.device}; expected {x.device}, where x is")
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere looking at the values would wait
+        wrong = targets[((targets < 0) | (targets >= V)) & (targets != ignore_index)]
+        if wrong.numel():
+            raise ValueError(f"targets: {wrong[0].item()} among them; expected 0 to V-1 = {V - 1}, or {ignore_index}")
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Literal["none", "sum"] = "none",
+    chunk_bytes: int = _CHUNK_BYTES,
+) -> Tensor:
+    """-log softmax(x weightᵀ + bias)[target] of every position, in nats, without all logits at once.
+
+    Args:
+        x: (…, D), real floating.
+        weight: (V, D), the head's, or an embedding's that is tied to it.
+        targets: (…), int64, below V.
+        bias: (V,).
+        ignore_index: targets that are not scored.
+        reduction: "none" gives the losses (…), 0 where ignored, and makes the logits again in backward. "sum" gives
+            their sum (); where gradients are asked for it makes them in forward, of the same logits: three matrix
+            products in all, nothing computed twice. (For the mean divide the sum.)
+        chunk_bytes: float32 logits at a time, at least one position's.
+
+    Matrix products in x's dtype, or autocast's; softmax, losses and sums, the weight's gradient among them, in float32
+    (float64 for float64 x); each gradient has its input's dtype and is not differentiable a second time. Where
+    torch.compile traces it, "sum" too makes the logits again in backward.
+
+    Raises:
+        ValueError: one line naming the argument, for a shape, dtype, device or (on a CPU) target that does not fit.
+    """
+    _check(x, weight, targets, bias, ignore_index)
+    if reduction not in ("none", "sum"):
+        raise ValueError(f"reduction: {reduction!r}; expected 'none' or 'sum'")
+    if chunk_bytes < 1:
+        raise ValueError(f"chunk_bytes: {chunk_bytes}; expected at least 1")
+    autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    product = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+    flat = targets.reshape(-1)
+    ignored = flat == ignore_index
+    arguments = (
+        x.reshape(-1, x.shape[-1]), weight, bias, flat.masked_fill(ignored, 0), ignored, product, chunk_bytes
+    )  # fmt: skip
+    if reduction == "sum" and not torch.compiler.is_compiling():
+        return _Sum.apply(*arguments)
+    losses = _PerPosition.apply(*arguments).view(targets.shape)
+    return losses.sum() if reduction == "sum" else losses

@@ -1,0 +1,175 @@
+"""linear_cross_entropy against F.cross_entropy of F.linear."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lra_ssm.ops import linear_cross_entropy
+
+CHUNKS = (1, 7 * 4 * 11, 64 << 20)  # one position at a time, seven, all
+
+
+def case(n: int = 23, D: int = 5, V: int = 11, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(n + D + V)
+    return {
+        "x": torch.randn(n, D, generator=g, dtype=dtype).requires_grad_(),
+        "weight": torch.randn(V, D, generator=g, dtype=dtype).requires_grad_(),
+        "bias": torch.randn(V, generator=g, dtype=dtype).requires_grad_(),
+        "targets": torch.randint(0, V, (n,), generator=g),
+    }
+
+
+def plain(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight, bias), targets, reduction="none")
+
+
+def gradients(loss: Tensor, inputs: dict[str, Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [x for x in inputs.values() if x.requires_grad]))
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_values_and_gradients_are_those_of_the_plain_form(chunk_bytes: int, reduction: str, with_bias: bool) -> None:
+    inputs = case()
+    if not with_bias:
+        del inputs["bias"]
+    inputs["targets"][[0, 5, 22]] = -100
+    wanted, got = plain(**inputs), linear_cross_entropy(**inputs, reduction=reduction, chunk_bytes=chunk_bytes)
+    scale = torch.linspace(-1, 2, 23, dtype=torch.float64) if reduction == "none" else torch.tensor(0.37)
+    torch.testing.assert_close(got, wanted if reduction == "none" else wanted.sum())
+    for ours, theirs in zip(
+        gradients((got * scale).sum(), inputs), gradients((wanted * scale).sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_leading_dimensions_and_another_ignore_index() -> None:
+    inputs = case(24)
+    inputs["targets"][3] = 0
+    got = linear_cross_entropy(
+        inputs["x"].view(2, 3, 4, 5), inputs["weight"], inputs["targets"].view(2, 3, 4), ignore_index=0
+    )
+    wanted = plain(inputs["x"], inputs["weight"], inputs["targets"]) * (inputs["targets"] != 0)
+    assert got.shape == (2, 3, 4) and got.flatten()[3] == 0
+    torch.testing.assert_close(got.flatten(), wanted)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("n", [0, 4])
+def test_nothing_to_score_gives_zeros(n: int, reduction: str) -> None:
+    inputs = case(n)
+    inputs["targets"][:] = -100
+    loss = linear_cross_entropy(**inputs, reduction=reduction)
+    assert loss.sum() == 0 and loss.shape == ((n,) if reduction == "none" else ())
+    assert all((grad == 0).all() for grad in gradients(loss.sum(), inputs))
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_huge_logits(reduction: str) -> None:
+    # Multiples of powers of two, whose products are exact: what is compared is the softmax.
+    rounded = {k: v.detach() for k, v in case().items()}
+    rounded["x"] = (rounded["x"] * 1e4).round()
+    rounded |= {name: (rounded[name] * 8).round() / 8 for name in ("weight", "bias")}
+    double, inputs = (
+        {k: v.to(dtype).requires_grad_() if v.is_floating_point() else v for k, v in rounded.items()}
+        for dtype in (torch.float64, torch.float32)
+    )
+    wanted, got = plain(**double), linear_cross_entropy(**inputs, reduction=reduction)
+    assert wanted.max() > 1e4
+    torch.testing.assert_close(got.double(), wanted if reduction == "none" else wanted.sum(), rtol=1e-6, atol=0)
+    for ours, theirs in zip(gradients(got.sum(), inputs), gradients(wanted.sum(), double), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_products_are_bfloat16_under_autocast_and_the_softmax_is_not(reduction: str) -> None:
+    inputs = case(64, 32, 50, torch.float32)
+    inputs["x"] = (inputs["x"].detach() * 5).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = linear_cross_entropy(**inputs, reduction=reduction, chunk_bytes=20 * 50 * 4)
+        logits = F.linear(inputs["x"], inputs["weight"]).float() + inputs["bias"]
+    wanted = F.cross_entropy(logits, inputs["targets"], reduction="none")
+    wanted = wanted if reduction == "none" else wanted.sum()
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(gradients(got.sum(), inputs), gradients(wanted.sum(), inputs), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * theirs.abs().max().item())
+
+
+def test_mixed_dtypes_multiply_in_that_of_x_and_gradients_are_their_inputs() -> None:
+    inputs = case(dtype=torch.float32)
+    inputs["x"] = inputs["x"].detach().bfloat16().requires_grad_()
+    loss = linear_cross_entropy(**inputs)
+    torch.testing.assert_close(
+        loss, plain(inputs["x"], inputs["weight"].bfloat16(), inputs["targets"], inputs["bias"].bfloat16()).float(),
+        rtol=0.05, atol=0.05,
+    )  # fmt: skip
+    assert loss.dtype == torch.float32
+    assert [grad.dtype for grad in gradients(loss.sum(), inputs)] == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_gradcheck() -> None:
+    inputs = case(5, 3, 4)
+    inputs["targets"][1] = -100
+    for reduction in ("none", "sum"):
+        assert torch.autograd.gradcheck(
+            lambda x, weight, bias, r=reduction: linear_cross_entropy(
+                x, weight, inputs["targets"], bias=bias, reduction=r, chunk_bytes=32
+            ),
+            (inputs["x"], inputs["weight"], inputs["bias"]),
+        )
+
+
+def test_the_sum_can_be_used_twice_and_without_gradients() -> None:
+    inputs = case()
+    with torch.no_grad():
+        before = [linear_cross_entropy(**inputs, reduction="sum") for _ in range(2)]
+    loss = linear_cross_entropy(**inputs, reduction="sum")
+    assert before[0] == before[1] == loss
+    tensors = [inputs[name] for name in ("x", "weight", "bias")]
+    first = torch.autograd.grad(3 * loss, tensors, retain_graph=True)
+    second = torch.autograd.grad(-2 * loss, tensors)
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a * (-2 / 3), b)
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_gradients_of_one_input_alone(wanted: str, reduction: str) -> None:
+    inputs = case()
+    for name in ("x", "weight", "bias"):
+        inputs[name].requires_grad_(name == wanted)
+    ours = gradients(linear_cross_entropy(**inputs, reduction=reduction).sum(), inputs)
+    torch.testing.assert_close(ours, gradients(plain(**inputs).sum(), inputs))
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_compiles_as_one_graph(reduction: str) -> None:
+    inputs = case()
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    loss, wanted = compiled(**inputs, reduction=reduction, chunk_bytes=400), plain(**inputs)
+    torch.testing.assert_close(loss.sum(), wanted.sum())
+    torch.testing.assert_close(gradients(loss.sum(), inputs), gradients(wanted.sum(), inputs))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": torch.zeros(23, 5, dtype=torch.int64)}, r"^x: .*real floating"),
+        ({"weight": torch.zeros(11, 6)}, r"^weight: shape \(11, 6\).*D = 5"),
+        ({"bias": torch.zeros(5)}, r"^bias: shape \(5,\).*\(11,\)"),
+        ({"targets": torch.zeros(22, dtype=torch.int64)}, r"^targets: shape \(22,\).*expected \(23,\)"),
+        ({"targets": torch.zeros(23)}, r"^targets: .*int64"),
+        ({"targets": torch.full((23,), 11)}, r"^targets: 11 among them; expected 0 to V-1 = 10, or -100"),
+        ({"weight": torch.zeros(11, 5, device="meta")}, r"^weight: on meta; expected cpu"),
+        ({"reduction": "mean"}, r"^reduction: 'mean'"),
+        ({"chunk_bytes": 0}, r"^chunk_bytes: 0"),
+    ],
+)
+def test_bad_input_is_named_in_one_line(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        linear_cross_entropy(**{**case(), **change})  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
