@@ -250,6 +250,11 @@ class MambaBlock(Block):
         y = self.out_proj(y)
         return self.dropout(y if self.glu is None else F.glu(self.glu(self.dropout(F.gelu(y))), dim=-1))
 
+    @torch.no_grad()
+    def scale_residual(self, factor: float) -> None:
+        """Scales what f adds to the residual at initialization, where many blocks add up."""
+        self.out_proj.weight *= factor
+
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""
         weight = self.conv1d.weight

@@ -74,7 +74,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(d_model)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return super().forward(x)
+        return super().forward(_in_precision_of(self.weight, x))
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "no_decay", "bias": "no_decay"}
@@ -87,10 +87,17 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return super().forward(x)
+        return super().forward(_in_precision_of(self.weight, x))
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "no_decay"}
+
+
+def _in_precision_of(weight: Tensor, x: Tensor) -> Tensor:
+    """A float32 residual for a model of lower precision, whose layers go on in it, as in Mamba's code. (The sums within
+    a normalization are float32 in any.)"""
+    lower = weight.dtype in (torch.float16, torch.bfloat16) and x.dtype == torch.float32
+    return x.to(weight.dtype) if lower else x
 
 
 def make_norm(name: NormName, d_model: int) -> nn.Module:

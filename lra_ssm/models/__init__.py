@@ -5,6 +5,7 @@ from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, NLIHead
+from lra_ssm.models.language_model import LanguageModel
 from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
 from lra_ssm.models.pooling import LastPooling, MaxPooling, MeanPooling
 from lra_ssm.models.regressor import Regressor
@@ -14,6 +15,7 @@ __all__ = [
     "Classifier",
     "DualEncoder",
     "LRAPairHead",
+    "LanguageModel",
     "LastPooling",
     "LayerSpec",
     "LinearHead",

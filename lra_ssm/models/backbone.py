@@ -5,7 +5,9 @@ Shapes: B batch, L length, D channels, V vocabulary.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
 from lra_ssm.layers.blocks import S4Block, need, run_with_state
@@ -24,6 +26,8 @@ class Backbone(nn.Module):
         d_model: D.
         n_layers: number of blocks.
         block: a specification, built as `block(D, layer)`.
+        residual_in_float32: what goes from block to block is float32 in a model of lower precision.
+        activation_checkpointing: in training, blocks are run again in backward instead of keeping what they computed.
 
     Raises:
         ValueError: not exactly one of vocab_size and d_input is given.
@@ -37,6 +41,8 @@ class Backbone(nn.Module):
         d_model: int = 128,
         n_layers: int = 8,
         block: BlockFactory = S4Block,
+        residual_in_float32: bool = False,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         if (vocab_size is None) == (d_input is None):
@@ -44,6 +50,7 @@ class Backbone(nn.Module):
         for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        self.residual_in_float32, self.activation_checkpointing = residual_in_float32, activation_checkpointing
         layer, block = LayerSpec.of(layer), BlockSpec.of(block)
         self.embedding: nn.Module
         if vocab_size is not None:
@@ -67,11 +74,13 @@ class Backbone(nn.Module):
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,), reset (B, L) bool -> (B, L, D), 0 at padding, or
         with the states of all blocks after the last real position. Raises ValueError, naming it, for what a block or
         layer does not take."""
-        x = mask_padding(self.embedding(inputs), lengths)
+        x = mask_padding(self._embed(inputs), lengths)
+        again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         after: list[Any] = []
         for i, block in enumerate(self.blocks):
             before = None if initial_state is None else initial_state[i]
-            x, state = run_with_state(block, x, lengths, reset, before, return_last_state)
+            call = (block, x, lengths, reset, before, return_last_state)
+            x, state = checkpoint(run_with_state, *call, use_reentrant=False) if again else run_with_state(*call)
             after.append(state)
         if self.norm is not None:
             x = mask_padding(self.norm(x, lengths), lengths)
@@ -83,13 +92,17 @@ class Backbone(nn.Module):
 
     def step(self, inputs_t: Tensor, state: State) -> tuple[Tensor, State]:
         """One position: inputs_t (B,) int64 or (B, d_input) float -> (x_t (B, D), states)."""
-        x, after = self.embedding(inputs_t), []
+        x, after = self._embed(inputs_t), []
         for block, before in zip(self.blocks, state, strict=True):
             x, one = need(block, "step")(x, before)
             after.append(one)
         if self.norm is not None:
             x = self.norm(x[:, None])[:, 0]
         return x, tuple(after)
+
+    def _embed(self, inputs: Tensor) -> Tensor:
+        x = self.embedding(inputs)
+        return x.to(torch.promote_types(x.dtype, torch.float32)) if self.residual_in_float32 else x
 
     def optim_roles(self) -> dict[str, Role]:
         return {"embedding.bias": "no_decay"} if isinstance(self.embedding, nn.Linear) else {}

@@ -1,7 +1,8 @@
 """LightningModules: what a training, validation, test and prediction step is, and how parameters are trained."""
 
 from lra_ssm.tasks.classification import Classification
+from lra_ssm.tasks.language_modelling import LanguageModelling
 from lra_ssm.tasks.optim import OptimizerSettings
 from lra_ssm.tasks.regression import Regression
 
-__all__ = ["Classification", "OptimizerSettings", "Regression"]
+__all__ = ["Classification", "LanguageModelling", "OptimizerSettings", "Regression"]

@@ -39,6 +39,10 @@ class NetworkTask(L.LightningModule):
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.network(inputs, lengths)
 
+    def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        """A batch's inputs, and their lengths or None. Raises TypeError for what is no batch of this task."""
+        return unpack(batch)[:2]
+
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Looks at the lengths while they are still on the CPU: on a GPU every look would have to wait for it.
 
@@ -47,7 +51,7 @@ class NetworkTask(L.LightningModule):
         data = getattr(self._trainer, "datamodule", None)
         if data is not None:
             batch = data.on_before_batch_transfer(batch, dataloader_idx)
-        inputs, lengths, _ = unpack(batch)
+        inputs, lengths = self.inputs_of(batch)
         if isinstance(inputs, Tensor) and isinstance(lengths, Tensor) and inputs.dim() > lengths.dim() > 0:
             try:
                 check_lengths(lengths.flatten(), inputs.flatten(0, lengths.dim() - 1), least=1)

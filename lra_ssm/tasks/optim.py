@@ -27,7 +27,7 @@ from lra_ssm.tables import table, terminal_width
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to 0.
+    """AdamW with a linear warm-up and a cosine to 0, or to a floor.
 
     Args:
         lr: base learning rate.
@@ -39,8 +39,10 @@ class OptimizerSettings:
         recurrent_weight_decay: of role "recurrent".
         delta_weight_decay: of role "delta".
         warmup_steps: optimizer steps of linear warm-up before the cosine; below 1 their share of the run's.
+        min_lr_factor: where the cosine ends: this share of every rate.
+        betas: AdamW's, each at least 0 and below 1.
 
-    Raises ValueError for a value below 0 or none at all.
+    Raises ValueError for a value below 0 or none at all, or a share above 1.
     """
 
     lr: float = 0.01
@@ -51,11 +53,13 @@ class OptimizerSettings:
     recurrent_weight_decay: float = 0.0
     delta_weight_decay: float = 0.0
     warmup_steps: float = 1000
+    min_lr_factor: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if (value is None and field.name == "delta_lr_factor") or field.name == "decay_biases_and_norms":
+            if (value is None and field.name == "delta_lr_factor") or field.name in ("decay_biases_and_norms", "betas"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
@@ -65,6 +69,12 @@ class OptimizerSettings:
             raise ValueError(f"decay_biases_and_norms is {self.decay_biases_and_norms!r}; it must be true or false")
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1")
+        if self.min_lr_factor > 1:
+            raise ValueError(f"min_lr_factor is {self.min_lr_factor}; it is a share of the rates: 1 at most")
+        betas = tuple(float(beta) for beta in self.betas)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas is {self.betas}; it must be two numbers of at least 0 and below 1")
+        object.__setattr__(self, "betas", betas)
 
     def warmup_of(self, total_steps: int) -> int:
         """Steps of warm-up in a run of so many."""
@@ -132,20 +142,23 @@ def format_groups(groups: list[dict[str, Any]]) -> str:
     return table(("group", "parameters", "lr", "weight decay"), rows, width=terminal_width())
 
 
-def warmup_cosine(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int) -> LambdaLR:
-    """Linear warm-up from 0 over `warmup_steps`, then half a cosine to 0 at `total_steps`; scales every group."""
+def warmup_cosine(
+    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int, min_lr_factor: float = 0.0
+) -> LambdaLR:
+    """Linear warm-up from 0 over `warmup_steps`, then half a cosine to `min_lr_factor` at `total_steps`; scales every
+    group."""
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return step / warmup_steps
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return min_lr_factor + (1 - min_lr_factor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     return LambdaLR(optimizer, factor)
 
 
 def optimizer_and_schedule(model: nn.Module, settings: OptimizerSettings, total_steps: int) -> dict[str, Any]:
     """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, parameter_rates(model, settings)))
-    schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps)
+    optimizer = torch.optim.AdamW(parameter_groups(model, parameter_rates(model, settings)), betas=settings.betas)
+    schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps, settings.min_lr_factor)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

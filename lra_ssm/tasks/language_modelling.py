@@ -1,0 +1,195 @@
+"""Language modelling as a LightningModule: the next token at every position.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+from torchmetrics import Metric
+
+from lra_ssm.errors import InputError
+from lra_ssm.layers.contract import wrong_output
+from lra_ssm.layers.spec import NetworkFactory
+from lra_ssm.models.language_model import NOT_SCORED
+from lra_ssm.tasks.base import NetworkTask, share
+from lra_ssm.tasks.carried import all_rows, own_rows
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
+
+
+class Tokens(NamedTuple):
+    """A batch: see `LanguageModelling`."""
+
+    inputs: Tensor
+    targets: Tensor
+    reset: Tensor | None = None
+    lengths: Tensor | None = None
+
+
+class LanguageModelling(NetworkTask):
+    """Trains a network with cross-entropy on the next token; reports perplexity, exp(sum of −log p / tokens).
+
+    A batch is (inputs, targets, reset, lengths) or (inputs, targets): inputs and targets (B, L) int64, a target −100
+    where nothing is scored, reset (B, L) bool or None, true where a document starts, lengths (B,) or None.
+
+    Data whose `carries_state` is true gives batches whose rows go on where those of the batch before ended: the states
+    are then kept from batch to batch, without gradient, dropped where reset says so and at an epoch's end, and saved in
+    the checkpoints of a run that stops within an epoch. `eval_carries_state` says the same of evaluation.
+
+    Logged of validation and test, over all tokens that are scored: `loss`, nats per token, and `perplexity`; and over a
+    whole split of data that has `text_counts`, `word_perplexity`, exp(nats / words separated by whitespace), and
+    `bits_per_byte` of its UTF-8: these compare across tokenizers.
+
+    Args:
+        network: a specification: a `LanguageModel`, or any class whose instances map (inputs, lengths) to logits
+            (B, L, at least V).
+        optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+    """
+
+    predicts_classes = False  # so predictions.csv has values: a log-likelihood per position
+
+    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
+        super().__init__(network, optimizer)
+        self.val_tokens, self.test_tokens = TokenLoss(), TokenLoss()
+        self._carried: dict[str, Any] = {}  # states by what is going on, "train" or "eval"
+
+    def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        tokens = unpack_tokens(batch)
+        return tokens.inputs, tokens.lengths
+
+    def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
+        """The network on a batch, with states where the data carries them, and what its parameters are to the
+        optimizer: no loss, no log. Raises InputError, or ValueError for what the network lacks."""
+        parameter_rates(self.network, self.optimizer_settings)
+        self._nll(unpack_tokens(batch), None, self._carries("train") or self._carries("eval"))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        tokens = unpack_tokens(batch)
+        total = self._carry(tokens, "train", reduction="sum")
+        count = (tokens.targets != NOT_SCORED).sum().clamp(min=1)
+        loss = total / count
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(tokens.inputs))
+        return loss * share(count, loss)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, self.val_tokens)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, self.test_tokens)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """log p of the targets: (B, L, 1), 0 where nothing is scored."""
+        return -self._carry(unpack_tokens(batch), "eval").unsqueeze(-1)
+
+    # -- states carried from batch to batch ------------------------------------------------------------------------
+
+    def _carries(self, mode: str) -> bool:
+        data = getattr(self._trainer, "datamodule", None)
+        return bool(getattr(data, "carries_state" if mode == "train" else "eval_carries_state", False))
+
+    def _carry(self, tokens: Tokens, mode: str, reduction: str = "none") -> Tensor:
+        """−log p of a batch that goes on where the last one of this mode ended, if the data says so."""
+        carries = self._carries(mode)
+        nll, state = self._nll(tokens, self._carried.get(mode), carries, reduction)
+        if carries:
+            self._carried[mode] = tree_map(torch.Tensor.detach, state)
+        return nll
+
+    def on_train_epoch_end(self) -> None:
+        self._carried.pop("train", None)
+
+    def _forget_evaluation(self) -> None:
+        self._carried.pop("eval", None)
+
+    on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = _forget_evaluation
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "train" in self._carried:
+            checkpoint["carried_state"] = tree_map(all_rows, self._carried["train"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "carried_state" in checkpoint:
+            self._carried["train"] = tree_map(own_rows, checkpoint["carried_state"])
+
+    def on_train_start(self) -> None:
+        self._carried = tree_map(lambda x: x.to(self.device), self._carried)
+
+    # -- the loss and what is logged of it -------------------------------------------------------------------------
+
+    def _nll(self, tokens: Tokens, state: Any, carries: bool, reduction: str = "none") -> tuple[Tensor, Any]:
+        """−log p of every target in nats, 0 where it is not scored, (B, L), or their sum; and the states after them."""
+        inputs, targets, reset, lengths = tokens
+        asked = {"reset": reset, "initial_state": state, "return_last_state": carries or None}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        own = getattr(self.network, "negative_log_likelihood", None)
+        if own is not None:
+            return own(inputs, targets, lengths, **asked, reduction=reduction)
+        out = self.network(inputs, lengths, **asked)
+        logits, state = out if carries else (out, None)
+        if not (isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == targets.shape):
+            raise wrong_output(self.network, logits, inputs, "a network gives logits (batch, length, V)", "inputs")
+        nll = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_SCORED, reduction=reduction
+        )
+        return (nll if reduction == "sum" else nll.view_as(targets)), state
+
+    def _evaluate(self, batch: Any, metric: "TokenLoss") -> None:
+        tokens = unpack_tokens(batch)
+        nll = self._carry(tokens, "eval")
+        metric.update(nll, tokens.targets != NOT_SCORED)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_split("val", self.val_tokens)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_split("test", self.test_tokens)
+
+    def _log_split(self, split: str, metric: "TokenLoss") -> None:
+        nll, tokens = metric.compute()
+        metric.reset()
+        loss = nll / tokens
+        found = {"loss": loss, "perplexity": loss.exp()}
+        counts = getattr(getattr(self._trainer, "datamodule", None), "text_counts", None)
+        if counts is not None:
+            text = counts(split)
+            if text.tokens == int(tokens):  # the whole split, and nothing but it
+                found["word_perplexity"] = (nll / text.words).exp()
+                found["bits_per_byte"] = nll / (text.bytes * math.log(2))
+        self.log_dict({f"{split}/{name}": value.float() for name, value in found.items()}, prog_bar=True)
+
+
+class TokenLoss(Metric):
+    """Sum of −log p, in float64, and how many tokens it is of."""
+
+    nll: Tensor
+    tokens: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("nll", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, nll: Tensor, scored: Tensor) -> None:
+        """nll (…) float, 0 where not scored; scored (…) bool."""
+        self.nll += nll.sum(dtype=torch.float64)
+        self.tokens += scored.sum()
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        return self.nll, self.tokens
+
+
+def unpack_tokens(batch: Any) -> Tokens:
+    """A batch by its parts. Raises InputError for what is none of text."""
+    given = batch if isinstance(batch, (tuple, list)) else ()
+    if len(given) in (2, 4) and all(isinstance(part, Tensor) for part in given[:2]):
+        tokens = Tokens(*given)
+        if tokens.targets.shape == tokens.inputs.shape and not tokens.targets.is_floating_point():
+            return tokens
+    raise InputError(
+        "a batch of text is (inputs, targets, reset, lengths), with a target for each token of the inputs; the data"
+        " gives others: tasks for classes and real targets are Classification and Regression"
+    )

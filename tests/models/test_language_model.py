@@ -1,0 +1,154 @@
+"""The language model: logits, states, steps and log-likelihoods agree; what is initialized, padded and refused."""
+
+import math
+
+import pytest
+import torch
+
+from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, S4Block
+from lra_ssm.models import LanguageModel
+
+LAYERS = {
+    "S6": LayerSpec(S6, d_state=4),
+    "S4D": LayerSpec(S4D, d_state=4),
+    "B2S6": LayerSpec(B2S6, num_blocks=2, d_state=4),
+    "LRU": LayerSpec(LRU, d_state=4),
+}
+
+
+def model(layer="S6", seed=0, **settings):
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 13, "d_model": 8, "n_layers": 2, "pad_vocab_size_multiple": 8}
+    return LanguageModel(LAYERS[layer], **{**sizes, **settings}).eval()
+
+
+def tokens(batch=3, length=11, seed=1):
+    return torch.randint(13, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_prefix_in_parallel_and_then_steps_give_the_logits_of_the_whole(layer):
+    lm, ids = model(layer).double(), tokens()
+    whole = lm(ids)
+    assert whole.shape == (3, 11, 16)
+    first, state = lm(ids[:, :6], return_last_state=True)
+    torch.testing.assert_close(first, whole[:, :6])
+    for t in range(6, 11):
+        logits, state = lm.step(ids[:, t], state)
+        torch.testing.assert_close(logits, whole[:, t])
+    rest, _ = lm(ids[:, 6:], initial_state=lm(ids[:, :6], return_last_state=True)[1], return_last_state=True)
+    torch.testing.assert_close(rest, whole[:, 6:])
+    torch.testing.assert_close(lm.step(ids[:, 0], lm.initial_state(3))[0], whole[:, 0])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("block", [MambaBlock, BlockSpec(S4Block, norm="layer", prenorm=True)])
+def test_a_token_changes_nothing_before_it_nor_in_another_document(layer, block):
+    lm, ids = model(layer, block=block), tokens()
+    reset = torch.zeros_like(ids, dtype=torch.bool)
+    reset[:, 6] = True
+    changed = ids.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % 13
+    before, after = lm(ids, reset=reset), lm(changed, reset=reset)
+    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=0)
+    torch.testing.assert_close(before[:, 6:], after[:, 6:])
+    assert not torch.allclose(before[:, 5], after[:, 5])
+    torch.testing.assert_close(before[:, 6:], lm(ids[:, 6:]), rtol=1e-4, atol=1e-6)  # a document as if it stood alone
+
+
+def test_padding_has_zero_logits_and_changes_nothing():
+    lm, ids, lengths = model(), tokens(), torch.tensor([11, 4, 1])
+    logits = lm(ids, lengths)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(logits[row, :length], lm(ids[row : row + 1, :length])[0])
+        assert not logits[row, length:].any()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_log_likelihoods_are_those_of_the_logits_in_value_and_gradient(tied):
+    lm, ids = model(tie_embeddings=tied).double().train(), tokens()
+    targets = ids.roll(-1, 1)
+    targets[:, -1] = -100
+    logits = lm(ids)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    nll, _ = lm.negative_log_likelihood(ids, targets)
+    torch.testing.assert_close(nll.flatten(), expected)
+    gradients = torch.autograd.grad(expected.sum(), list(lm.parameters()))
+    total, _ = lm.negative_log_likelihood(ids, targets, reduction="sum")
+    for ours, theirs in zip(torch.autograd.grad(total, list(lm.parameters())), gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(torch.autograd.grad(nll.sum(), list(lm.parameters())), gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_score_is_the_log_likelihood_of_each_token_given_those_before():
+    lm, ids = model(), tokens()
+    expected = lm(ids).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(lm.score(ids), expected)
+    scores = lm.score(ids, torch.tensor([11, 4, 1]))
+    torch.testing.assert_close(scores[1, :3], expected[1, :3])
+    assert not scores[1, 3:].any() and not scores[2].any()
+    with pytest.raises(ValueError, match=r"ids: shape \(3, 1\); expected \(B, L\) with L >= 2"):
+        lm.score(ids[:, :1])
+
+
+def test_it_starts_as_mambas_code_does():
+    lm = model(vocab_size=1000, d_model=64, n_layers=4)
+    assert lm.head_weight is lm.backbone.embedding.weight and lm.head_weight.shape == (1000, 64)
+    assert lm.head_weight.std().item() == pytest.approx(0.02, rel=0.05)
+    bound = (128**-0.5) / math.sqrt(4)
+    largest = max(block.out_proj.weight.abs().max().item() for block in lm.backbone.blocks)
+    assert 0.98 * bound < largest <= bound * (1 + 1e-6)
+    assert model(vocab_size=16).score(tokens()).mean().item() == pytest.approx(-math.log(16), rel=0.05)
+
+
+def test_the_vocabulary_is_padded_and_a_head_of_its_own_is_not_the_embedding():
+    assert model(vocab_size=50277, d_model=2, n_layers=1).head_weight.shape == (50280, 2)
+    assert model(vocab_size=16).head_weight.shape == (16, 8)
+    untied = model(tie_embeddings=False)
+    assert untied.head_weight is not untied.backbone.embedding.weight
+    assert sum(p.numel() for p in untied.parameters()) == sum(p.numel() for p in model().parameters()) + 16 * 8
+
+
+@pytest.mark.parametrize("layer", ["S6", "B2S6"])
+def test_activation_checkpointing_changes_no_gradient(layer):
+    plain, again, ids = model(layer), model(layer, activation_checkpointing=True), tokens()
+    gradients = []
+    for lm in (plain.train(), again.train()):
+        lm.negative_log_likelihood(ids, ids, reset=ids == 3, reduction="sum")[0].backward()
+        gradients.append([p.grad for p in lm.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def seen_dtypes(lm, run):
+    seen = {}
+    for module in lm.modules():
+        if type(module).__name__ in ("RMSNorm", "MambaBlock", "S6"):
+            module.register_forward_hook(lambda m, _, out: seen.update({type(m).__name__: out.dtype}))
+    run()
+    return seen
+
+
+def test_what_goes_from_block_to_block_is_float32_in_lower_precision():
+    ids = tokens()
+    low = model().to(torch.bfloat16)
+    assert seen_dtypes(low, lambda: low(ids)) == {
+        "RMSNorm": torch.bfloat16,
+        "MambaBlock": torch.float32,
+        "S6": torch.bfloat16,
+    }
+    assert low(ids).dtype == torch.bfloat16
+    mixed = model()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert seen_dtypes(mixed, lambda: mixed(ids))["RMSNorm"] == torch.float32
+        assert seen_dtypes(mixed, lambda: mixed(ids))["MambaBlock"] == torch.float32
+    torch.testing.assert_close(low(ids).float(), model()(ids), atol=2e-3, rtol=0.1)
+
+
+def test_sizes_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
+        model(vocab_size=0)
+    with pytest.raises(ValueError, match="bidirectional: it has no state"):
+        torch.manual_seed(0)
+        LanguageModel(LayerSpec(S6, bidirectional=True), 13, 8, 1).initial_state(1)

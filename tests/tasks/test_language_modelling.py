@@ -1,0 +1,192 @@
+"""The task of language models by itself: what is scored, logged, carried from batch to batch, and refused."""
+
+import math
+from typing import NamedTuple
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lra_ssm.errors import InputError
+from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.models import LanguageModel
+from lra_ssm.tasks import LanguageModelling, OptimizerSettings
+from tests.tasks.test_classification import trainer
+
+NETWORK = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=2)
+STEADY = OptimizerSettings(lr=1e-2, warmup_steps=0)
+
+
+class Counts(NamedTuple):
+    tokens: int
+    words: int
+    bytes: int
+
+
+class Data(L.LightningDataModule):
+    """Batches as they are, with what a data module of text says of them."""
+
+    def __init__(self, batches, carries=False, counts=None):
+        super().__init__()
+        self.batches, self.carries_state, self.eval_carries_state = batches, carries, carries
+        if counts is not None:
+            self.text_counts = lambda split: counts
+
+    def loader(self):
+        return DataLoader(self.batches, batch_size=None)
+
+    train_dataloader = val_dataloader = test_dataloader = predict_dataloader = loader
+
+
+def draw(rows=2, length=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randint(11, (rows, length + 1), generator=generator)
+    return found[:, :-1], found[:, 1:], None, None
+
+
+def task(network=NETWORK, optimizer=STEADY):
+    torch.manual_seed(0)
+    return LanguageModelling(network, optimizer)
+
+
+def evaluated(lm, data):
+    (found,) = trainer().test(lm, data, verbose=False)
+    return found
+
+
+def test_perplexity_is_of_all_tokens_never_a_mean_over_batches():
+    lm, batches = task(), [draw(2, 6), draw(1, 3, seed=1)]
+    found = evaluated(lm, Data(batches))
+    nll = torch.cat([lm.network.negative_log_likelihood(x, y)[0].flatten() for x, y, _, _ in batches]).detach()
+    assert found["test/loss"] == pytest.approx(nll.mean().item(), rel=1e-5)
+    assert found["test/perplexity"] == pytest.approx(nll.mean().exp().item(), rel=1e-5)
+    assert "test/word_perplexity" not in found and "test/bits_per_byte" not in found
+
+
+def test_per_word_and_bits_per_byte_are_of_a_whole_split_alone():
+    lm, batches = task(), [draw(2, 6), draw(1, 3, seed=1)]
+    found = evaluated(lm, Data(batches, counts=Counts(tokens=15, words=5, bytes=40)))
+    total = found["test/loss"] * 15
+    assert found["test/word_perplexity"] == pytest.approx(math.exp(total / 5), rel=1e-4)
+    assert found["test/bits_per_byte"] == pytest.approx(total / (40 * math.log(2)), rel=1e-5)
+    assert "test/word_perplexity" not in evaluated(lm, Data(batches, counts=Counts(tokens=16, words=5, bytes=40)))
+
+
+def test_padding_and_what_is_not_scored_count_nothing():
+    lm = task()
+    inputs, targets, _, _ = draw(2, 6)
+    lengths = torch.tensor([6, 2])
+    masked = targets.clone()
+    masked[1, 2:], masked[0, :3] = -100, -100
+    found = evaluated(lm, Data([(inputs, masked, None, lengths)]))
+    nll = lm.network.negative_log_likelihood(inputs, targets, lengths)[0].detach()
+    assert found["test/loss"] == pytest.approx(torch.cat([nll[0, 3:], nll[1, :2]]).mean().item(), rel=1e-5)
+
+
+def cut(batch, at):
+    """Two batches of which the second goes on where the first ended."""
+    inputs, targets, _, _ = batch
+    return [(inputs[:, :at], targets[:, :at], None, None), (inputs[:, at:], targets[:, at:], None, None)]
+
+
+def test_carried_states_make_two_batches_one():
+    lm, whole = task(), draw(2, 9)
+    expected = evaluated(lm, Data([whole]))["test/loss"]
+    assert evaluated(lm, Data(cut(whole, 4), carries=True))["test/loss"] == pytest.approx(expected, rel=1e-5)
+    again = evaluated(lm, Data(cut(whole, 4), carries=True))["test/loss"]
+    assert again == pytest.approx(expected, rel=1e-5)  # nothing is carried from one evaluation to the next
+    assert evaluated(lm, Data(cut(whole, 4)))["test/loss"] != pytest.approx(expected, rel=1e-5)
+
+
+def test_reset_drops_what_is_carried():
+    lm, whole = task(), draw(2, 9)
+    first, (inputs, targets, _, _) = cut(whole, 4)
+    reset = torch.zeros_like(inputs, dtype=torch.bool)
+    reset[:, 0] = True
+    carried = evaluated(lm, Data([first, (inputs, targets, reset, None)], carries=True))
+    assert carried["test/loss"] == pytest.approx(evaluated(lm, Data(cut(whole, 4)))["test/loss"], rel=1e-5)
+
+
+def fit(lm, batches, folder, carries=True, **more):
+    run = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, limit_val_batches=0, default_root_dir=folder, **more,
+    )  # fmt: skip
+    return run, Data(batches, carries=carries)
+
+
+def test_a_run_stopped_within_an_epoch_of_streams_goes_on_with_its_states(tmp_path):
+    batches = [part for seed in range(2) for part in cut(draw(2, 9, seed=seed), 4)]
+    whole = task()
+    run, data = fit(whole, batches, tmp_path)
+    run.fit(whole, datamodule=data)
+    assert not whole._carried  # an epoch's end drops them
+
+    stopped = task()
+    run, data = fit(stopped, batches, tmp_path, max_steps=3)
+    stopped.on_train_epoch_end = lambda: None  # Lightning ends the epoch where max_steps does
+    stopped.configure_optimizers = lambda: torch.optim.SGD(stopped.parameters(), lr=0.1)
+    run.fit(stopped, datamodule=data)
+    run.save_checkpoint(tmp_path / "stopped.ckpt")
+    saved = torch.load(tmp_path / "stopped.ckpt", weights_only=True)
+    again = task()
+    again.on_load_checkpoint(saved)
+    leaves = torch.utils._pytree.tree_leaves
+    states = list(zip(leaves(again._carried["train"]), leaves(stopped._carried["train"]), strict=True))
+    assert len(states) == 4
+    for ours, theirs in states:
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_training_states_outlive_a_validation_between_two_batches():
+    lm = task()
+    run = trainer()
+    lm._trainer = run
+    run.datamodule = Data([], carries=True)
+    lm.log = lambda *_, **__: None
+    first, second = cut(draw(2, 9), 4)
+    lm.training_step(first, 0)
+    lm._forget_evaluation()
+    lm._evaluate(draw(2, 5, seed=3), lm.val_tokens)
+    loss = lm.training_step(second, 1)
+    _, state = lm.network.negative_log_likelihood(*first[:2], return_last_state=True)
+    expected, _ = lm.network.negative_log_likelihood(*second[:2], initial_state=state)
+    torch.testing.assert_close(loss, expected.mean())
+
+
+class Logits(nn.Module):
+    """A network of a user's own: logits alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 11)
+
+    def forward(self, inputs, lengths=None):
+        return self.table(inputs)
+
+
+def test_a_network_of_ones_own_gives_logits():
+    lm, (inputs, targets, _, _) = task(Logits), draw()
+    found = evaluated(lm, Data([(inputs, targets)]))
+    expected = nn.functional.cross_entropy(lm.network.table(inputs).flatten(0, 1), targets.flatten())
+    assert found["test/loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_batches_that_are_no_text_are_refused():
+    for batch in [(torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(2, 3).long(), None, torch.zeros(2).long())]:
+        with pytest.raises(InputError, match=r"a batch of text is \(inputs, targets, reset, lengths\)"):
+            task().inputs_of(batch)
+
+
+def test_a_schedule_ends_at_its_floor():
+    lm = task(optimizer=OptimizerSettings(lr=1.0, warmup_steps=2, min_lr_factor=0.1, betas=(0.9, 0.95)))
+    run, data = fit(lm, [draw(seed=s) for s in range(6)], None, carries=False)
+    run.fit(lm, datamodule=data)
+    (optimizer,) = run.optimizers
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    for wrong, said in [({"min_lr_factor": 2.0}, "1 at most"), ({"betas": (0.9, 1.0)}, "two numbers")]:
+        with pytest.raises(ValueError, match=said):
+            OptimizerSettings(**wrong)
