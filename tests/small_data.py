@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from lra_ssm.datamodules.cifar10.reader import CLASS_NAMES
+from tests.datamodules.language.corpora import write_parquet
 from tests.datamodules.made_up_pairs import write_pairs
 
 COUNTS = ["--data.num_train=4", "--data.num_val=4", "--data.num_test=4"]
@@ -20,6 +21,11 @@ SYNTHETIC = {
     "NoisyCosines": [],
     "TeacherStudent": ["--data.length=6"],
 }
+
+# Of data modules of text the splits as their publishers call them.
+TEXT = {"Corpus": ("train", "val", "test"), "SlimPajama": ("train", "validation", "test"),
+        "WikiText": ("train", "valid", "test")}  # fmt: skip
+TEXT_SETTINGS = ["--data.tokenizer=bytes", "--data.length=8", "--model.network.vocab_size=257"]
 
 
 def options(cls: str, folder: Path) -> list[str]:
@@ -36,8 +42,25 @@ def _prepared(cls: str, folder: Path) -> list[str]:
         return [f"--data.source={write_pairs(folder / 'pairs', (8, 4, 4), median_length=40)}", "--data.max_length=64"]
     if cls == "Pathfinder":
         return ["--data.num_images=10", "--data.limit=4"]
+    if cls in TEXT:
+        named = ["--data.splits=auto"] if cls == "Corpus" else []
+        return [f"--data.source={write_corpus(folder, cls)}", *named, *TEXT_SETTINGS]
     write = {"Text": write_imdb, "Image": write_cifar10, "SCIFAR": write_cifar10, "MNIST": write_mnist}[cls]
     return [f"--data.source={write(folder)}", "--data.limit=4"]
+
+
+def write_corpus(folder: Path, cls: str) -> Path:
+    """A few documents in each split: text; SlimPajama's parquet; WikiText's articles."""
+    target = folder / "texts"
+    for split in TEXT[cls]:
+        texts = [f" \n = Article {n} of {split} = \n \n Some words of it .\n" for n in range(9)]
+        if cls == "SlimPajama":
+            meta = [{"redpajama_set_name": "RedPajamaC4"}] * len(texts)
+            write_parquet(target / f"data/{split}-00000-of-00001.parquet", {"text": texts, "meta": meta})
+            continue
+        target.mkdir(exist_ok=True)
+        (target / f"{split}.txt").write_text("".join(texts))
+    return target
 
 
 def write_imdb(folder: Path, per_class: int = 20) -> Path:

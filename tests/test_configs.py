@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import lra_ssm
@@ -75,7 +76,7 @@ def test_path_x_at_its_length(model, tmp_path, monkeypatch, capsys):
 
 ORIGIN = (
     r"our choice: unpublished|configs/[\w/]+\.yaml|Yu & Erichson 2025|Tay et al\. 2021|Gu & Dao 2023|state-spaces/s4"
-    r"|FreqBiasSSM|jsie7/ssm-benchmark"
+    r"|FreqBiasSSM|AnnanYu/mamba-bare|jsie7/ssm-benchmark"
     r"|Wang & Li 2024|Orvieto et al\. 2023|radarFudan/StableSSM|NicolasZucchet/minimal-LRU"
     r"|HazyResearch/safari|deep linear SSMs, ICLR 2025 submission"
 )
@@ -267,3 +268,43 @@ def test_the_learning_rate_sweeps_have_every_cell_of_tables_2_and_3(name):
     assert len(lines) == 84 and load(f"{name}/stable_ssm")[OPTIMIZER + "delta_lr_factor"] == 1
     resolved = dict(values(yaml.safe_load(succeed(["fit", *lines[0].split(), "--print_config"], CONFIGS.parent).out)))
     assert resolved[LAYER + "parameterization"] == "direct" and resolved[OPTIMIZER + "lr"] == 5e-6
+
+
+def parameters(name):
+    """Of a config's network, on no device."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in NetworkSpec.of(network(name))().parameters())
+
+
+def network(name):
+    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["init_args"]["network"]
+
+
+@pytest.mark.parametrize(
+    ("group", "about"),
+    [
+        (["lm/slimpajama6b/s6", "lm/slimpajama6b/b2s6", "lm/slimpajama6b/s4d"], 250e6),
+        (["lm/wikitext103/mamba", "lm/wikitext103/b2s6", "lm/wikitext103/s4d"], 129e6),
+    ],
+)
+def test_units_of_language_models_have_as_many_parameters(group, about):
+    counts = [parameters(name) for name in group]
+    assert max(counts) < 1.01 * min(counts) and max(counts) < 1.01 * about and min(counts) > 0.99 * about
+
+
+@pytest.mark.parametrize("unit", ["s6", "b2s6", "s4d"])
+@pytest.mark.parametrize(("corpus", "windows"), [("slimpajama6b", 96), ("wikitext103", 256)])
+def test_language_models_take_as_many_windows_a_step(unit, corpus, windows):
+    name = f"lm/{corpus}/{'mamba' if (unit, corpus) == ('s6', 'wikitext103') else unit}"
+    found = load(name)
+    assert found["data.init_args.batch_size"] * found["trainer.accumulate_grad_batches"] == windows
+    assert found["data.init_args.length"] == 2048
+
+
+def test_mambas_130_m_is_the_published_model():
+    """129,135,360 parameters with GPT-NeoX's tokenizer, 50,277 tokens; facts of state-spaces/mamba-130m."""
+    spec = network("lm/wikitext103/mamba")
+    sizes = {**spec["init_args"], "vocab_size": 50277, "pad_vocab_size_multiple": 8}
+    with torch.device("meta"):
+        mamba = NetworkSpec.of({**spec, "init_args": sizes})()
+    assert sum(p.numel() for p in mamba.parameters()) == 129_135_360
