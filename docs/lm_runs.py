@@ -1,0 +1,130 @@
+"""Collects the runs of slurm/sweeps/lm-imdb.txt into docs/lm-runs/, and scores them on WikiText-2's test split:
+
+    python docs/lm_runs.py runs/cpu/lm-imdb FOLDER_OF_WIKITEXT_2
+
+Runs that are trained and tested (`lightning test`, with the options of their line) are taken. runs.csv keeps what
+earlier ones gave, curves.csv their validations; of both come table.md and curves.png.
+"""
+
+import csv
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import lightning as L
+import matplotlib
+import torch
+import yaml
+
+matplotlib.use("Agg")
+
+from cpu_runs import keep  # noqa: E402 - the backend comes first
+from matplotlib import pyplot as plt  # noqa: E402
+
+from lra_ssm.datamodules import WikiText  # noqa: E402
+from lra_ssm.tasks import LanguageModelling  # noqa: E402
+
+FOLDER = Path(__file__).with_name("lm-runs")
+UNITS = {"s6": "S6", "b2s6": "B2S6", "s4d": "S4D"}
+
+
+def wikitext_perplexity(checkpoint: Path, source: str) -> float:
+    """Per word of WikiText-2's test split, in windows of the length that the model was trained with."""
+    state = torch.load(checkpoint, weights_only=True)
+    tokenizer = next(part["tokenizer"] for part in state.values() if isinstance(part, dict) and "tokenizer" in part)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, tokenizer["file"])
+        file.write_text(tokenizer["text"])
+        data = WikiText(root=folder, source=source, version="2", tokenizer=str(file), length=512, batch_size=8)
+        task = LanguageModelling.load_from_checkpoint(checkpoint)
+        trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+        (found,) = trainer.test(task, datamodule=data, verbose=False)
+    return found["test/word_perplexity"]
+
+
+def read(run: Path, source: str, known: dict[tuple[str, str], dict[str, Any]]) -> tuple[dict[str, Any], list[Any]]:
+    """A finished and tested run's row, and its validations."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    key = {"unit": config["experiment"].rpartition("/")[2], "seed": str(config["seed_everything"])}
+    metrics = list(csv.DictReader((run / "metrics.csv").open()))
+    test = json.loads((run / "test.json").read_text())["metrics"]
+    every, batch = config["trainer"]["log_every_n_steps"], config["data"]["init_args"]["batch_size"]
+    rates = [float(row["train/samples_per_s"]) for row in metrics if row.get("train/samples_per_s")]
+    weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    row = known.get((key["unit"], key["seed"])) or key | {
+        "parameters": sum(value.numel() for value in weights.values()),
+        "tokens": config["trainer"]["max_steps"] * batch * config["data"]["init_args"]["length"],
+        "minutes": f"{sum(every * batch / rate for rate in rates) / 60:.1f}",
+        "reviews_per_token": f"{test['test/perplexity']:.2f}",
+        "reviews_per_word": f"{test['test/word_perplexity']:.1f}",
+        "reviews_bits_per_byte": f"{test['test/bits_per_byte']:.4f}",
+        "wikitext2_per_word": f"{wikitext_perplexity(run / 'checkpoints/best.ckpt', source):.0f}",
+    }
+    name = "val/word_perplexity"
+    curve = [key | {"step": m["step"], "per_word": f"{float(m[name]):.1f}"} for m in metrics if m.get(name)]
+    return row, curve
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Mean ± standard deviation over seeds, in Markdown."""
+    lines = [
+        "| Mamba's block with | per word, held-out reviews | per token | bits per byte | per word, WikiText-2's test |"
+        " seeds | parameters | minutes a run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for unit, label in UNITS.items():
+        own = [row for row in rows if row["unit"] == unit]
+        if own:
+            cells = [
+                _spread([float(row[column]) for row in own], digits)
+                for column, digits in (
+                    ("reviews_per_word", 1), ("reviews_per_token", 2), ("reviews_bits_per_byte", 4),
+                    ("wikitext2_per_word", 0),
+                )
+            ]  # fmt: skip
+            minutes = mean(float(row["minutes"]) for row in own)
+            more = [str(len(own)), f"{int(own[0]['parameters']):,}", f"{minutes:.0f}"]
+            lines.append(f"| {' | '.join([label, *cells, *more])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float], digits: int) -> str:
+    more = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):,.{digits}f}{more}"
+
+
+def draw(curves: list[dict[str, Any]], file: Path) -> None:
+    """Perplexity per word on held-out reviews by step: the mean over seeds, and the band from least to greatest."""
+    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for number, (unit, label) in enumerate(UNITS.items()):
+        by_step = defaultdict(list)
+        for row in curves:
+            if row["unit"] == unit:
+                by_step[int(row["step"]) + 1].append(float(row["per_word"]))
+        steps = sorted(by_step)
+        axis.plot(steps, [mean(by_step[s]) for s in steps], "o-", ms=3, color=f"C{number}", label=label)
+        low, high = ([f(by_step[s]) for s in steps] for f in (min, max))
+        axis.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, lw=0)
+    axis.set(title="IMDb's reviews, 3 M parameters, 4,096 tokens a step", xlabel="step", yscale="log",
+             ylabel="validation perplexity per word")  # fmt: skip
+    axis.grid(alpha=0.3, which="both")
+    axis.legend()
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    runs, wikitext = sys.argv[1:]
+    FOLDER.mkdir(exist_ok=True)
+    before = FOLDER / "runs.csv"
+    known = {(r["unit"], r["seed"]): r for r in csv.DictReader(before.open())} if before.is_file() else {}
+    read_ = [read(file.parent, wikitext, known) for file in sorted(Path(runs).glob("*/*/test.json"))]
+    rows = keep(before, [row for row, _ in read_], ("unit", "seed"))
+    curves = keep(FOLDER / "curves.csv", [c for _, curve in read_ for c in curve], ("unit", "seed", "step"))
+    (FOLDER / "table.md").write_text(table(rows))
+    draw(curves, FOLDER / "curves.png")
+    print(table(rows))
