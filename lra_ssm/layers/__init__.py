@@ -9,6 +9,7 @@ from lra_ssm.layers.b2s6 import B2S6
 from lra_ssm.layers.blocks import Block, MambaBlock, S4Block
 from lra_ssm.layers.deep_linear import DeepLinearSSM
 from lra_ssm.layers.dropout import TiedDropout
+from lra_ssm.layers.hyena import HyenaBlock
 from lra_ssm.layers.lru import LRU
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
@@ -29,6 +30,7 @@ __all__ = [
     "BlockSpec",
     "DeepLinearSSM",
     "HeadSpec",
+    "HyenaBlock",
     "LayerNorm",
     "LayerSpec",
     "MambaBlock",

@@ -12,17 +12,16 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.contract import check_output, wrong_output
+from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
-from lra_ssm.layers.masking import check_lengths, mask_padding, real_resets
+from lra_ssm.layers.masking import check_lengths, mask_padding
 from lra_ssm.layers.norms import NormName, make_norm
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
-from lra_ssm.ops import causal_depthwise_convolution, last_taps
 
 State = Any  # of a layer or a block: a tensor, or a tuple of states
 
@@ -67,6 +66,15 @@ def need(module: nn.Module, method: str) -> Any:
     if found is None:
         raise ValueError(f"{type(module).__name__} has no `{method}`: it cannot run step by step")
     return found
+
+
+def inner_width(name: str, factor: float, d_model: int) -> int:
+    """factor · d_model; ValueError, naming the setting, where it is no positive whole number."""
+    width = factor * d_model
+    whole = round(width) if math.isfinite(width) else 0
+    if whole < 1 or not math.isclose(whole, width, rel_tol=1e-9):
+        raise ValueError(f"{name} {factor}: times d_model {d_model} it must be a positive whole number")
+    return whole
 
 
 class Block(nn.Module, ABC):
@@ -209,14 +217,11 @@ class MambaBlock(Block):
         glu: bool = False,
     ) -> None:
         super().__init__(d_model, norm, prenorm)
-        width = expand * d_model
-        E = round(width) if math.isfinite(width) else 0
-        if E < 1 or not math.isclose(E, width, rel_tol=1e-9):
-            raise ValueError(f"MambaBlock expand {expand}: times d_model {d_model} it must be a positive whole number")
+        E = inner_width("MambaBlock expand", expand, d_model)
         if d_conv < 1:
             raise ValueError(f"MambaBlock d_conv is {d_conv}; it must be at least 1")
         self.in_proj = nn.Linear(d_model, 2 * E, bias=bias)
-        self.conv1d = nn.Conv1d(E, E, d_conv, groups=E, bias=conv_bias)  # its parameters alone: (E, 1, W), (E,)
+        self.conv1d = ShortConvolution(E, d_conv, bias=conv_bias)
         self.layer = LayerSpec.of(layer)(E)
         self.out_proj = nn.Linear(E, d_model, bias=bias)
         self.glu = nn.Linear(d_model, 2 * d_model) if glu else None
@@ -226,25 +231,17 @@ class MambaBlock(Block):
         self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
     ) -> tuple[Tensor, State]:
         taps, state = (None, None) if initial_state is None else initial_state
-        weight, reset = self.conv1d.weight.squeeze(1), real_resets(reset, lengths)
         u, z = self.in_proj(x).chunk(2, dim=-1)
-        u = u.transpose(1, 2)
-        v = F.silu(causal_depthwise_convolution(u, weight, self.conv1d.bias, initial=taps, reset=reset))
-        y, state = run_with_state(self.layer, v.transpose(1, 2), lengths, reset, state, return_last_state)
-        if return_last_state:
-            last = last_taps(u, weight.shape[-1], lengths, initial=taps, reset=reset)
-            state = last.to(torch.promote_types(last.dtype, torch.float32)), state
-        return self._after(y * F.silu(z)), state
+        v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
+        y, state = run_with_state(self.layer, F.silu(v), lengths, reset, state, return_last_state)
+        return self._after(y * F.silu(z)), (taps, state)
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         taps, inner_state = state
         u, z = self.in_proj(x_t).chunk(2, dim=-1)
-        window = torch.cat([taps, u.unsqueeze(-1).to(taps.dtype)], dim=-1)
-        v = F.silu(
-            causal_depthwise_convolution(u.unsqueeze(-1), self.conv1d.weight.squeeze(1), self.conv1d.bias, initial=taps)
-        )
-        y, inner_state = need(self.layer, "step")(v.squeeze(-1), inner_state)
-        return self._after((y * F.silu(z))[:, None])[:, 0], (window[..., 1:], inner_state)
+        v, taps = self.conv1d.step(u, taps)
+        y, inner_state = need(self.layer, "step")(F.silu(v), inner_state)
+        return self._after((y * F.silu(z))[:, None])[:, 0], (taps, inner_state)
 
     def _after(self, y: Tensor) -> Tensor:
         y = self.out_proj(y)
@@ -257,10 +254,7 @@ class MambaBlock(Block):
 
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""
-        weight = self.conv1d.weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        taps = weight.new_zeros(batch_size, weight.shape[0], weight.shape[-1] - 1, dtype=dtype)
-        return taps, need(self.layer, "initial_state")(batch_size)
+        return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "glu.bias")

@@ -6,8 +6,12 @@ from torch.nn.functional import softplus
 
 
 def real_part(layer) -> Tensor:
-    """Re A, or A: -exp(w), or what Wang & Li 2024, tables 5 and 7, have for the layer's parameterization."""
-    w, form = layer.A_log, layer.parameterization
+    """Re A, or A, by the layer's parameterization."""
+    return real_rate(layer.A_log, layer.parameterization)
+
+
+def real_rate(w: Tensor, form) -> Tensor:
+    """-exp(w), or what Wang & Li 2024, tables 5 and 7, have for continuous time."""
     if form.name == "best":
         a, b = form.numbers
         return -1 / (a * w**2 + b)
@@ -103,14 +107,27 @@ def lru(unit, x: Tensor) -> Tensor:
     return torch.stack(outputs, 1)
 
 
+DISCRETE = {
+    "direct": lambda w: w,
+    "clip": lambda w: w.clamp(-1 + 1e-4, 1 - 1e-4),
+    "relu": lambda w: torch.exp(-w.clamp(min=0)),
+    "exp": lambda w: torch.exp(-torch.exp(w)),
+    "softplus": lambda w: 1 / (1 + torch.exp(w)),
+    "tanh": lambda w: (torch.exp(2 * w) - 1) / (torch.exp(2 * w) + 1),
+}
+
+
 def stable_ssm(unit, x: Tensor) -> Tensor:
-    """One direction of the real diagonal form: Wang & Li 2024, eq. 1-2, with "best"."""
-    a, b = unit.parameterization.numbers
-    rate, held = -1 / (a * unit.eigenvalue_weight**2 + b), 1
-    if unit.delta is None:
-        rate = 1 + rate
-    else:
+    """One direction of the real diagonal form: Wang & Li 2024, eq. 1-2, f from its tables 5 and 7."""
+    w, form, held = unit.eigenvalue_weight, unit.parameterization, 1
+    if unit.delta is not None:
+        rate = real_rate(w, form)
         held, rate = (torch.exp(unit.delta * rate) - 1) / rate, torch.exp(unit.delta * rate)
+    elif form.name == "best":
+        a, b = form.numbers
+        rate = 1 - 1 / (a * w**2 + b)
+    else:
+        rate = DISCRETE[form.name](w)
     state, outputs = torch.zeros(len(x), len(rate), dtype=x.dtype), []
     for t in range(x.shape[1]):
         state = rate * state + held * (x[:, t] @ unit.U.T + unit.b)
@@ -156,20 +173,46 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
+def short_convolution(conv, u: Tensor) -> Tensor:
+    """y_t = bias + Σ_j weight_{W-1-j} u_{t-j}, per channel."""
+    W, outputs = conv.weight.shape[-1], []
+    for t in range(u.shape[1]):
+        y = conv.bias
+        for j in range(min(W, t + 1)):
+            y = y + conv.weight[:, 0, W - 1 - j] * u[:, t - j]
+        outputs.append(y)
+    return torch.stack(outputs, 1)
+
+
 def mamba_block(block, x: Tensor) -> Tensor:
     """Gu & Dao 2023, figure 3: x + out_proj(Γ(silu(conv(u))) · silu(z)), (u, z) = in_proj(rms(x))."""
-    E, _, W = block.conv1d.weight.shape
+    E = len(block.conv1d.weight)
     u, z = (rms_norm(x, block.norm.weight) @ block.in_proj.weight.T).split(E, -1)
-    conv = []
-    for t in range(x.shape[1]):
-        y = block.conv1d.bias
-        for j in range(min(W, t + 1)):
-            y = y + block.conv1d.weight[:, 0, W - 1 - j] * u[:, t - j]
-        conv.append(y)
-    v = torch.stack(conv, 1)
+    v = short_convolution(block.conv1d, u)
     y = forward(block.layer, v * torch.sigmoid(v)) * z * torch.sigmoid(z)
     y = y @ block.out_proj.weight.T
     if block.glu is not None:
         y, gate = (y * torch.special.ndtr(y) @ block.glu.weight.T + block.glu.bias).split(x.shape[-1], -1)
         y = y * torch.sigmoid(gate)
     return x + y
+
+
+def layer_norm(x: Tensor, norm) -> Tensor:
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def hyena_block(block, x: Tensor) -> Tensor:
+    """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it; norms come first."""
+    linear = torch.nn.functional.linear
+    u = linear(layer_norm(x, block.norm), block.in_proj.weight, block.in_proj.bias)
+    q, k, v = short_convolution(block.conv1d, u).split(x.shape[-1], -1)
+    y = forward(block.layer, k * v)
+    y = y if block.D is None else y + block.D * k * v
+    y = y * torch.special.ndtr(y) if isinstance(block.activation, torch.nn.GELU) else y
+    x = x + linear(q * y, block.out_proj.weight, block.out_proj.bias)
+    if block.norm2 is None:
+        return x
+    y = linear(layer_norm(x, block.norm2), block.fc1.weight, block.fc1.bias)
+    y = y / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
+    return x + linear(y, block.fc2.weight, block.fc2.bias)

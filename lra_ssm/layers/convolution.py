@@ -1,0 +1,58 @@
+"""The short causal convolution of a block, one filter per channel, with what it has to remember.
+
+Shapes: B batch, L length, D channels, W taps.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers.masking import real_resets
+from lra_ssm.ops import causal_depthwise_convolution, last_taps
+
+
+class ShortConvolution(nn.Conv1d):
+    """Causal depthwise convolution of x (B, L, D), zeros before it. Parameters as nn.Conv1d's: (D, 1, W) and (D,).
+
+    Its state is its last W - 1 inputs (B, D, W - 1), in single precision at least.
+
+    Args:
+        d_model: D.
+        width: W.
+        bias: of each channel.
+    """
+
+    def __init__(self, d_model: int, width: int, bias: bool = True) -> None:
+        super().__init__(d_model, d_model, width, groups=d_model, bias=bias)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        return_last_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x (B, L, D) -> (y (B, L, D), the state after the last real position where it is asked for).
+
+        lengths (B,); reset (B, L) bool: no tap reaches across a document's start; initial_state (B, D, W - 1).
+        """
+        u, reset = x.transpose(1, 2), real_resets(reset, lengths)
+        y = causal_depthwise_convolution(u, self.weight.squeeze(1), self.bias, initial=initial_state, reset=reset)
+        state = None
+        if return_last_state:
+            state = last_taps(u, self.weight.shape[-1], lengths, initial=initial_state, reset=reset)
+            state = state.to(torch.promote_types(state.dtype, torch.float32))
+        return y.transpose(1, 2), state
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One position: x_t (B, D), state (B, D, W - 1) -> (y_t (B, D), state)."""
+        u = x_t.unsqueeze(-1)
+        y = causal_depthwise_convolution(u, self.weight.squeeze(1), self.bias, initial=state)
+        return y.squeeze(-1), torch.cat([state, u.to(state.dtype)], dim=-1)[..., 1:]
+
+    def initial_state(self, batch_size: int) -> Tensor:
+        """The inputs before the first position: zeros (batch_size, D, W - 1)."""
+        D, _, W = self.weight.shape
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        return self.weight.new_zeros(batch_size, D, W - 1, dtype=dtype)

@@ -1,0 +1,149 @@
+"""Hyena's block of order 2, its long filter any layer: the language model of StableSSM's experiments.
+
+Shapes: B batch, L length, D channels, W taps of the short convolution, F channels of the MLP.
+Sources: Poli et al. 2023, "Hyena Hierarchy", section 3 and algorithms 1 and 3, for the operator, and its public code,
+HazyResearch/safari, for it and for what stands around it: norms, MLP, dropout; Wang & Li 2024 (StableSSM), section 4.2
+and appendix F.2, for a real diagonal state-space model in the place of the implicit filter.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.layers.blocks import Block, State, inner_width, need, run_with_state
+from lra_ssm.layers.convolution import ShortConvolution
+from lra_ssm.layers.masking import mask_padding
+from lra_ssm.layers.norms import NormName, make_norm
+from lra_ssm.layers.roles import Role
+from lra_ssm.layers.spec import LayerFactory, LayerSpec
+
+_ACTIVATIONS = {"identity": nn.Identity, "gelu": nn.GELU}
+
+
+class HyenaBlock(Block):
+    """Hyena's operator and, after it, an MLP, each with its norm and residual.
+
+    f(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long filter, is any layer.
+    Then x + fc2(GELU(fc1(norm(x)))), GELU in its tanh form, as the public code has it.
+
+    Wang & Li put "a simple real-weighted state-space model" for the implicit filter and cite S5 for it: with
+    `StableSSM(form="real", readout="identity")`, S5's states shared by all channels, real and linear, and
+    activation="gelu" this is that block, in the form that S5's public code has of it (lindermanlab/S5, branch
+    development, S5_operator); `skip` is S5's D.
+
+    Args:
+        d_model: D.
+        layer: Γ, built as `layer(D)`.
+        d_conv: W, the taps of the depthwise convolution of q, k and v.
+        activation: φ, "identity", Hyena's, or "gelu", S5's.
+        skip: Γ's input, times a factor D of each channel that starts normal, is added to its output: the bias of
+            Hyena's filter, S5's D. Layers with a D of their own need none.
+        mlp_factor: F / D, such that F is a whole number; 0 for a block without MLP.
+        norm: "batch", "layer", which is Hyena's, or "rms".
+        prenorm: the norms stand before f and the MLP, as in Hyena; else after the residuals.
+        dropout: before both residuals; of single positions, not tied over length, as in the public code.
+        gate_dropout: of k · v, likewise.
+        bias: of the four linear maps and the convolution.
+
+    Raises:
+        ValueError: F is no whole number, there is no tap, or there is no such activation.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        d_conv: int = 3,
+        activation: Literal["identity", "gelu"] = "identity",
+        skip: bool = True,
+        mlp_factor: float = 4.0,
+        norm: NormName = "layer",
+        prenorm: bool = True,
+        dropout: float = 0.0,
+        gate_dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, norm, prenorm)
+        if d_conv < 1:
+            raise ValueError(f"HyenaBlock d_conv is {d_conv}; it must be at least 1")
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"HyenaBlock activation is {activation!r}; it must be one of {', '.join(_ACTIVATIONS)}")
+        for name, value in {"dropout": dropout, "gate_dropout": gate_dropout}.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"HyenaBlock {name} is {value}; it must be at least 0 and below 1")
+        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.conv1d = ShortConvolution(3 * d_model, d_conv, bias=bias)
+        self.layer = LayerSpec.of(layer)(d_model)
+        self.activation = _ACTIVATIONS[activation]()
+        self.D = nn.Parameter(torch.randn(d_model)) if skip else None
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.dropout, self.gate_dropout = nn.Dropout(dropout), nn.Dropout(gate_dropout)
+        self.norm2: nn.Module | None = None
+        if mlp_factor:
+            width = inner_width("HyenaBlock mlp_factor", mlp_factor, d_model)
+            self.norm2 = make_norm(norm, d_model)
+            self.fc1, self.fc2 = nn.Linear(d_model, width, bias=bias), nn.Linear(width, d_model, bias=bias)
+
+    def inner(
+        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
+    ) -> tuple[Tensor, State]:
+        taps, state = (None, None) if initial_state is None else initial_state
+        u, taps = self.conv1d(
+            self.in_proj(x), lengths, reset=reset, initial_state=taps, return_last_state=return_last_state
+        )
+        q, v = self._gate(u)
+        y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state)
+        return self._read(q, v, y), (taps, state)
+
+    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        taps, inner_state = state
+        u, taps = self.conv1d.step(self.in_proj(x_t), taps)
+        q, v = self._gate(u)
+        y, inner_state = need(self.layer, "step")(v, inner_state)
+        return self._read(q, v, y), (taps, inner_state)
+
+    def _gate(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u (…, 3 D) -> (q, k · v), both (…, D)."""
+        q, k, v = u.chunk(3, dim=-1)
+        return q, self.gate_dropout(k * v)
+
+    def _read(self, q: Tensor, v: Tensor, y: Tensor) -> Tensor:
+        y = y if self.D is None else torch.addcmul(y, v, self.D.to(y.dtype))
+        return self.dropout(self.out_proj(q * self.activation(y)))
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        initial_state: State = None,
+        return_last_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """As `Block.forward`."""
+        out = super().forward(x, lengths, reset=reset, initial_state=initial_state, return_last_state=return_last_state)
+        y, state = out if isinstance(out, tuple) else (out, None)
+        y = mask_padding(self._mlp(y, lengths), lengths)
+        return (y, state) if return_last_state else y
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().step(x_t, state)
+        return self._mlp(y[:, None])[:, 0], state
+
+    def _mlp(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """x + MLP(norm(x)), or norm(x + MLP(x)); x without MLP."""
+        if self.norm2 is None:
+            return x
+        y = self.norm2(x, lengths) if self.prenorm else x
+        y = x + self.dropout(self.fc2(F.gelu(self.fc1(y), approximate="tanh")))
+        return y if self.prenorm else self.norm2(y, lengths)
+
+    def initial_state(self, batch_size: int) -> State:
+        """(the W - 1 inputs of the convolution before the first position (B, 3 D, W - 1), Γ's state), all zeros."""
+        return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
+
+    def optim_roles(self) -> dict[str, Role]:
+        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "D")
+        return {name: "no_decay" for name, _ in self.named_parameters() if name in own}

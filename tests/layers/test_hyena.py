@@ -1,0 +1,203 @@
+"""Hyena's block: its equations as a loop, states, padding, documents; it learns."""
+
+import pytest
+import torch
+
+from lra_ssm.layers import S4D, HyenaBlock, LayerSpec, StableSSM, parameter_roles
+from tests.helpers import Smooth
+from tests.layers import naive
+from tests.layers.test_layers import assert_same, gradients
+
+D = 4
+LAYERS = {
+    "stable": lambda **k: LayerSpec(StableSSM, d_state=5, form="real", readout="identity", **k),
+    "s4d": lambda **k: LayerSpec(S4D, d_state=4, delta_min=0.05, delta_max=0.5, **k),
+}
+S5 = {"activation": "gelu", "mlp_factor": 1.5}  # the form of Wang & Li's experiments, with a small MLP
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def build(name, bidirectional=False, **settings):
+    torch.manual_seed(0)
+    block = HyenaBlock(D, LAYERS[name](bidirectional=bidirectional), **settings).double()
+    for parameter in block.norm.parameters():
+        torch.nn.init.normal_(parameter, 1, 0.1)
+    return block
+
+
+def sequences(B=2, L=7):
+    return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def assert_states(a, b):
+    for ours, theirs in zip(a, b, strict=True):
+        assert_same(ours, theirs)
+
+
+@every_layer
+@pytest.mark.parametrize(
+    "settings", [S5, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}], ids=["s5", "operator", "bidirectional"]
+)
+@pytest.mark.parametrize("L", [1, 2, 63, 257])
+def test_equals_the_equations_with_every_gradient(name, settings, L):
+    block, x = build(name, **settings), sequences(L=L).requires_grad_()
+    inputs = dict(block.named_parameters()) | {"x": x}
+    fast, slow = block(x), naive.hyena_block(block, x)
+    assert_same(fast, slow)
+    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
+        assert a.abs().sum() > 0 or L < 3, f"{key} has no gradient"
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@every_layer
+@pytest.mark.parametrize(
+    "settings", [S5, {"mlp_factor": 0, "d_conv": 1}, {"norm": "rms", "prenorm": False, "bias": False}]
+)
+def test_steps_equal_the_parallel_form_with_gradients(name, settings):
+    block, x = build(name, **settings), sequences(L=9).requires_grad_()
+    whole, last = block(x, return_last_state=True)
+    assert_same(whole, block(x))
+    state, outputs = block.initial_state(2), []
+    for t in range(9):
+        y, state = block.step(x[:, t], state)
+        outputs.append(y)
+    assert_same(torch.stack(outputs, 1), whole)
+    assert_states(state, last)
+    inputs = [x, *block.parameters()]
+    for a, b in zip(gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@every_layer
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
+    block, x = build(name, **S5), sequences(L=12)
+    whole = block(x)
+    y, state = block(x[:, :cut], return_last_state=True)
+    assert_same(torch.cat([y, block(x[:, cut:], initial_state=state)], 1), whole)
+    assert_same(block.step(x[:, cut], state)[0], whole[:, cut])
+
+
+@every_layer
+@pytest.mark.parametrize("settings", [S5, {"bidirectional": True}, {"prenorm": False, "norm": "batch"}])
+def test_padding_never_leaks(name, settings):
+    block, x, lengths = build(name, **settings), sequences(B=3, L=9), torch.tensor([9, 4, 1])
+    x[1, 4:], x[2, 1:] = 1e3, 0
+    y = block.eval()(x, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        assert_same(y[i, :n], block(x[i : i + 1, :n])[0])
+        assert (y[i, n:] == 0).all()
+    wider = block.train()(torch.cat([x, x + 7], 1), lengths)  # norms of a batch take no padding in
+    assert_same(wider[:, :9], block(x, lengths))
+
+
+@every_layer
+def test_the_last_state_is_the_one_after_the_last_real_position(name):
+    block, x, lengths = build(name), sequences(B=3, L=9), torch.tensor([9, 4, 1])
+    before = tuple(torch.randn_like(part) for part in block.initial_state(3))
+    state = block(x, lengths, initial_state=before, return_last_state=True)[1]
+    for i, n in enumerate(lengths.tolist()):
+        start = tuple(part[i : i + 1] for part in before)
+        own = block(x[i : i + 1, :n], initial_state=start, return_last_state=True)[1]
+        assert_states([part[i : i + 1] for part in state], own)
+
+
+@every_layer
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+def test_a_reset_separates_documents_through_scan_and_convolution(name, bidirectional):
+    block, x = build(name, bidirectional), sequences(B=2, L=10)
+    reset = torch.zeros(2, 10, dtype=torch.bool)
+    reset[0, 4] = reset[1, 0] = reset[1, 7] = reset[1, 8] = True
+    y = block(x, reset=reset)
+    assert_same(y[0], torch.cat([block(x[:1, :4])[0], block(x[:1, 4:])[0]]))
+    assert_same(y[1], torch.cat([block(x[1:, a:b])[0] for a, b in [(0, 7), (7, 8), (8, 10)]]))
+    changed = x.clone()
+    changed[0, 3] += 1  # the last token of a document
+    assert torch.equal(block(changed, reset=reset)[0, 4:], y[0, 4:])
+    if not bidirectional:
+        state = block(x[1:], reset=reset[1:], return_last_state=True)[1]
+        assert_states(state, block(x[1:, 8:], return_last_state=True)[1])
+
+
+def test_chunks_of_one_with_lengths_resets_and_a_state():
+    block, x, lengths = build("stable", **S5), sequences(B=3, L=6), torch.tensor([6, 3, 1])
+    before = tuple(torch.randn_like(part) for part in block.initial_state(3))
+    reset = torch.zeros(3, 6, dtype=torch.bool)
+    reset[0, 3] = reset[1, 1] = reset[1, 5] = True
+    whole, last = block(x, lengths, reset=reset, initial_state=before, return_last_state=True)
+    state, outputs = before, []
+    for t in range(6):
+        real = (lengths > t).long()
+        y, state = block(x[:, t : t + 1], real, reset=reset[:, t : t + 1], initial_state=state, return_last_state=True)
+        outputs.append(y)
+    assert_same(torch.cat(outputs, 1), whole)
+    assert_states(state, last)
+
+
+def test_a_layer_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something():
+    block, x = HyenaBlock(D, Smooth), sequences().float()
+    assert block(x, torch.tensor([7, 3])).shape == x.shape and block.layer.mix.in_channels == D
+    with pytest.raises(ValueError, match="Smooth.forward takes no `reset`: documents cannot be packed with it"):
+        block(x, reset=torch.zeros(2, 7, dtype=torch.bool))
+    with pytest.raises(ValueError, match="Smooth has no `step`: it cannot run step by step"):
+        block.step(x[:, 0], (torch.zeros(2, 12, 2), None))
+    with pytest.raises(ValueError, match="S4D is bidirectional"):
+        build("s4d", bidirectional=True).initial_state(2)
+
+
+def test_sizes_and_roles():
+    block = HyenaBlock(4, LAYERS["stable"](), mlp_factor=2.5, d_conv=2)
+    assert block.in_proj.weight.shape == (12, 4) and block.conv1d.weight.shape == (12, 1, 2)
+    assert block.layer.system.C.shape == (4, 5) and block.fc1.weight.shape == (10, 4)
+    roles = parameter_roles(block)
+    assert {name for name, role in roles.items() if role == "recurrent"} == {"layer.system.eigenvalue_weight"}
+    no_decay = {"in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "D", "layer.system.b"}
+    no_decay |= {"norm.weight", "norm.bias", "norm2.weight", "norm2.bias"}
+    assert {name for name, role in roles.items() if role == "no_decay"} == no_decay
+    assert isinstance(block.final_norm(4), torch.nn.LayerNorm)
+    bare = HyenaBlock(4, LAYERS["stable"](), skip=False, mlp_factor=0, bias=False)
+    assert not {"D", "fc1.weight", "norm2.weight", "in_proj.bias", "conv1d.bias"} & dict(bare.named_parameters()).keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlp_factor": 1.3}, "mlp_factor 1.3: times d_model 4 it must be a positive whole number"),
+        ({"mlp_factor": -1}, "mlp_factor -1: times"),
+        ({"d_conv": 0}, "d_conv is 0; it must be at least 1"),
+        ({"activation": "tanh"}, "activation is 'tanh'; it must be one of identity, gelu"),
+        ({"dropout": 1}, "HyenaBlock dropout is 1; it must be at least 0 and below 1"),
+        ({"gate_dropout": -0.1}, "gate_dropout is -0.1"),
+    ],
+)
+def test_settings_that_mean_nothing(settings, message):
+    with pytest.raises(ValueError, match=message):
+        HyenaBlock(4, S4D, **settings)
+
+
+def test_dropout_is_of_single_positions_before_the_mixer_and_both_residuals():
+    block, x = build("stable", skip=False, gate_dropout=0.5), torch.ones(1, 64, D, dtype=torch.float64)
+    seen = []
+    block.layer.register_forward_hook(lambda module, given, out: seen.append(given[0]))
+    block(x)
+    dropped = seen[0] == 0
+    assert 0.3 < dropped.double().mean() < 0.7 and 0 < dropped[0, :, 0].sum() < 64
+    torch.testing.assert_close(block.eval()(x), build("stable", skip=False).eval()(x))
+    block = build("stable", dropout=0.5)
+    torch.manual_seed(3)
+    moved = (block(x) - x)[0]
+    assert 0.1 < (moved == 0).double().mean() < 0.4  # where both branches were dropped
+
+
+def test_bfloat16_autocast_stays_near_float32():
+    for name in LAYERS:
+        block, x = build(name, **S5).float(), sequences(L=32).float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = block(x)
+        assert (low.float() - block(x)).norm() < 0.05 * block(x).norm()
+
+
+def test_compiles_as_one_graph():
+    torch._dynamo.reset()
+    block, x = build("stable", **S5), sequences()
+    torch.testing.assert_close(torch.compile(block, backend="aot_eager", fullgraph=True)(x), block(x))
