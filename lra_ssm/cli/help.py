@@ -24,7 +24,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
         layers.LRU,
         layers.DeepLinearSSM,
     ),  # fmt: skip
-    "--model.network.block": (layers.S4Block, layers.MambaBlock),
+    "--model.network.block": (layers.S4Block, layers.MambaBlock, layers.HyenaBlock),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead),
 }
