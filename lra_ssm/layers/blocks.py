@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 

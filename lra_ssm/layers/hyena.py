@@ -23,10 +23,10 @@ _ACTIVATIONS = {"identity": nn.Identity, "gelu": nn.GELU}
 
 
 class HyenaBlock(Block):
-    """Hyena's operator and, after it, an MLP, each with its norm and residual.
+    """Hyena's operator around any layer, then an MLP.
 
-    f(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long filter, is any layer.
-    Then x + fc2(GELU(fc1(norm(x)))), GELU in its tanh form, as the public code has it.
+    The operator is f(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long filter, is
+    any layer. Then x + fc2(GELU(fc1(norm(x)))), GELU in its tanh form, as the public code has it.
 
     Wang & Li put "a simple real-weighted state-space model" for the implicit filter and cite S5 for it: with
     `StableSSM(form="real", readout="identity")`, S5's states shared by all channels, real and linear, and
@@ -110,7 +110,7 @@ class HyenaBlock(Block):
         return q, self.gate_dropout(k * v)
 
     def _read(self, q: Tensor, v: Tensor, y: Tensor) -> Tensor:
-        y = y if self.D is None else torch.addcmul(y, v, self.D.to(y.dtype))
+        y = y if self.D is None else y + self.D.to(v.dtype) * v
         return self.dropout(self.out_proj(q * self.activation(y)))
 
     def forward(
@@ -139,6 +139,13 @@ class HyenaBlock(Block):
         y = self.norm2(x, lengths) if self.prenorm else x
         y = x + self.dropout(self.fc2(F.gelu(self.fc1(y), approximate="tanh")))
         return y if self.prenorm else self.norm2(y, lengths)
+
+    @torch.no_grad()
+    def scale_residual(self, factor: float) -> None:
+        """Scales what both parts add to the residual at initialization, by 1/√2 more where there are two."""
+        last = [self.out_proj.weight] if self.norm2 is None else [self.out_proj.weight, self.fc2.weight]
+        for weight in last:
+            weight *= factor * len(last) ** -0.5
 
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, 3 D, W - 1), Γ's state), all zeros."""

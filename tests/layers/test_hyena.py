@@ -159,6 +159,15 @@ def test_sizes_and_roles():
     assert not {"D", "fc1.weight", "norm2.weight", "in_proj.bias", "conv1d.bias"} & dict(bare.named_parameters()).keys()
 
 
+def test_what_is_added_to_the_residual_is_scaled_at_initialization():
+    for settings, share in (({}, 2**-0.5), ({"mlp_factor": 0}, 1)):
+        block, scaled = build("stable", **settings), build("stable", **settings)
+        scaled.scale_residual(0.5)
+        for (name, before), after in zip(block.named_parameters(), scaled.parameters(), strict=True):
+            factor = 0.5 * share if name in ("out_proj.weight", "fc2.weight") else 1
+            torch.testing.assert_close(after, factor * before)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -189,12 +198,15 @@ def test_dropout_is_of_single_positions_before_the_mixer_and_both_residuals():
     assert 0.1 < (moved == 0).double().mean() < 0.4  # where both branches were dropped
 
 
-def test_bfloat16_autocast_stays_near_float32():
+def test_bfloat16_stays_near_float32_under_autocast_and_with_a_float32_residual():
     for name in LAYERS:
         block, x = build(name, **S5).float(), sequences(L=32).float()
+        y = block(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = block(x)
-        assert (low.float() - block(x)).norm() < 0.05 * block(x).norm()
+        assert (low.float() - y).norm() < 0.05 * y.norm()
+        low = block.bfloat16()(x)
+        assert low.dtype == torch.float32 and (low - y).norm() < 0.05 * y.norm()
 
 
 def test_compiles_as_one_graph():
