@@ -47,7 +47,8 @@ def one_step(path, more, folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_one_step_and_every_setting_of_model_and_data_stands_in_the_file(path, tmp_path, monkeypatch, capsys):
-    short = ["--data.resolution=32"] if path.parent.name == "pathx" else []
+    large = ["--model.network.d_model=64"] if path.stem == "stable_ssm_3b" else []
+    short = ["--data.resolution=32"] if path.parent.name == "pathx" else large
     run, changed = one_step(path, short, tmp_path, monkeypatch, capsys)
     given = dict(values(yaml.safe_load(path.read_text())))
     resolved = dict(values(yaml.safe_load((run / "config.yaml").read_text())))
@@ -78,7 +79,7 @@ ORIGIN = (
     r"our choice: unpublished|configs/[\w/]+\.yaml|Yu & Erichson 2025|Tay et al\. 2021|Gu & Dao 2023|state-spaces/s4"
     r"|FreqBiasSSM|AnnanYu/mamba-bare|jsie7/ssm-benchmark"
     r"|Wang & Li 2024|Orvieto et al\. 2023|radarFudan/StableSSM|NicolasZucchet/minimal-LRU"
-    r"|HazyResearch/safari|deep linear SSMs, ICLR 2025 submission"
+    r"|HazyResearch/safari|lindermanlab/S5|deep linear SSMs, ICLR 2025 submission"
 )
 
 
@@ -124,7 +125,7 @@ def test_rows_have_every_setting_of_their_source(task, model, source):
 
 
 @pytest.mark.parametrize("task", LRA)
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [name for name in SOURCES if "listops" in SOURCES[name]["settings"]])
 def test_what_cites_a_source_is_what_stands_there(task, source):
     """Also where a config takes single values: those that B2S6's paper leaves out are its authors' earlier code's."""
     settings, cite, cited = published(source, task), SOURCES[source]["cite"], 0

@@ -28,10 +28,9 @@ class HyenaBlock(Block):
     The operator is f(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long filter, is
     any layer. Then x + fc2(GELU(fc1(norm(x)))), GELU in its tanh form, as the public code has it.
 
-    Wang & Li put "a simple real-weighted state-space model" for the implicit filter and cite S5 for it: with
-    `StableSSM(form="real", readout="identity")`, S5's states shared by all channels, real and linear, and
-    activation="gelu" this is that block, in the form that S5's public code has of it (lindermanlab/S5, branch
-    development, S5_operator); `skip` is S5's D.
+    Wang & Li put S5 with real weights for the implicit filter. `StableSSM(form="real", readout="identity")` is that:
+    linear, its states shared by all channels. With it and activation="gelu" this is the block of S5's public code for
+    WikiText-103 (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D.
 
     Args:
         d_model: D.
