@@ -222,9 +222,10 @@ def test_what_configs_take_from_each_other_is_the_same():
                 key, source = found.groups()
                 if key == "class_path":
                     continue
-                (mine,) = [v for k, v in ours.items() if k.split(".")[-1] == key and k not in own]
-                (theirs,) = [v for k, v in load(source).items() if k.split(".")[-1] == key and k not in own]
-                assert mine == theirs, f"{path}: {key} is not {source}'s"
+                # A name that block and layer share is both's.
+                mine = [v for k, v in ours.items() if k.split(".")[-1] == key and k not in own]
+                theirs = [v for k, v in load(source).items() if k.split(".")[-1] == key and k not in own]
+                assert mine and mine == theirs, f"{path}: {key} is not {source}'s"
                 checked += 1
     assert checked > 100
 

@@ -3,6 +3,9 @@ full-size fit lines by parsing and one step on a small dataset; the rest by runn
 
 import re
 import shlex
+import subprocess
+import sys
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 LINES = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
 # What a user writes into a file of their own: its name stands in the first line.
 OWN = {found[1]: text for kind, text in BLOCKS if kind == "python" and (found := re.match(r"# (\w+\.py)\n", text))}
+TEXT = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.network.n_layers=1", "--data.length=32"]
 SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]
 
 
@@ -34,23 +38,35 @@ def test_the_install_lines_are_what_ci_runs():
             assert any(re.match(pattern, line) for pattern in patterns), line
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith("pip ")])
-def test_commands_run(line, tmp_path):
-    program, *arguments = shlex.split(line)
-    assert program in ("lightning", "lra-ssm")
+SCRIPTS = [text for kind, text in BLOCKS if kind == "bash" and not text.startswith("pip ")]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=[text.splitlines()[-1] for text in SCRIPTS])
+def test_commands_run(script, tmp_path):
+    """The lines of a block, one after the other, on little data."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
-    if arguments[0] == "fit" and "quickstart" not in line:  # full size
-        small = COUNTS if "synthetic" in line else GENERATED
-        arguments += [*small, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
-    elif arguments[0] == "bench":
-        arguments += ["--quick", "--repeats=2", "--threads=1"]
-    elif arguments[0] != "prepare":
-        arguments += SHORT
-    if arguments[0] == "test":
-        succeed(["fit", *arguments[1:]], tmp_path)
-    succeed(arguments, tmp_path)
+    for line in script.splitlines():
+        program, *arguments = shlex.split(line)
+        if program == "python":
+            subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+            continue
+        assert program in ("lightning", "lra-ssm")
+        if "configs/lm/" in line:
+            arguments += TEXT
+        elif arguments[0] == "fit" and "quickstart" not in line:  # full size
+            small = COUNTS if "synthetic" in line else GENERATED
+            arguments += [*small, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
+        elif arguments[0] == "bench":
+            arguments += ["--quick", "--repeats=2", "--threads=1"]
+        elif arguments[0] == "generate":
+            arguments = [file for part in arguments for file in (glob(part, root_dir=tmp_path) or [part])]
+        elif arguments[0] != "prepare":
+            arguments += SHORT
+        if arguments[0] == "test":
+            succeed(["fit", *arguments[1:]], tmp_path)
+        succeed(arguments, tmp_path)
 
 
 @pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
