@@ -14,11 +14,13 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
+from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
 from lra_ssm.cli.output import add_debug, place_loggers, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared import what_is_prepared
+from lra_ssm.cli.starting import check_start_tokenizer, start_from
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code, squeeze
 from lra_ssm.files import write_json
@@ -31,11 +33,9 @@ from lra_ssm.runs.checks import (
     check_checkpoint,
     check_data,
     check_end,
-    check_shapes,
     check_tokenizer,
     check_vocabulary,
     existing,
-    load_checkpoint,
     newest,
 )
 from lra_ssm.runs.directory import RunDirectory
@@ -49,11 +49,11 @@ from lra_ssm.runs.trial import try_network
 
 # Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
 _NEUTRAL = (
-    "config", "runs_dir", "experiment", "fresh", "strict_resume", "weights_only", "verbose", "return_predictions",
-    "split",
+    "config", "runs_dir", "experiment", "fresh", "strict_resume", "allow_pickle", "weights_only", "verbose",
+    "return_predictions", "split",
 )  # fmt: skip
 # Of the command, not of the run that it starts.
-_OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume")
+_OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle")
 
 
 class _Done(Exception):
@@ -106,6 +106,7 @@ class RunCLI(LightningCLI):
     run: Run | None = None  # of a fit
     scored: RunDirectory | None = None  # of the other commands
     checkpoint: Path | None = None
+    initial: ModelFiles | None = None  # the saved model that --init_from names
 
     def __init__(self, args: list[str], held: list[Run], signals: Signals) -> None:
         """args: the command and its arguments; held: takes the run whose directory this process locks."""
@@ -137,7 +138,9 @@ class RunCLI(LightningCLI):
             "--experiment", type=str, default="default", help="runs/<experiment>/<run_id>/ holds the run"
         )
         group.add_argument("--runs_dir", type=str, default="runs", help="folder of all runs")
-        group.add_argument("--init_from", type=str | None, help="checkpoint whose weights a new run starts from")
+        said = "weights that a new run starts from: a checkpoint, a saved model's folder, or a repository of the Hub"
+        group.add_argument("--init_from", type=str | None, help=said)
+        group.add_argument("--allow-pickle", action="store_true", help="take --init_from's weights from a pickle too")
         group.add_argument("--fresh", action="store_true", help="start <run_id>-2, -3, … beside a finished run")
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
         add_debug(group)
@@ -174,9 +177,11 @@ class RunCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self._config
-        if self.subcommand != "fit" and (config.fresh or config.init_from or config.strict_resume):
+        of_fit = config.fresh or config.init_from or config.allow_pickle or config.strict_resume
+        if self.subcommand != "fit" and of_fit:
             raise InputError(
-                f"--fresh, --init_from and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
+                "--fresh, --init_from, --allow-pickle and --strict-resume belong to fit; "
+                f"tell {self.subcommand} --ckpt_path"
             )
         if self.subcommand == "fit":
             check_end(config.trainer)
@@ -256,10 +261,7 @@ class RunCLI(LightningCLI):
             code = user_source(self.resolved)
             check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, self.subcommand == "fit", code)
         elif self.subcommand == "fit" and self._config.init_from:
-            source = existing(self._config.init_from)
-            state = load_checkpoint(source)
-            check_shapes(self.model, state, source)
-            self.model.load_state_dict(state["state_dict"])
+            self.initial = start_from(self._config.init_from, self.model, self._config.allow_pickle)
         self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         self.config_init[self.subcommand]["weights_only"] = True
         try:
@@ -292,8 +294,10 @@ class RunCLI(LightningCLI):
             except InputError as error:
                 raise InputError(f"{error}; {prepared}" if prepared else str(error)) from error
             check_vocabulary(self.model, self.datamodule)
-            if source := self.checkpoint or self._config.init_from:
-                check_tokenizer(Path(source), self.datamodule)
+            if self.checkpoint is not None:
+                check_tokenizer(self.checkpoint, self.datamodule)
+            elif self._config.init_from:
+                check_start_tokenizer(self._config.init_from, self.initial, self.datamodule)
 
     before_validate = _prepare_data
     before_test = _prepare_data

@@ -3,7 +3,7 @@
 Shapes: B batch, L length, D channels, V vocabulary.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
 from lra_ssm.layers.contract import check_call, check_output
@@ -11,9 +11,10 @@ from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import MeanPooling
+from lra_ssm.models.pretrained import Pretrained
 
 
-class Classifier(nn.Module):
+class Classifier(Pretrained):
     """A `Backbone`, pooling over the real positions, and a head.
 
     Args:

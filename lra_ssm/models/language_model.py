@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from lra_ssm.layers import MambaBlock, mask_padding
 from lra_ssm.layers.spec import BlockFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone, State
+from lra_ssm.models.pretrained import Pretrained
 from lra_ssm.ops import linear_cross_entropy
 
 NOT_SCORED = -100  # the target of a position that is not scored, as torch's cross-entropy has it
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Pretrained):
     """A `Backbone` and a linear head on every position: the logits of the token that follows.
 
     Initialized as Mamba's public code does (models/mixer_seq_simple.py): the embedding N(0, 0.02²), and of a block that

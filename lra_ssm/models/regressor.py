@@ -3,16 +3,17 @@
 Shapes: B batch, L length, D channels, V vocabulary, K outputs.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block, mask_padding
 from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import LastPooling
+from lra_ssm.models.pretrained import Pretrained
 
 
-class Regressor(nn.Module):
+class Regressor(Pretrained):
     """A `Backbone`, pooling over the real positions or none, and a head.
 
     Args:

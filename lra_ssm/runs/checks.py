@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
-from torch import Tensor
 
+from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checkpoints import DamagedCheckpoint, check_resumable, load_checkpoint
 from lra_ssm.runs.provenance import code_version
@@ -66,7 +66,7 @@ def check_checkpoint(
         if resuming:
             raise InputError(f"{line}; give the same to go on with it, or --init_from to start from its weights")
         print(squeeze(f"note: {line}"))
-    check_shapes(task, state, path)
+    check_shapes(task.state_dict(), state["state_dict"], str(path))
     changes = [f"{path} was made with other code: {other}"] if (other := changed(state.get(SOURCE), source)) else []
     made_by = state.get("lra_ssm_code_version")
     if resuming and made_by != code_version():
@@ -92,21 +92,6 @@ def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
         return [line for key, a, b in pairs for line in _differences(f"{path}.{key}" if path else str(key), a, b)]
     short = path.replace(".init_args", "")
     return [] if ours == theirs else [f"{short} {theirs!r} there, {ours!r} here"]
-
-
-def check_shapes(task: Any, state: dict[str, Any], path: Path) -> None:
-    ours, theirs = (
-        {name: tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}" for name, value in s}
-        for s in (task.state_dict().items(), state["state_dict"].items())
-    )
-    wrong = [
-        f"{name} is {theirs.get(name, 'missing')} in the checkpoint, {ours.get(name, 'missing')} in the model"
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
-    ]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise InputError(f"checkpoint {path} is of another shape: {wrong[0]}{more}")
 
 
 # What data says it has, what a network for the other kind takes, and what to take instead.

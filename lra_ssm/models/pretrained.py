@@ -1,0 +1,212 @@
+"""Networks that are saved as a folder and loaded from one, or from the Hub; checkpoints.py has the files."""
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm import __version__
+from lra_ssm.checkpoints import (
+    CONFIG,
+    ModelFiles,
+    SavedTokenizer,
+    check_shapes,
+    tokenizer_files,
+    untied,
+    write_model,
+)
+from lra_ssm.errors import InputError
+from lra_ssm.layers.spec import NetworkSpec, import_object
+from lra_ssm.models.mamba_checkpoints import from_mamba, hf_config, network_of_mamba, normalized, to_mamba
+
+FORMAT = "lra_ssm/1"
+SavedFormat = Literal["lra_ssm", "hf"]
+_Network = TypeVar("_Network", bound=nn.Module)
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_OURS = ("lra_ssm.layers.", "lra_ssm.models.")
+
+
+class Pretrained(nn.Module):
+    """A network that knows the arguments it was built with, so that it can be saved and built again."""
+
+    _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        self.__dict__["_given"] = args, kwargs
+        return self
+
+    def specification(self) -> dict[str, Any]:
+        """The class and all its arguments as plain values: {class_path, init_args}.
+
+        Raises ValueError for an argument that is no plain value or specification.
+        """
+        args, kwargs = self._given
+        bound = inspect.signature(type(self)).bind(*args, **kwargs)
+        return NetworkSpec(type(self), **bound.arguments).as_dict()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_repo: str | Path,
+        *,
+        revision: str | None = None,
+        allow_pickle: bool = False,
+        dtype: torch.dtype = torch.float32,
+        trust: Collection[str] = (),
+    ) -> Self:
+        """A saved network of this class, with its weights, on the CPU, in evaluation mode.
+
+        Args:
+            folder_or_repo: a folder that `save_pretrained` wrote, or a repository of the Hub, "owner/name" or
+                "owner/name@revision". A `LanguageModel` is read from `state-spaces/mamba-*` and their `-hf` forms too.
+            revision: a branch, tag or commit.
+            allow_pickle: read weights that are a pickle (`pytorch_model.bin`), tensors alone.
+            dtype: of the weights; they may be stored in another.
+            trust: import paths of classes outside lra_ssm that the network may be made with.
+
+        Raises:
+            InputError: there is no such model or revision, it is damaged, does not fit, is of another class, is a
+                pickle, or is made with classes that are not trusted. A ValueError.
+        """
+        return load_pretrained(
+            folder_or_repo, cls, revision=revision, allow_pickle=allow_pickle, dtype=dtype, trust=trust
+        )
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        tokenizer: SavedTokenizer | str | Path | None = None,
+        source: Mapping[str, Any] | None = None,
+        format: SavedFormat = "lra_ssm",
+    ) -> None:
+        """Writes the network into a folder, whole or not at all; a model saved there before is replaced.
+
+        Args:
+            folder: created where it is missing.
+            tokenizer: kept beside it: what `load_tokenizer` gives, or the path of a vocabulary.json or tokenizer.json.
+            source: where it comes from (data, commit, metrics), for config.json; values as JSON has them.
+            format: "lra_ssm"; or "hf" for what transformers' MambaForCausalLM loads: a `LanguageModel` of S6 in
+                MambaBlocks.
+
+        Raises:
+            InputError: that format cannot hold it, the folder holds something else, or the disk does not take it.
+        """
+        save_network(folder, self.specification(), self.state_dict(), tokenizer, source, format)
+
+
+def save_network(
+    folder: str | Path,
+    network: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    tokenizer: SavedTokenizer | str | Path | None = None,
+    source: Mapping[str, Any] | None = None,
+    format: SavedFormat = "lra_ssm",
+) -> None:
+    """`Pretrained.save_pretrained` of a network of any class, by its specification and its state_dict."""
+    files, end = tokenizer_files(tokenizer)
+    if format == "hf":
+        number = None if end is None else getattr(tokenizer, "end_of_text", None)
+        config, state = hf_config(network, number, str(folder)), to_mamba(state)
+        if source:
+            config["source"] = dict(source)
+    elif format == "lra_ssm":
+        config = {"format": FORMAT, "network": network, "lra_ssm_version": __version__, "source": dict(source or {})}
+    else:
+        raise InputError(f"format is {format!r}; it must be lra_ssm or hf")
+    write_model(folder, config, state, files)
+
+
+def load_pretrained(
+    folder_or_repo: str | Path | ModelFiles,
+    kind: type[_Network],
+    *,
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    dtype: torch.dtype = torch.float32,
+    trust: Collection[str] = (),
+) -> _Network:
+    """`Pretrained.from_pretrained` of networks of a class and those derived from it; nn.Module takes all."""
+    files = folder_or_repo if isinstance(folder_or_repo, ModelFiles) else ModelFiles(folder_or_repo, revision)
+    config = files.config()
+    where = files.name  # with the commit, by now
+    ours = "format" in config
+    network = _network_of(config, trust, where) if ours else network_of_mamba(config, where)
+    if network is None:
+        found = f"model_type {config['model_type']!r}" if "model_type" in config else f"keys {sorted(config)[:5]}"
+        raise InputError(f"{where}: its {CONFIG} is of no layout that can be read: {found}")
+    foreign = any(path in trust for path in import_paths(network))
+    model = _built(network, kind, foreign, where).to(dtype)
+    sizes, tensors = model.state_dict(), files.weights(allow_pickle)
+    if ours:
+        check_shapes(untied(sizes), tensors, where)
+    else:  # compared under the file's names, which its owner knows
+        tensors = normalized(tensors, "head.weight" not in sizes, where)
+        check_shapes(to_mamba(sizes), tensors, where)
+        tensors = from_mamba(tensors, sizes)
+    for name, x in tensors.items():
+        if x.is_floating_point() != sizes[name].is_floating_point():
+            raise InputError(f"{where}: {name} is of {x.dtype}, not {sizes[name].dtype}")
+    # In memory of its own: what is mapped from a file changes where the file does.
+    weights = {name: x.to(sizes[name].dtype, copy=True) for name, x in tensors.items()}
+    model.load_state_dict(weights, strict=not foreign, assign=not foreign)
+    return model.eval()
+
+
+def _network_of(config: Mapping[str, Any], trust: Collection[str], where: str) -> dict[str, Any]:
+    """The network's specification of a config.json of ours, whatever it names allowed.
+
+    Raises InputError: another version of the format, no specification, or a class that is not of this package or that
+    nobody trusts, which has not been imported then.
+    """
+    if config["format"] != FORMAT:
+        raise InputError(f"{where}: its {CONFIG} is of format {config['format']!r}; this version reads {FORMAT!r}")
+    network = config.get("network")
+    if not isinstance(network, dict) or not isinstance(network.get("class_path"), str):
+        raise InputError(f"{where}: its {CONFIG} has no network, a class_path and its init_args")
+    for path in import_paths(network):
+        if path not in trust and not _is_ours(path):
+            raise InputError(
+                f"{where}: its network is made with {path}, which is no layer or model of lra_ssm and would be"
+                f" imported: if it is to be trusted, give trust=({path!r},)"
+            )
+    return network
+
+
+def import_paths(value: Any) -> Iterator[str]:
+    """What settings name that could be imported: a specification may be its path alone, so any text of that form."""
+    if isinstance(value, str):
+        if _IMPORT_PATH.fullmatch(value):
+            yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from import_paths(item)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether it names a module class of ours; not what our files import (lra_ssm.layers.spec.import_module)."""
+    if not path.startswith(_OURS):
+        return False
+    try:
+        found = import_object(path)
+    except ValueError:
+        return False
+    return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(_OURS)
+
+
+def _built(network: dict[str, Any], kind: type[_Network], foreign: bool, where: str) -> _Network:
+    """The network; of classes of ours alone without memory for weights, which would be drawn for nothing."""
+    try:
+        cls = import_object(network["class_path"], "network")
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if foreign else "meta"):
+            model = NetworkSpec.of(network)()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{where}: its network cannot be built: {error}") from error
+    if not isinstance(model, kind):
+        raise InputError(f"{where}: is a {getattr(cls, '__name__', cls)}, not a {kind.__name__}")
+    return model
