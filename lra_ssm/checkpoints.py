@@ -278,7 +278,10 @@ def write_model(
     if folder.exists() and not _replaceable(folder):
         raise InputError(f"{folder} is not empty and holds no saved model: give a new or an empty folder")
     partial = folder.with_name(f"{UNFINISHED}{folder.name}-{os.getpid()}")
-    texts = {**tokenizer, CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
+    try:
+        texts = {**tokenizer, CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
     try:
         partial.mkdir(parents=True)
         for name, text in texts.items():

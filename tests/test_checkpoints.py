@@ -1,0 +1,122 @@
+"""Saved models on the Hub: what is fetched, kept, and said where it cannot be had."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lra_ssm.checkpoints import ModelFiles
+from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.errors import InputError
+from lra_ssm.layers import S6, LayerSpec
+from lra_ssm.models import LanguageModel
+from tests.hub_models import COMMIT, Hub, point_at, serving
+
+IDS = torch.arange(5)[None]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved") / "lm"
+    model = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=9, d_model=8, n_layers=1)
+    model.save_pretrained(folder, tokenizer=CharacterTokenizer("abcdefg"))
+    (folder / "README.md").write_text("a card")
+    return folder
+
+
+@pytest.fixture
+def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.chdir(tmp_path)
+    with serving({"me/lm": saved, "short": saved}, tmp_path / "cache", monkeypatch) as hub:
+        yield hub
+
+
+def refused(name: str, revision: str | None = None) -> str:
+    with pytest.raises(InputError) as error:
+        LanguageModel.from_pretrained(name, revision=revision)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_files_that_are_needed_are_fetched_once(hub: Hub, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = LanguageModel.from_pretrained(saved)(IDS)
+    assert torch.equal(LanguageModel.from_pretrained("me/lm")(IDS), expected)
+    assert {(file, revision) for _, _, file, revision, _ in hub.asked} == {
+        ("config.json", "main"), ("model.safetensors", COMMIT),  # of the same commit, whatever main has become
+    }  # fmt: skip
+    received = [file for method, _, file, *_ in hub.asked if method == "GET"]
+    assert sorted(received) == ["config.json", "model.safetensors"]
+    for name, revision in (("me/lm", COMMIT), (f"me/lm@{COMMIT}", None), ("me/lm@v1", None), ("me/lm@v1", "v1")):
+        assert torch.equal(LanguageModel.from_pretrained(name, revision=revision)(IDS), expected)
+    assert [file for method, _, file, *_ in hub.asked if method == "GET"] == received
+    files = ModelFiles("me/lm")
+    tokenizer = files.tokenizer()
+    assert tokenizer is not None and tokenizer.read_bytes() == (saved / "vocabulary.json").read_bytes()
+    assert files.name == f"me/lm@{COMMIT[:12]}"
+    hub.repositories.clear()  # what is cached is enough
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert torch.equal(LanguageModel.from_pretrained("me/lm")(IDS), expected)
+    assert "config.json of the Hub's is not cached here, and HF_HUB_OFFLINE is set" in refused("short")
+
+
+def test_a_folder_comes_before_a_repository_of_its_name(hub: Hub, saved: Path) -> None:
+    Path("me").mkdir()
+    Path("me/lm").symlink_to(saved)
+    LanguageModel.from_pretrained("me/lm")
+    assert not hub.asked
+    assert refused("me/lm", "main") == "me/lm is a folder, which has no revision 'main'"
+
+
+def test_what_the_hub_has_not(hub: Hub, saved: Path, tmp_path: Path) -> None:
+    assert refused("me/nothing") == (
+        "me/nothing: there is no such folder, and the Hub has no such model, or it is private"
+    )
+    assert refused("me/lm@v7") == "me/lm: has no revision 'v7'"
+    assert refused("me/lm", "v7") == "me/lm: has no revision 'v7'"
+    assert refused("me/lm@v1", "main") == "me/lm@v1 names a revision, and revision='main' another"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    hub.repositories["me/empty"] = empty
+    assert refused("me/empty") == "me/empty: has no config.json: it is no saved model"
+    (empty / "config.json").write_bytes((saved / "config.json").read_bytes())
+    assert refused("me/empty") == f"me/empty@{COMMIT[:12]}: has no model.safetensors"
+    asked = len(hub.asked)
+    for name in ("a/b/c", "./lm", "/nowhere/lm", "a b", "../lm", "a/b/best.ckpt"):
+        assert "there is no such folder, and no repository of the Hub can be called so" in refused(name)
+    assert "there is no such folder; of the Hub: " in refused("me/two..dots")
+    assert len(hub.asked) == asked
+    Path("file.pt").touch()
+    assert "file.pt is a file; a saved model is a folder" in refused("file.pt")
+
+
+def test_a_private_one_is_read_with_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.private["me/lm"] = "hf_secret"
+    assert "the Hub has no such model, or it is private" in refused("me/lm")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    LanguageModel.from_pretrained("me/lm")
+
+
+def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    point_at("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
+    said = refused("me/lm")
+    assert said.startswith("me/lm: there is no such folder, ") and said.endswith("and it cannot be reached")
+
+
+def test_weights_that_were_not_cached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    ModelFiles("me/lm").config()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert refused("me/lm") == f"me/lm@{COMMIT[:12]}: has no model.safetensors, of what is cached here"
+
+
+def test_the_environment_decides_as_huggingface_hub_has_it(hub: Hub, tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_mine"}
+    script = "from lra_ssm.checkpoints import ModelFiles; ModelFiles('me/lm').config()"
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert {(file, token) for _, _, file, _, token in hub.asked} == {("config.json", "Bearer hf_mine")}
+    assert list((tmp_path / "home").rglob("config.json"))
