@@ -1,0 +1,131 @@
+"""fit --init_from a saved model: the weights that it starts from, and what does not fit."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lra_ssm.layers import B2S6, S6, LayerSpec
+from lra_ssm.models import LanguageModel
+from tests.hub_models import COMMIT, serving
+from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
+from tests.runner import in_process, only_run, refused
+
+BYTES = {"vocabulary": 257}
+NETWORK = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": 1,
+           "layer": {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4, "delta_rank": 1}}}  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Fits two steps on a few bytes, with a rate that moves nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / f"text/{split}.txt").write_text("some text\n" * 8)
+    network = {"class_path": "lra_ssm.models.LanguageModel", "init_args": NETWORK}
+    still = {"lr": 1e-30, "recurrent_lr": 0, "weight_decay": 0}
+    config = {
+        "experiment": "tiny",
+        "trainer": {"accelerator": "cpu", "max_steps": 2, "logger": False, "num_sanity_val_steps": 0,
+                    "enable_progress_bar": False},
+        "model": {"class_path": "lra_ssm.tasks.LanguageModelling",
+                  "init_args": {"network": network, "optimizer": still}},
+        "data": {"class_path": "lra_ssm.datamodules.Corpus",
+                 "init_args": {"source": "text", "tokenizer": "bytes", "root": "data", "length": 16, "batch_size": 2}},
+        "checkpoint": {"monitor": "val/loss", "mode": "min"},
+    }  # fmt: skip
+    Path("lm.yaml").write_text(yaml.safe_dump(config))
+    yield ["fit", "--config", "lm.yaml"]
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
+    assert state["global_step"] == 2
+    return {name.removeprefix("network."): value for name, value in state["state_dict"].items()}
+
+
+def assert_started_from(model: LanguageModel, folder: Path) -> None:
+    ours, theirs = trained(folder), model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-12) for name in ours)
+
+
+def test_a_folder_of_transformers_is_fine_tuned(command: list[str], tmp_path: Path, capsys) -> None:
+    hf_folder(tmp_path / "hf", sizes(**BYTES), torch.bfloat16)
+    code, out, errors = in_process([*command, "--init_from=hf"], capsys)
+    assert code == 0, errors
+    assert "starting from the weights of hf\n" in out and "note: hf was made" not in out and "warning" not in out
+    assert_started_from(LanguageModel.from_pretrained("hf"), tmp_path)
+    # another start is another run, and a finished one is not trained again
+    assert "is finished" in in_process([*command, "--init_from=hf"], capsys)[1]
+    assert in_process(command, capsys)[0] == 0
+    assert len(list((tmp_path / "runs/tiny").iterdir())) == 2
+
+
+def test_a_pickle_of_state_spaces_where_it_is_allowed(command: list[str], tmp_path: Path, capsys) -> None:
+    state_spaces_folder(tmp_path / "mamba", sizes(**BYTES))
+    flags = [f"--init_from={tmp_path / 'mamba'}", "--model.network.pad_vocab_size_multiple=8"]
+    assert "pytorch_model.bin is a pickle" in refused([*command, *flags], capsys)
+    assert not (tmp_path / "runs").exists()
+    code, _, errors = in_process([*command, *flags, "--allow-pickle"], capsys)
+    assert code == 0, errors
+    assert_started_from(LanguageModel.from_pretrained("mamba", allow_pickle=True), tmp_path)
+    assert "allow_pickle" not in (only_run(tmp_path) / "config.yaml").read_text()
+    assert "belong to fit" in refused(["test", *command[1:], "--allow-pickle"], capsys)
+
+
+def test_a_repository_of_the_hub(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    hf_folder(tmp_path / "on-hub", sizes(**BYTES))
+    with serving({"me/mamba-hf": tmp_path / "on-hub"}, tmp_path / "cache", monkeypatch):
+        code, out, errors = in_process([*command, "--init_from=me/mamba-hf@v1"], capsys)
+        assert code == 0, errors
+        assert f"starting from the weights of me/mamba-hf@{COMMIT[:12]}" in out  # what is said to have been read
+        assert_started_from(LanguageModel.from_pretrained("on-hub"), tmp_path)
+        message = refused([*command, "--init_from=me/mamba"], capsys)
+        assert message == "me/mamba: there is no such folder, and the Hub has no such model, or it is private"
+
+
+def test_other_settings_are_a_note_and_other_shapes_an_error(command: list[str], tmp_path: Path, capsys) -> None:
+    hf_folder(tmp_path / "hf", sizes(**BYTES))
+    flags = [*command, "--init_from=hf"]
+    code, out, _ = in_process([*flags, "--model.network.residual_in_float32=false"], capsys)
+    assert code == 0 and "note: hf was made with other settings: network.residual_in_float32 True there, False" in out
+    layers = "backbone.blocks.1.conv1d.bias is (24,) in the checkpoint, missing in the model (and 11 more)"
+    assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf is of another shape: {layers}"
+    rows = refused([*flags, "--model.network.pad_vocab_size_multiple=8"], capsys)
+    assert rows.endswith("backbone.embedding.weight is (257, 12) in the checkpoint, (264, 12) in the model")
+    assert "A_log is (24, 4) in the checkpoint" in refused([*flags, "--model.network.layer.d_state=6"], capsys)
+    assert "there is no such folder" in refused([*command, "--init_from=/nowhere/hf"], capsys)
+    assert refused([*command, "--init_from=runs/no.ckpt"], capsys) == "checkpoint runs/no.ckpt does not exist"
+    assert len(list((tmp_path / "runs/tiny").iterdir())) == 1
+
+
+def test_the_tokenizer_is_compared(command: list[str], tmp_path: Path, capsys) -> None:
+    model = LanguageModel(LayerSpec(S6, d_state=4, delta_rank=1), **{k: v for k, v in NETWORK.items() if k != "layer"})
+    (tmp_path / "vocabulary.json").write_text(json.dumps({"kind": "characters", "tokens": ["a"]}))
+    model.save_pretrained("other", tokenizer="vocabulary.json")
+    message = refused([*command, "--init_from=other"], capsys)
+    assert message.startswith("other: its tokenizer (vocabulary.json, sha256 ") and "is not the data's (" in message
+    assert not (tmp_path / "runs").exists()
+    (saved,) = (tmp_path / "data").rglob("vocabulary.json")
+    model.save_pretrained("same", tokenizer=saved)
+    assert in_process([*command, "--init_from=same"], capsys)[0] == 0
+    assert_started_from(model, tmp_path)
+    # in other layouts the same tokenizer may be written otherwise
+    hf_folder(tmp_path / "hf", sizes(**BYTES))
+    (tmp_path / "hf/tokenizer.json").write_text("{}")
+    code, out, _ = in_process([*command, "--init_from=hf"], capsys)
+    assert code == 0 and "warning: hf: its tokenizer (tokenizer.json, sha256 " in out
+
+
+def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_path: Path, capsys) -> None:
+    LanguageModel(LayerSpec(B2S6, num_blocks=2, d_state=4), 257, 12, 1).save_pretrained("b2s6")
+    assert refused([*command, "--init_from=b2s6"], capsys).startswith("checkpoint b2s6 is of another shape: ")
+    config = json.loads(Path("b2s6/config.json").read_text())
+    config["network"]["init_args"]["block"] = "theirs.Block"
+    Path("b2s6/config.json").write_text(json.dumps(config))
+    assert "its network is made with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
