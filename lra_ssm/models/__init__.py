@@ -4,6 +4,7 @@ from lra_ssm.layers.spec import LayerSpec, NetworkSpec
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
+from lra_ssm.models.generation import Generation
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, NLIHead
 from lra_ssm.models.language_model import LanguageModel
 from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
@@ -15,6 +16,7 @@ __all__ = [
     "Backbone",
     "Classifier",
     "DualEncoder",
+    "Generation",
     "LRAPairHead",
     "LanguageModel",
     "LastPooling",

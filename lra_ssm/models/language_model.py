@@ -4,6 +4,7 @@ Shapes: B batch, L length, D channels, V vocabulary, padded to a multiple where 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from lra_ssm.layers import MambaBlock, mask_padding
 from lra_ssm.layers.spec import BlockFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone, State
 from lra_ssm.models.pretrained import Pretrained
+from lra_ssm.models.generation import Generation, Stop
 from lra_ssm.ops import linear_cross_entropy
 
 NOT_SCORED = -100  # the target of a position that is not scored, as torch's cross-entropy has it
@@ -158,6 +160,32 @@ class LanguageModel(Pretrained):
         """One token: ids_t (B,) int64, states -> (logits (B, padded V), states)."""
         x, state = self.backbone.step(ids_t, state)
         return self.logits(x), state
+
+    def generate(
+        self,
+        ids: Tensor,
+        max_new_tokens: int,
+        *,
+        lengths: Tensor | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int | Sequence[int] | None = None,
+        stop: Stop = (),
+    ) -> Tensor:
+        """Continues prompts: ids (B, L) int64 -> (B, L + max_new_tokens) int64, the prompts included.
+
+        A row's new tokens stand right behind its own prompt; behind its end, what stopped it included, is 0.
+        Arguments and errors as of `Generation`, which gives token by token and tells how long each row is.
+        """
+        generation = Generation(
+            self, ids, max_new_tokens, lengths=lengths, temperature=temperature, top_k=top_k, top_p=top_p,
+            repetition_penalty=repetition_penalty, seed=seed, stop=stop,
+        )  # fmt: skip
+        for _ in generation:
+            pass
+        return generation.ids
 
     def extra_repr(self) -> str:
         return f"vocab_size={self.vocab_size}, tie_embeddings={self.head is None}"

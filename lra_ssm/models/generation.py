@@ -1,0 +1,246 @@
+"""Text from a language model: the prompt in the parallel form, then a token a step, in memory that does not grow.
+
+Shapes: B batch, L length of the prompts, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lra_ssm.layers.masking import check_lengths
+
+Stop = Sequence[int | Sequence[int]]
+
+_MAX_SEED = 2**32 - 1  # of torch's generator on the CPU, as of Lightning's seed_everything
+_CANDIDATES = 1024  # top-p seldom keeps more: so many are sorted first, a whole vocabulary takes ten times as long
+_DRAWN = 64  # uniform numbers drawn at a time, for so many steps
+
+
+class Steps(Protocol):
+    """What is asked of a model: `LanguageModel` has it."""
+
+    vocab_size: int
+
+    def hidden(
+        self,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        reset: Tensor | None = None,
+        initial_state: Any = None,
+        return_last_state: bool = False,
+    ) -> tuple[Tensor, Any]: ...
+
+    def logits(self, x: Tensor) -> Tensor: ...
+
+    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+
+class Generation(Iterator[Tensor]):
+    """Draws tokens one after another: iterating gives (B,) int64, the next token of each row, −1 for rows that ended.
+
+    Nothing is computed before it is asked for. Rows do not depend on each other (but for the rounding of products of
+    another shape), in what they draw neither: each has random numbers of its own.
+
+    The order of what changes the probabilities, and each of them, is that of Hugging Face's generate: repetition
+    penalty (Keskar et al. 2019, CTRL), temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020).
+
+    Args:
+        model: a `LanguageModel`, in eval mode where it has dropout.
+        ids: prompts (B, L) int64, at least one token each; the token that ends texts begins one.
+        max_new_tokens: steps at most.
+        lengths: (B,), of prompts that are shorter, left-aligned: ids beyond them are not looked at.
+        temperature: divides the logits; 0 takes the most probable token, whatever top_k and top_p are.
+        top_k: the most probable tokens alone, and those as probable as the last of them.
+        top_p: the smallest set of most probable tokens whose probabilities sum to at least it.
+        repetition_penalty: of the tokens in a row's prompt and in what was made of it: positive logits are divided by
+            it, negative ones multiplied.
+        seed: of random numbers, 0 to 2³² − 1; row i's depend on (seed, i) alone. Or one for each row: `row_seeds`.
+            None: drawn from torch's global generator.
+        stop: tokens, or sequences of tokens, after which a row ends; a sequence counts where all of it is new.
+
+    Attributes:
+        ended: (B,) bool, rows that have ended. A caller may set it too: such a row gets no further token.
+
+    Raises:
+        ValueError: an argument that cannot be, or a model without states; when iterating, logits that are not finite.
+    """
+
+    def __init__(
+        self,
+        model: Steps,
+        ids: Tensor,
+        max_new_tokens: int,
+        *,
+        lengths: Tensor | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int | Sequence[int] | None = None,
+        stop: Stop = (),
+    ) -> None:
+        _require(ids.dim() == 2 and ids.shape[1] > 0, f"ids: shape {tuple(ids.shape)}; expected (B, L) with L >= 1")
+        _require(ids.dtype in (torch.int32, torch.int64), f"ids: dtype {ids.dtype}; expected int64")
+        _require(max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}; it must be at least 0")
+        _require(0 <= temperature < math.inf, f"temperature is {temperature}; it must be at least 0, which is greedy")
+        _require(top_k is None or top_k >= 1, f"top_k is {top_k}; it must be at least 1, or None for all tokens")
+        _require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1, or None")
+        positive = 0 < repetition_penalty < math.inf
+        _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0, and 1 is none")
+        check_lengths(lengths, ids, least=1)
+        (B, L), V = ids.shape, model.vocab_size
+        full = torch.full((B,), L, device=ids.device)
+        self._prompt_lengths = full if lengths is None else lengths.to(ids.device, torch.int64)
+        self._padded = lengths is not None and bool((self._prompt_lengths < L).any())
+        self._real = torch.arange(L, device=ids.device) < self._prompt_lengths[:, None]
+        self._prompt = ids.long().masked_fill(~self._real, 0)
+        wrong = (self._prompt < 0) | (self._prompt >= V)
+        _require(not wrong.any(), f"ids: {self._prompt[wrong][:1].tolist()} among them; the model knows 0 to {V - 1}")
+        self._model, self._state, self._count = model, None, 0
+        self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
+        self._penalty = repetition_penalty
+        self._stop_tokens, self._stop_sequences = _stops(stop, V, ids.device)
+        self._generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, B)] if temperature else []
+        self._new = torch.full((B, max_new_tokens), -1, device=ids.device)
+        self._seen: Tensor | None = None
+        if repetition_penalty != 1:  # (B, V), whatever the length; padding points to a token that every row has
+            seen = torch.zeros(B, V, dtype=torch.bool, device=ids.device)
+            self._seen = seen.scatter_(1, torch.where(self._real, self._prompt, self._prompt[:, :1]), True)
+        self.ended = torch.zeros(B, dtype=torch.bool, device=ids.device)
+
+    @property
+    def ids(self) -> Tensor:
+        """(B, L + max_new_tokens) int64: each row's prompt, right behind it its new tokens, and 0 to the end."""
+        B, L = self._prompt.shape
+        new = self._new.shape[1]
+        places = self._prompt_lengths[:, None] + torch.arange(new, device=self._new.device)
+        whole = torch.cat([self._prompt, self._prompt.new_zeros(B, new)], dim=1)
+        return whole.scatter_(1, places, self._new.clamp(min=0))
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) int64: of the rows of `ids`, what stopped them included."""
+        return self._prompt_lengths + (self._new >= 0).sum(1)
+
+    def __next__(self) -> Tensor:
+        t = self._count
+        if t == self._new.shape[1] or bool(self.ended.all()):
+            raise StopIteration
+        with torch.inference_mode():  # a tenth faster than no_grad in a small model; what callers get is made outside
+            tokens = self._choose(self._next_logits()[:, : self._model.vocab_size])
+            self._new[:, t] = tokens.masked_fill_(self.ended, -1)
+            self._count = t + 1
+            self.ended |= self._stops()
+        return self._new[:, t].clone()
+
+    def _next_logits(self) -> Tensor:
+        """(B, padded V)."""
+        if self._count:
+            logits, self._state = self._model.step(self._new[:, self._count - 1].clamp(min=0), self._state)
+            return logits
+        # Of the prompt's logits the last are wanted: the head reads one position of each row.
+        lengths = self._prompt_lengths if self._padded else None
+        x, self._state = self._model.hidden(self._prompt, lengths, return_last_state=True)
+        return self._model.logits(x[torch.arange(len(x), device=x.device), self._prompt_lengths - 1])
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        """logits (B, V) -> tokens (B,)."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self._seen is not None:
+            logits = penalize(logits, self._seen, self._penalty)
+        best, tokens = logits.max(-1)
+        if not best.isfinite().all():
+            raise ValueError(f"the logits of new token {self._count + 1} are not finite: the model has diverged")
+        if self._temperature:
+            logits = (logits - best[:, None]) / self._temperature  # of the best 0: nothing overflows
+            if self._top_k is not None:
+                logits = keep_top_k(logits, self._top_k)
+            if self._top_p is not None:
+                logits = keep_top_p(logits, self._top_p)
+            tokens = draw(logits, self._uniform())
+        if self._seen is not None:
+            self._seen.scatter_(1, tokens[:, None], True)
+        return tokens
+
+    def _uniform(self) -> Tensor:
+        """(B,) float64 in [0, 1), of each row's own generator."""
+        if self._count % _DRAWN == 0:
+            rows = [torch.rand(_DRAWN, dtype=torch.float64, generator=one) for one in self._generators]
+            self._drawn = torch.stack(rows).to(self._new.device)
+        return self._drawn[:, self._count % _DRAWN]
+
+    def _stops(self) -> Tensor:
+        """(B,) bool: rows whose new tokens end with a stop."""
+        found = torch.isin(self._new[:, self._count - 1], self._stop_tokens)
+        for sequence in self._stop_sequences:
+            begin = self._count - len(sequence)
+            if begin >= 0:
+                found |= (self._new[:, begin : self._count] == sequence).all(1)
+        return found
+
+
+def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """The repetition penalty: logits (B, V), seen (B, V) bool -> (B, V)."""
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """−∞ for logits (B, V) below the k-th largest of their row."""
+    least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """−∞ for logits (B, V) of tokens before which, by falling probability, others already sum to p."""
+    probabilities, V = logits.softmax(-1), logits.shape[-1]
+    for count in (min(_CANDIDATES, V), V):
+        largest, order = probabilities.topk(count)
+        kept = largest.cumsum(-1) - largest < p
+        if not kept[:, -1].any():
+            break
+    return logits.masked_fill(~torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, kept), -torch.inf)
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """One token of each row where its distribution function passes a number: logits (B, V), uniform (B,) in [0, 1)."""
+    below = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    wanted = uniform[:, None].clamp(max=1 - 2**-52) * below[:, -1:]  # below the sum, which rounding may have reached
+    return torch.searchsorted(below, wanted, right=True).squeeze(1)
+
+
+def row_seeds(seed: int, rows: int) -> list[int]:
+    """The seeds of so many rows; a row's does not depend on how many there are."""
+    _require(0 <= seed <= _MAX_SEED, f"seed is {seed}; it must be 0 to {_MAX_SEED}")
+    generator = torch.Generator().manual_seed(seed)
+    return [int(torch.randint(_MAX_SEED + 1, (), generator=generator)) for _ in range(rows)]
+
+
+def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
+    if seed is None:
+        seed = int(torch.randint(_MAX_SEED + 1, ()))
+    if not isinstance(seed, Sequence):
+        return row_seeds(seed, rows)
+    _require(len(seed) == rows, f"seed: {len(seed)} of them; expected one number, or one for each of {rows} rows")
+    for one in seed:
+        _require(0 <= one <= _MAX_SEED, f"seed: {one} among them; each must be 0 to {_MAX_SEED}")
+    return list(seed)
+
+
+def _stops(stop: Stop, V: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """The stops that are one token, and those that are more."""
+    _require(not isinstance(stop, int), f"stop is {stop}; expected tokens or sequences of tokens, such as ({stop},)")
+    sequences = [(one,) if isinstance(one, int) else tuple(one) for one in stop]
+    for one in sequences:
+        known = one and all(isinstance(token, int) and 0 <= token < V for token in one)
+        _require(bool(known), f"stop: {list(one)} among them; expected tokens, 0 to {V - 1}, or sequences of them")
+    tokens = [one[0] for one in sequences if len(one) == 1]
+    longer = [torch.tensor(one, device=device) for one in sequences if len(one) > 1]
+    return torch.tensor(tokens, dtype=torch.int64, device=device), longer
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

@@ -1,0 +1,312 @@
+"""Generation: greedy is the parallel form's argmax, drawing is from the distribution that is said, rows are their own."""
+
+import math
+
+import pytest
+import torch
+
+from lra_ssm.layers import S6, LayerSpec
+from lra_ssm.models import Generation, LanguageModel
+from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
+from tests.models.test_language_model import LAYERS, model, tokens
+
+PROMPT = 5
+
+
+def sharp(layer="S6", **settings):
+    """Untied and of large weights: its logits differ, and what it says changes from token to token."""
+    lm = model(layer, tie_embeddings=False, **settings)
+    with torch.no_grad():
+        lm.head.weight.mul_(20)
+        lm.backbone.embedding.weight.mul_(50)
+    return lm
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_greedy_is_the_argmax_of_the_parallel_form_token_by_token_in_any_document(layer):
+    lm, ids = sharp(layer).double(), tokens(length=PROMPT)
+    found = lm.generate(ids, 20)
+    assert found.shape == (3, 25) and torch.equal(found[:, :PROMPT], ids)
+    assert len(found[:, PROMPT:].unique()) > 4  # it says something
+    best = lm(found)[..., :13].argmax(-1)
+    assert torch.equal(found[:, PROMPT:], best[:, PROMPT - 1 : -1])
+    # The same behind another document, which its beginning makes forgotten.
+    reset = torch.zeros(3, 7 + 25, dtype=torch.bool)
+    reset[:, 7] = True
+    packed = lm(torch.cat([tokens(length=7, seed=2), found], 1), reset=reset)[:, 7:, :13].argmax(-1)
+    assert torch.equal(found[:, PROMPT:], packed[:, PROMPT - 1 : -1])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_prompts_of_different_length_are_continued_as_each_alone(layer):
+    lm, ids, lengths = sharp(layer).double(), tokens(length=PROMPT), torch.tensor([5, 1, 3])
+    generation = Generation(lm, ids, 6, lengths=lengths)
+    assert torch.equal(
+        torch.stack(list(generation), 1), torch.stack([r[n:][:6] for r, n in zip(generation.ids, lengths, strict=True)])
+    )
+    assert torch.equal(generation.lengths, lengths + 6)
+    for row, length in enumerate(lengths):
+        alone = lm.generate(ids[row : row + 1, :length], 6)[0]
+        assert torch.equal(generation.ids[row, : length + 6], alone)
+        assert not generation.ids[row, length + 6 :].any()
+    assert torch.equal(lm.generate(ids, 6, lengths=lengths), generation.ids)
+
+
+def test_the_state_does_not_grow_with_what_was_generated():
+    lm = sharp()
+    generation = Generation(lm, tokens(), 30, temperature=1.0, seed=0, repetition_penalty=1.2, top_k=5)
+
+    def numbers(value):
+        return value.numel() if isinstance(value, torch.Tensor) else sum(map(numbers, value))
+
+    sizes = {(numbers(generation._state), generation._new.numel(), generation._seen.numel()) for _ in generation}
+    assert len(sizes) == 1
+
+
+def test_the_head_reads_one_position_of_a_prompt():
+    lm, ids = model(), tokens(length=50)
+    seen = []
+    lm.head = torch.nn.Linear(8, 16, bias=False)
+    whole, lm.logits = lm.logits, lambda x: seen.append(x.shape) or whole(x)
+    lm.generate(ids, 2)
+    assert seen == [(3, 8), (3, 8)]
+
+
+# --- what is drawn ---
+
+
+def test_rows_of_the_vocabulary_that_pad_it_are_never_drawn():
+    lm = model(tie_embeddings=False)
+    with torch.no_grad():
+        lm.head.weight[13:] = 100 * lm.head.weight[:3]
+    assert lm(tokens())[..., 13:].amax() > lm(tokens())[..., :13].amax()
+    for temperature in (0.0, 1.0, 100.0):
+        found = lm.generate(tokens(), 40, temperature=temperature, seed=0)
+        assert found.max() < 13
+    with pytest.raises(ValueError, match=r"ids: \[13\] among them; the model knows 0 to 12"):
+        lm.generate(torch.tensor([[1, 13]]), 1)
+
+
+def test_drawing_follows_the_distribution_and_never_takes_what_has_no_probability():
+    logits = torch.tensor([1.0, -torch.inf, 0.0, 2.0, -torch.inf])
+    n = 20_000
+    uniform = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    counts = draw(logits.expand(n, 5), uniform).bincount(minlength=5)
+    assert counts[1] == counts[4] == 0
+    expected = logits.softmax(-1) * n
+    real = expected > 0
+    chi = ((counts - expected)[real] ** 2 / expected[real]).sum()
+    assert chi < 13.8  # two degrees of freedom: exceeded once in a thousand
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    for at in (logits, logits.flip(0), torch.full((5,), 3.0)):
+        for token in draw(at.expand(2, 5), edges):
+            assert at[token] > -torch.inf
+    assert draw(logits.flip(0).expand(2, 5), edges).tolist() == [1, 4]
+
+
+def naive_top_p(probabilities, p):
+    """The smallest set of most probable tokens whose probabilities sum to at least p."""
+    kept, total = set(), 0.0
+    for token in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):
+        if total >= p:
+            break
+        kept.add(token)
+        total += probabilities[token]
+    return kept
+
+
+def random_logits(V, seed=0, scale=3.0):
+    return scale * torch.randn(4, V, generator=torch.Generator().manual_seed(seed))
+
+
+def finite(logits):
+    return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in logits]
+
+
+@pytest.mark.parametrize(
+    "V, scale", [(7, 1.0), (3000, 0.1), (3000, 4.0)]
+)  # of the flat ones more than are sorted first
+def test_top_k_top_p_and_penalty_are_as_written_out(V, scale):
+    logits = random_logits(V, scale=scale)
+    for k in (1, 3, V, V + 5):
+        expected = [set(sorted(range(V), key=lambda i, row=row: -row[i])[:k]) for row in logits.tolist()]
+        assert finite(keep_top_k(logits, k)) == expected
+    for p in (1e-6, 0.3, 0.9, 1.0):
+        expected = [naive_top_p(row.tolist(), p) for row in logits.double().softmax(-1)]
+        assert finite(keep_top_p(logits.double(), p)) == expected
+    assert finite(keep_top_k(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2)) == [{0, 1, 2}]  # as probable as the last of them
+    assert finite(keep_top_p(torch.tensor([[0.5, 0.25, 0.25]]).log(), 0.5)) == [{0}]
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    seen[:, :4] = True
+    expected = [
+        [x if i >= 4 else x * 1.5 if x < 0 else x / 1.5 for i, x in enumerate(row)] for row in logits.double().tolist()
+    ]
+    torch.testing.assert_close(penalize(logits.double(), seen, 1.5), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_top_k_top_p_and_penalty_are_those_of_transformers(scale):
+    reason = "transformers, whose definitions these are, is not installed"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    logits = random_logits(2500, scale=scale)
+    ids = torch.randint(2500, (4, 300), generator=torch.Generator().manual_seed(1))
+    seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)
+    theirs = transformers.RepetitionPenaltyLogitsProcessor(1.3)(ids, logits)
+    torch.testing.assert_close(penalize(logits, seen, 1.3), theirs, rtol=0, atol=0)
+    for k in (1, 50, 5000):
+        torch.testing.assert_close(keep_top_k(logits, k), transformers.TopKLogitsWarper(k)(ids, logits), rtol=0, atol=0)
+    for p in (0.01, 0.5, 0.9, 0.999):
+        theirs = transformers.TopPLogitsWarper(p)(ids, logits.double())
+        torch.testing.assert_close(keep_top_p(logits.double(), p), theirs, rtol=0, atol=0)
+
+
+def test_the_order_is_penalty_temperature_top_k_top_p():
+    """Sampling by hand, from the parallel form, with each row's own numbers."""
+    lm, ids = sharp().double(), tokens(length=PROMPT)
+    found = lm.generate(ids, 8, temperature=1.7, top_k=6, top_p=0.8, repetition_penalty=1.4, seed=3)
+    for row, seed in enumerate(row_seeds(3, 3)):
+        numbers = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for t in range(PROMPT, PROMPT + 8):
+            so_far = found[row : row + 1, :t]
+            logits = lm(so_far)[:, -1, :13]
+            seen = torch.zeros(1, 13, dtype=torch.bool).scatter_(1, so_far, True)
+            logits = keep_top_p(keep_top_k(penalize(logits, seen, 1.4) / 1.7, 6), 0.8)
+            assert found[row, t] == draw(logits, numbers[t - PROMPT : t - PROMPT + 1])
+    assert found[:, PROMPT:].unique().numel() > 4
+
+
+def test_a_penalty_is_of_the_prompt_too_and_of_no_padding():
+    lm, ids, lengths = sharp().double(), torch.tensor([[4, 4, 4], [5, 0, 0]]), torch.tensor([3, 1])
+    strong = lm.generate(ids, 12, lengths=lengths, repetition_penalty=1e9)
+    for row, length in zip(strong, lengths, strict=True):
+        said = row[: length + 12].tolist()
+        logits = lm(torch.tensor([said]))[0, ..., :13]
+        for t in range(int(length), int(length) + 12):
+            before = torch.zeros(13, dtype=torch.bool)
+            before[said[:t]] = True
+            assert said[t] == penalize(logits[t - 1][None], before[None], 1e9).argmax()
+
+
+# --- seeds ---
+
+
+def test_a_rows_text_depends_on_seed_and_row_alone():
+    lm, ids = sharp().double(), tokens()
+    settings = {"temperature": 1.0, "top_p": 0.95}
+    found = lm.generate(ids, 100, seed=7, **settings)
+    assert torch.equal(found, lm.generate(ids, 100, seed=7, **settings))
+    assert not torch.equal(found, lm.generate(ids, 100, seed=8, **settings))
+    assert torch.equal(found[:2], lm.generate(ids[:2], 100, seed=7, **settings))
+    assert torch.equal(found[:, : 11 + 30], lm.generate(ids, 30, seed=7, **settings))
+    same = lm.generate(ids[:1].expand(3, -1), 100, seed=7, **settings)
+    assert not torch.equal(same[0], same[1])  # three samples of one prompt
+    own = lm.generate(ids[2:], 100, seed=row_seeds(7, 3)[2:], **settings)
+    assert torch.equal(own, found[2:])
+
+
+def test_without_a_seed_torchs_own_decides():
+    lm, ids = sharp(), tokens()
+    torch.manual_seed(1)
+    first, second = (lm.generate(ids, 30, temperature=1.0) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(first, lm.generate(ids, 30, temperature=1.0)) and not torch.equal(first, second)
+    state = torch.get_rng_state()
+    lm.generate(ids, 30)
+    lm.generate(ids, 30, temperature=1.0, seed=4)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# --- where rows end ---
+
+
+def test_a_row_ends_behind_a_stop_and_is_padded_with_0():
+    lm, ids, lengths = sharp().double(), tokens(length=PROMPT), torch.tensor([5, 2, 4])
+    free = Generation(lm, ids, 40, temperature=2.0, seed=1, lengths=lengths)
+    new = torch.stack(list(free), 1)
+    stops = (7, [int(x) for x in new[2, 3:6]], (1, 2, 3, 4, 5))
+    generation = Generation(lm, ids, 40, temperature=2.0, seed=1, lengths=lengths, stop=stops)
+    steps = list(generation)
+    for row, said in enumerate(new.tolist()):
+        end = next(
+            t + 1 for t in range(40)
+            if said[t] == 7 or any(said[: t + 1][-len(s) :] == list(s) for s in stops[1:]) or t == 39
+        )  # fmt: skip
+        assert generation.lengths[row] == lengths[row] + end
+        assert torch.equal(generation.ids[row, : lengths[row] + end], free.ids[row, : lengths[row] + end])
+        assert not generation.ids[row, lengths[row] + end :].any()
+        assert [int(step[row]) for step in steps] == said[:end] + [-1] * (len(steps) - end)
+    assert len(steps) == max(generation.lengths - lengths) < 40  # nothing is computed once all have ended
+    assert generation.ids.shape == (3, 45)
+
+
+def test_a_sequence_that_begins_in_the_prompt_stops_nothing():
+    lm = sharp().double()
+    ids = tokens(1, PROMPT)
+    new = lm.generate(ids, 3)[0, PROMPT:].tolist()
+    generation = Generation(lm, ids, 3, stop=[[int(ids[0, -1]), new[0]]])
+    assert len(list(generation)) == 3
+
+
+def test_a_caller_may_end_a_row():
+    lm = sharp()
+    generation = Generation(lm, tokens(), 10)
+    for t, _ in enumerate(generation):
+        generation.ended[1] |= t == 3
+    assert generation.lengths.tolist() == [21, 15, 21]
+
+
+def test_nothing_new_is_the_prompt():
+    lm, ids = sharp(), tokens()
+    assert torch.equal(lm.generate(ids, 0), ids)
+
+
+def test_what_is_generated_can_be_trained_on():
+    """Tokens made without gradients are tensors as any other."""
+    lm = model()
+    generation = Generation(lm, tokens(), 3, temperature=1.0, seed=0)
+    given = torch.stack(list(generation), 1)
+    for ids in (given, generation.ids):
+        lm.negative_log_likelihood(ids, ids, reduction="sum")[0].backward()
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"temperature": -1.0}, "temperature is -1.0; it must be at least 0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0; it must be at least 1"),
+        ({"top_p": 0.0}, "top_p is 0.0; it must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0"),
+        ({"seed": -1, "temperature": 1.0}, "seed is -1; it must be 0 to 4294967295"),
+        ({"seed": [1], "temperature": 1.0}, "seed: 1 of them; expected one number, or one for each of 3 rows"),
+        ({"stop": 3}, r"stop is 3; expected tokens or sequences of tokens, such as \(3,\)"),
+        ({"stop": [13]}, r"stop: \[13\] among them; expected tokens, 0 to 12"),
+        ({"stop": [[]]}, r"stop: \[\] among them"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1"),
+        ({"lengths": torch.tensor([0, 1, 2])}, "lengths: 0 among them; expected 1 to L = 11"),
+        ({"lengths": torch.tensor([1, 2])}, r"lengths: shape \(2,\)"),
+        ({"ids": torch.zeros(2, 0, dtype=torch.int64)}, r"ids: shape \(2, 0\); expected \(B, L\) with L >= 1"),
+        ({"ids": torch.zeros(2, 3)}, "ids: dtype torch.float32; expected int64"),
+        ({"ids": torch.tensor([[-1]])}, r"ids: \[-1\] among them"),
+    ],
+)
+def test_arguments_that_cannot_be_are_one_line(wrong, said):
+    with pytest.raises(ValueError, match=said) as error:
+        model().generate(**{"ids": tokens(), "max_new_tokens": 1, **wrong})
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_cannot_is_named():
+    both = LanguageModel(LayerSpec(S6, bidirectional=True), vocab_size=13, d_model=8, n_layers=1)
+    with pytest.raises(ValueError, match="S6 is bidirectional"):
+        both.generate(tokens(), 1)
+    lm = model()
+    with torch.no_grad():
+        lm.head_weight[3] = torch.nan
+    for temperature in (0.0, 1.0):
+        with pytest.raises(ValueError, match="the logits of new token 1 are not finite: the model has diverged"):
+            lm.generate(tokens(), 1, temperature=temperature)
