@@ -1,4 +1,4 @@
-"""Generation: greedy is the parallel form's argmax, drawing is from the distribution that is said, rows are their own."""
+"""Generation: greedy is the parallel form's argmax, drawing follows the distribution said, rows are their own."""
 
 import math
 

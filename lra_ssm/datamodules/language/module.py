@@ -145,9 +145,10 @@ class WindowedDataModule(LoadedDataModule):
         return {"batch_size": self.batch_size, "shuffle_seed": self.shuffle_seed, "order": self.order}
 
     def state_dict(self) -> dict[str, Any]:
-        """The tokenizer, which travels with checkpoints: its file's name, sha256 and text."""
-        text = self.tokenizer_file.read_text(encoding="utf-8")
-        return {"tokenizer": {"file": self.tokenizer_file.name, "sha256": self.tokenizer_digest, "text": text}}
+        """The tokenizer, which travels with checkpoints: its file's name, sha256 and text, and what ends texts."""
+        file, end = self.tokenizer_file, {"end_of_text": self.end_of_text_id}
+        text = file.read_text(encoding="utf-8")
+        return {"tokenizer": {"file": file.name, "sha256": self.tokenizer_digest, "text": text, **end}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compares the tokenizer of a checkpoint.

@@ -31,10 +31,19 @@ def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextToke
     if path.is_dir():
         saved = path / VOCABULARY
         path = saved if saved.is_file() else subwords.find_file(path)
-    data = read_file(path)
-    content = parse(data, path)
+    return read_tokenizer(read_file(path), str(path), end_of_text, subwords.named_end(path))
+
+
+def read_tokenizer(
+    data: bytes, name: str, end_of_text: str | int | None = None, named_end: str | None = None
+) -> TextTokenizer:
+    """A tokenizer from the content of its file, which messages call `name`; the rest as `SubwordTokenizer` has it.
+
+    Raises InputError: it is no tokenizer that this package reads.
+    """
+    content = parse(data, name)
     if "kind" not in content:
-        return subwords.SubwordTokenizer(data, end_of_text, str(path), subwords.named_end(path))
+        return subwords.SubwordTokenizer(data, end_of_text, name, named_end)
     tokens: Any = content.get("tokens")
     valid = isinstance(tokens, list) and all(isinstance(t, str) and t for t in tokens) and len({*tokens}) == len(tokens)
     if content["kind"] == "bytes":
@@ -43,4 +52,4 @@ def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextToke
         return CharacterTokenizer(tokens)
     if content["kind"] == "words" and valid and UNK in tokens and EOS not in tokens and "\n" not in tokens:
         return WordTokenizer(tokens)
-    raise InputError(f"{path}: is no saved vocabulary of bytes, characters or words")
+    raise InputError(f"{name}: is no saved vocabulary of bytes, characters or words")

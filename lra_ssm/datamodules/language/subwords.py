@@ -129,6 +129,12 @@ class SubwordTokenizer(TextTokenizer):
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
+    def unknown(self, text: str) -> list[str]:
+        unknown = self._tokenizer.token_to_id(getattr(self._model, "unk_token", None) or "")
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        parts = [text[begin:end] for id_, (begin, end) in zip(found.ids, found.offsets, strict=True) if id_ == unknown]
+        return list(dict.fromkeys(parts))
+
     def content(self) -> bytes:
         return self._data
 

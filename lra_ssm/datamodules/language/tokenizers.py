@@ -51,9 +51,11 @@ class TextTokenizer(ABC):
             whatever a text says.
         file: what `save` writes.
         dtype: of tokens, the smallest of uint8, uint16, uint32 that holds them.
+        ends_lines: end_of_text ends every line, and thereby the text.
     """
 
     file: str
+    ends_lines = False
 
     def __init__(self, vocab_size: int, end_of_text: int) -> None:
         self.vocab_size, self.end_of_text = vocab_size, end_of_text
@@ -69,15 +71,13 @@ class TextTokenizer(ABC):
         data, counts = list[bytes](), np.empty(len(texts), np.int64)
         try:
             for i, (parts, ends) in enumerate(zip(self._encode_all(texts, last), last, strict=True)):
-                tokens = [*parts, *([end] if ends and self._appends_end else ())]
+                tokens = [*parts, *([end] if ends and not self.ends_lines else ())]
                 data += tokens
                 counts[i] = sum(map(len, tokens))
         except UnicodeEncodeError as error:
             half = f"U+{ord(error.object[error.start]):04X}"
             raise InputError(f"the text holds {half}, half of a surrogate pair, which is no character") from error
         return Encoded(np.frombuffer(b"".join(data), self.dtype), counts // self.dtype.itemsize)
-
-    _appends_end = True  # or _encode gives it
 
     def _encode_all(self, texts: Sequence[str], last: Sequence[bool]) -> Iterable[Iterable[bytes]]:
         """`_encode` of each."""
@@ -90,6 +90,10 @@ class TextTokenizer(ABC):
     @abstractmethod
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         """The text of tokens; what is no UTF-8 becomes U+FFFD."""
+
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that no token but `<unk>` stands for, each once; none where bytes are tokens."""
+        return []
 
     @abstractmethod
     def content(self) -> bytes:
@@ -153,6 +157,9 @@ class CharacterTokenizer(TextTokenizer):
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         return "".join(self._shown[_array(ids, self.vocab_size)])
 
+    def unknown(self, text: str) -> list[str]:
+        return [character for character in dict.fromkeys(text) if self._ids[ord(character)] == 1]
+
     def content(self) -> bytes:
         return _vocabulary("characters", self.characters)
 
@@ -165,7 +172,7 @@ class WordTokenizer(TextTokenizer):
     """
 
     file = VOCABULARY
-    _appends_end = False
+    ends_lines = True
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(1 + len(words), 0)
@@ -188,6 +195,9 @@ class WordTokenizer(TextTokenizer):
     def decode(self, ids: Iterable[int] | IntArray) -> str:
         shown = np.array(["\n", *self.words], dtype=object)[_array(ids, self.vocab_size)]
         return re.sub(" ?\n ?", "\n", " ".join(shown))
+
+    def unknown(self, text: str) -> list[str]:
+        return [word for word in dict.fromkeys(text.split()) if word not in self._ids]
 
     def content(self) -> bytes:
         return _vocabulary("words", self.words)

@@ -229,7 +229,9 @@ def test_the_tokenizer_travels_with_checkpoints(tmp_path: Path) -> None:
     trainer, _ = fit(data, 2, tmp_path)
     trainer.save_checkpoint(path)
     stored = torch.load(path, weights_only=True)["MadeUp"]["tokenizer"]
-    assert stored == {"file": "tokenizer.json", "sha256": data.tokenizer_digest, "text": "{}"}
+    assert stored == {
+        "file": "tokenizer.json", "sha256": data.tokenizer_digest, "text": "{}", "end_of_text": data.end_of_text_id,
+    }  # fmt: skip
     check_tokenizer(path, data)
     other = prepared(tmp_path, tokenizer_text='{"other": 1}')
     said = rf"the checkpoint's tokenizer \(sha256 {data.tokenizer_digest[:12]}…\) is not the data's \({other.root}"
