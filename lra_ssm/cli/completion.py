@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningCLI
 
-from lra_ssm.cli import COMMANDS
+from lra_ssm.cli import COMMANDS, generate
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.cli.prepare import DATASETS, LOADING
 from lra_ssm.cli.run import RunCLI
@@ -20,7 +20,7 @@ from lra_ssm.layers.spec import own_arguments
 from lra_ssm.runs.signals import Signals
 from lra_ssm.tasks import OptimizerSettings
 
-FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir")  # options that take a path
+FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir", "prompt_file")  # options that take a path
 
 
 def print_completion(arguments: list[str]) -> int:
@@ -75,6 +75,8 @@ def _parser(program: str, run_options: dict[str, list[str]]) -> argparse.Argumen
             options: dict[str, Any] = {f"--{name}": None for name in ("summary", "picture", "debug", *names)}
         elif command in run_options:
             options = dict.fromkeys(run_options[command]) | _of_our_classes()
+        elif command == "generate":
+            options = dict.fromkeys(o for o in generate.parser()._option_string_actions if o.startswith("--"))
         else:
             options = {"--debug": None}
         for option, choices in options.items():

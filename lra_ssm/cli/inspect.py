@@ -67,6 +67,7 @@ def find(name: str) -> Found:
     """A checkpoint by its run's directory or its file. Raises InputError where there is none."""
     path = Path(name)
     if path.is_dir():
+        path = _only_run(path)
         files = [path / "checkpoints" / f"{kind}.ckpt" for kind in ("best", "last")]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
@@ -85,6 +86,14 @@ def find(name: str) -> Found:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"{run / 'config.yaml'} cannot be read: {squeeze(str(error))}") from error
     return Found(file, run, config if isinstance(config, dict) else {})
+
+
+def _only_run(folder: Path) -> Path:
+    """The run of an experiment's folder that holds one; else the folder itself. Raises InputError: it holds several."""
+    runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))
+    if len(runs) > 1:
+        raise InputError(f"{folder} holds {len(runs)} runs: give one of them, such as {runs[-1]}")
+    return runs[0] if runs else folder
 
 
 def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:

@@ -14,7 +14,7 @@ from lra_ssm.layers.masking import check_lengths
 
 Stop = Sequence[int | Sequence[int]]
 
-_MAX_SEED = 2**32 - 1  # of torch's generator on the CPU, as of Lightning's seed_everything
+MAX_SEED = 2**32 - 1  # of torch's generator on the CPU, as of Lightning's seed_everything
 _CANDIDATES = 1024  # top-p seldom keeps more: so many are sorted first, a whole vocabulary takes ten times as long
 _DRAWN = 64  # uniform numbers drawn at a time, for so many steps
 
@@ -85,11 +85,7 @@ class Generation(Iterator[Tensor]):
         _require(ids.dim() == 2 and ids.shape[1] > 0, f"ids: shape {tuple(ids.shape)}; expected (B, L) with L >= 1")
         _require(ids.dtype in (torch.int32, torch.int64), f"ids: dtype {ids.dtype}; expected int64")
         _require(max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}; it must be at least 0")
-        _require(0 <= temperature < math.inf, f"temperature is {temperature}; it must be at least 0, which is greedy")
-        _require(top_k is None or top_k >= 1, f"top_k is {top_k}; it must be at least 1, or None for all tokens")
-        _require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1, or None")
-        positive = 0 < repetition_penalty < math.inf
-        _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0, and 1 is none")
+        check_settings(temperature, top_k, top_p, repetition_penalty)
         check_lengths(lengths, ids, least=1)
         (B, L), V = ids.shape, model.vocab_size
         full = torch.full((B,), L, device=ids.device)
@@ -182,6 +178,15 @@ class Generation(Iterator[Tensor]):
         return found
 
 
+def check_settings(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float) -> None:
+    """Raises ValueError for one that cannot be."""
+    _require(0 <= temperature < math.inf, f"temperature is {temperature}; it must be at least 0, which is greedy")
+    _require(top_k is None or top_k >= 1, f"top_k is {top_k}; it must be at least 1, or None for all tokens")
+    _require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1, or None")
+    positive = 0 < repetition_penalty < math.inf
+    _require(positive, f"repetition_penalty is {repetition_penalty}; it must be above 0, and 1 is none")
+
+
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """The repetition penalty: logits (B, V), seen (B, V) bool -> (B, V)."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
@@ -213,19 +218,19 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
 
 def row_seeds(seed: int, rows: int) -> list[int]:
     """The seeds of so many rows; a row's does not depend on how many there are."""
-    _require(0 <= seed <= _MAX_SEED, f"seed is {seed}; it must be 0 to {_MAX_SEED}")
+    _require(0 <= seed <= MAX_SEED, f"seed is {seed}; it must be 0 to {MAX_SEED}")
     generator = torch.Generator().manual_seed(seed)
-    return [int(torch.randint(_MAX_SEED + 1, (), generator=generator)) for _ in range(rows)]
+    return [int(torch.randint(MAX_SEED + 1, (), generator=generator)) for _ in range(rows)]
 
 
 def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     if seed is None:
-        seed = int(torch.randint(_MAX_SEED + 1, ()))
+        seed = int(torch.randint(MAX_SEED + 1, ()))
     if not isinstance(seed, Sequence):
         return row_seeds(seed, rows)
     _require(len(seed) == rows, f"seed: {len(seed)} of them; expected one number, or one for each of {rows} rows")
     for one in seed:
-        _require(0 <= one <= _MAX_SEED, f"seed: {one} among them; each must be 0 to {_MAX_SEED}")
+        _require(0 <= one <= MAX_SEED, f"seed: {one} among them; each must be 0 to {MAX_SEED}")
     return list(seed)
 
 

@@ -1,0 +1,288 @@
+"""`lra-ssm generate`: texts continued by a language model, shown as they come."""
+
+import argparse
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lra_ssm.cli.output import PlainParser
+from lra_ssm.errors import InputError, printable
+
+if TYPE_CHECKING:
+    import torch
+
+    from lra_ssm.cli.language_models import Loaded
+    from lra_ssm.models import Generation
+
+DESCRIPTION = """\
+Continues prompts with a language model, token by token, in memory that does not grow with the text. Where a model ends
+a text, its text ends. Without a prompt it begins a document."""
+
+EXAMPLE = """\
+examples:
+  lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
+  lra-ssm generate runs/lm/quickstart/38722f686f --prompt "One" --prompt "Two" --temperature=0 --stop "."
+  lra-ssm generate state-spaces/mamba-130m-hf --prompt_file=prompts.txt --top_p=0.9 --seed=1 > texts.txt
+
+--temperature and --top_k have litgpt's defaults; transformers' are 1.0 and 50.
+"""
+
+
+def parser() -> PlainParser:
+    made = PlainParser("lra-ssm generate", DESCRIPTION, EXAMPLE)
+    what = (
+        "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, a saved model's folder, or a name of the Hub"
+    )
+    made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=what)
+    made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given more than once")
+    made.add_argument("--prompt_file", metavar="FILE", help="more prompts, one a line; - for standard input")
+    made.add_argument("--num_samples", type=int, default=1, metavar="N", help="texts for each prompt; default: 1")
+    made.add_argument("--max_new_tokens", type=int, default=100, metavar="N", help="of each text; default: 100")
+    said = "divides the logits; 0 takes the most probable token; default: 0.8"
+    made.add_argument("--temperature", type=float, default=0.8, metavar="T", help=said)
+    said = "draw from the K most probable tokens; 0 for all; default: 50"
+    made.add_argument("--top_k", type=int, default=50, metavar="K", help=said)
+    said = "draw from the most probable tokens whose probabilities sum to P; default: 1, all"
+    made.add_argument("--top_p", type=float, default=1.0, metavar="P", help=said)
+    said = "above 1: tokens of the text so far become less probable; default: 1"
+    made.add_argument("--repetition_penalty", type=float, default=1.0, metavar="X", help=said)
+    said = (
+        "of what is drawn; a text depends on it and on the prompt's number; default: another each time, which is told"
+    )
+    made.add_argument("--seed", type=int, metavar="S", help=said)
+    said = "end a text behind this; may be given more than once"
+    made.add_argument("--stop", action="append", default=[], metavar="TEXT", help=said)
+    said = (
+        "put the end-of-text token before a prompt, as before documents in training; default: where the model is ours"
+    )
+    made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
+    made.add_argument("--batch_size", type=int, default=8, metavar="B", help="prompts at a time; default: 8")
+    said = "such as cpu or cuda:1; default: cuda where there is one"
+    made.add_argument("--device", metavar="DEVICE", help=said)
+    said = "read a saved model's weights from a pickle, tensors alone"
+    made.add_argument("--allow-pickle", action="store_true", help=said)
+    return made
+
+
+def main(command: str, arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    for name in ("num_samples", "max_new_tokens", "batch_size"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    if "" in options.stop:
+        raise InputError("--stop is empty: every text would end at once")
+    prompts = [prompt for prompt in _prompts(options) for _ in range(options.num_samples)]
+    try:
+        said = _generate(options, prompts)
+    except BrokenPipeError:  # `| head`: who reads has enough; Python would complain when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except InputError:
+        raise
+    except ValueError as error:  # what a model cannot
+        raise InputError(f"{options.model}: {error}") from error
+    print(said, file=sys.stderr)
+    return 0
+
+
+def _prompts(options: Any) -> list[str]:
+    found = list(options.prompt)
+    if options.prompt_file is not None:
+        where = "standard input" if options.prompt_file == "-" else options.prompt_file
+        try:
+            data = sys.stdin.buffer.read() if options.prompt_file == "-" else Path(options.prompt_file).read_bytes()
+            lines = [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+        except OSError as error:
+            raise InputError(f"--prompt_file {where}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"--prompt_file {where}: is not UTF-8, at byte {error.start}") from error
+        if not lines:
+            raise InputError(f"--prompt_file {where}: holds no prompt, a line with text")
+        found += lines
+    return found or [""]
+
+
+def _generate(options: Any, prompts: list[str]) -> str:
+    """Shows the texts; returns the closing line."""
+    import torch
+
+    from lra_ssm.cli.language_models import load_language_model
+    from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
+
+    settings: dict[str, Any] = {
+        "temperature": options.temperature, "top_k": options.top_k or None,
+        "top_p": None if options.top_p == 1 else options.top_p, "repetition_penalty": options.repetition_penalty,
+    }  # fmt: skip
+    seed = random.SystemRandom().randint(0, MAX_SEED) if options.seed is None else options.seed
+    try:
+        check_settings(**settings)
+        seeds = row_seeds(seed, len(prompts))  # a text stays the same in whatever batch it is
+    except ValueError as error:
+        raise InputError(f"--{error}") from error
+    device = _device(options.device)
+    loaded = load_language_model(options.model, options.allow_pickle)
+    begins = loaded.begins if options.begin_document is None else options.begin_document
+    texts = [_Text(prompt, loaded, begins, options.stop, number) for number, prompt in enumerate(prompts, 1)]
+    loaded.model.to(device)
+    stop = () if loaded.tokenizer.ends_lines else (loaded.tokenizer.end_of_text,)
+    screen, speed = _Screen(len(prompts)), _Speed()
+    for begin in range(0, len(texts), options.batch_size):
+        batch = texts[begin : begin + options.batch_size]
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text.prompt_ids) for text in batch], batch_first=True)
+        lengths = torch.tensor([len(text.prompt_ids) for text in batch])
+        own = seeds[begin : begin + options.batch_size]
+        _run(
+            Generation(
+                loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
+            ),
+            batch,
+            screen,
+            speed,
+        )
+    return speed.line() + (f"; seed {seed}" if options.temperature else "")
+
+
+def _device(name: str | None) -> "torch.device":
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"--device {name}: there is no such device here ({reason})") from error
+    return device
+
+
+def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen", speed: "_Speed") -> None:
+    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come."""
+    import torch
+
+    waiting = list(texts)
+    before = int(generation.lengths.sum())
+    screen.show(waiting)
+    began, first = time.perf_counter(), 0.0
+    for tokens in generation:
+        first = first or time.perf_counter()
+        for text, token in zip(texts, tokens.tolist(), strict=True):
+            text.add(token)
+        generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
+        screen.show(waiting)
+    made = int(generation.lengths.sum()) - before - len(texts)
+    speed.add(before, first - began, made, time.perf_counter() - first)
+    for text in texts:
+        text.end()
+    screen.show(waiting)
+
+
+class _Text:
+    """A prompt and what is made of it.
+
+    Attributes:
+        prompt_ids: the prompt's tokens.
+        coming: new text that has not been shown.
+        ended: it has its end-of-text token, a stop, or as many tokens as it may have.
+    """
+
+    def __init__(self, prompt: str, loaded: "Loaded", begins: bool, stops: list[str], number: int) -> None:
+        from lra_ssm.datamodules.language.decoding import TextStream
+
+        tokenizer = loaded.tokenizer
+        if unknown := tokenizer.unknown(prompt):
+            raise InputError(
+                f"prompt {number}: the model's vocabulary has no {', '.join(map(repr, unknown[:5]))}"
+                + (f" (and {len(unknown) - 5} more)" if len(unknown) > 5 else "")
+            )
+        ids = tokenizer.encode([prompt], [False]).tokens.tolist()
+        # There is no text before the first: transformers begins with this token too where a prompt is empty.
+        self.prompt_ids = [tokenizer.end_of_text, *ids] if begins or not ids else ids
+        self.prompt, self.coming, self.begun, self.ended = prompt, "", False, False
+        self._end = None if tokenizer.ends_lines else tokenizer.end_of_text
+        self._stream = TextStream(tokenizer, self.prompt_ids)
+        self._stops, self._tail = stops, ""
+
+    def add(self, token: int) -> None:
+        if self.ended:
+            return
+        if token == self._end:
+            self.end()
+        else:
+            self._take(self._stream.add(token))
+
+    def end(self) -> None:
+        """No further token comes."""
+        if not self.ended:
+            self._take(self._stream.rest())
+            self.ended = True
+
+    def _take(self, new: str) -> None:
+        text = self._tail + new  # a stop may lie across tokens
+        ends = [text.find(stop) + len(stop) for stop in self._stops if stop in text]
+        if ends:
+            new, self.ended = text[len(self._tail) : min(ends)], True
+        self.coming += new
+        longest = max(map(len, self._stops), default=0)
+        self._tail = text[max(0, len(text) - longest + 1) :]
+
+
+class _Screen:
+    """Standard output: a heading over each of several texts; in a terminal prompts are bold, and nothing is obeyed."""
+
+    def __init__(self, count: int) -> None:
+        from rich.console import Console
+
+        console = Console()
+        self._terminal, self._bold = sys.stdout.isatty(), console.is_terminal and not console.no_color
+        self._count, self._number = count, 0
+
+    def show(self, texts: list[_Text]) -> None:
+        """Shows what is new of the first text, and takes it away if it has ended: then of the next."""
+        while texts:
+            text = texts[0]
+            if not text.begun:
+                self._begin(text)
+            self._write(text.coming)
+            text.coming = ""
+            if not text.ended:
+                break
+            self._write("\n")
+            del texts[0]
+        sys.stdout.flush()
+
+    def _begin(self, text: _Text) -> None:
+        text.begun = True
+        self._number += 1
+        if self._count > 1:
+            self._write(f"{chr(10) if self._number > 1 else ''}=== {self._number} of {self._count} ===\n")
+        if text.prompt:
+            sys.stdout.write("\033[1m" if self._bold else "")
+            self._write(text.prompt)
+            sys.stdout.write("\033[0m" if self._bold else "")
+
+    def _write(self, text: str) -> None:
+        if self._terminal:
+            text = "".join(c if c in "\n\t" else printable(c) for c in text)
+        sys.stdout.write(text)
+
+
+@dataclass
+class _Speed:
+    """Tokens and seconds, of prompts with the first token of each text, and of the tokens behind it."""
+
+    read: int = 0
+    reading: float = 0.0
+    made: int = 0
+    making: float = 0.0
+
+    def add(self, read: int, reading: float, made: int, making: float) -> None:
+        self.read, self.reading = self.read + read, self.reading + reading
+        self.made, self.making = self.made + made, self.making + making
+
+    def line(self) -> str:
+        rate = f" ({self.made / self.making:,.0f} tokens/s)" if self.made else ""
+        then = f"then {self.made:,} tokens in {self.making:.2f} s{rate}"
+        return f"prompt: {self.read:,} tokens in {self.reading:.2f} s; {then}"
