@@ -78,6 +78,7 @@ def test_completion_knows_commands_options_and_our_classes(tmp_path):
     assert offered("lightning", "fit", "--model.network.layer", "") == ours
     assert offered("lightning", "prepare", "pathf") == ["pathfinder"]
     assert offered("lightning", "prepare", "text", "--lim") == ["--limit"]
+    assert offered("lra-ssm", "generate", "--top") == ["--top_k", "--top_p"]
 
 
 def test_completion_needs_a_shell_that_is_known(tmp_path):

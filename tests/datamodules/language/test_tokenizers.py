@@ -155,6 +155,13 @@ def test_tokens_out_of_range_are_not_decoded(ids):
         ByteTokenizer().decode(ids)
 
 
+def test_what_a_vocabulary_lacks_is_told():
+    assert ByteTokenizer().unknown("any 🙂") == []
+    assert CharacterTokenizer("ab ").unknown("a bc dca") == ["c", "d"]
+    words = WordTokenizer(["a", "<unk>"])
+    assert words.unknown("a b\nc <unk> b <eos>") == ["b", "c", "<eos>"]
+
+
 def test_a_large_corpus_is_taken_evenly():
     texts = [f"{i:010d}" for i in range(1000)]
     taken = [int(text) for text in evenly(texts, 10_000, 1000)]

@@ -1,0 +1,268 @@
+"""`lra-ssm generate`, as its user meets it."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lra_ssm.cli import generate, main
+from lra_ssm.cli.language_models import load_language_model
+from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.models import Classifier, LanguageModel
+from tests.runner import in_process, only_run, refused, succeed
+
+SIZES = {"d_model": 8, "n_layers": 1}
+WORDS = WordTokenizer(["the", "cat", "sat", "on", "<unk>"])
+CHARACTERS = CharacterTokenizer("abc é")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """The directory of a run of two steps on bytes."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text").mkdir()
+    for name in ("train", "val"):
+        (folder / "text" / f"{name}.txt").write_text("Something to be said, naïvely.\n" * 30)
+    layer = {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4}}
+    network = {"class_path": "lra_ssm.models.LanguageModel", "init_args": {"layer": layer, "vocab_size": 300, **SIZES}}
+    source = {"source": "text", "tokenizer": "bytes", "length": 16, "batch_size": 4, "root": "data"}
+    config = {
+        "experiment": "tiny",
+        "seed_everything": 0,
+        "trainer": {"max_epochs": -1, "max_steps": 2, "val_check_interval": 2, "accelerator": "cpu"},
+        "checkpoint": {"monitor": "val/loss", "mode": "min"},
+        "model": {
+            "class_path": "lra_ssm.tasks.LanguageModelling",
+            "init_args": {"network": network, "optimizer": {"lr": 0.01}},
+        },
+        "data": {"class_path": "lra_ssm.datamodules.Corpus", "init_args": source},
+    }
+    (folder / "c.yaml").write_text(yaml.safe_dump(config))
+    succeed(["fit", "--config", "c.yaml"], folder)
+    return only_run(folder)
+
+
+def checkpoint(folder: Path, tokenizer=None, favourite=None, **network) -> str:
+    """A checkpoint as a run on text writes it; favourite: tokens that it says one after another, for ever."""
+    torch.manual_seed(0)
+    size = tokenizer.vocab_size if tokenizer is not None else 9
+    given = {"layer": LayerSpec(S6, d_state=4), "vocab_size": size, **SIZES, "tie_embeddings": False, **network}
+    spec = NetworkSpec(LanguageModel, **given)
+    lm = spec()
+    if favourite is not None:
+        cycle(lm, favourite)
+    weights = {f"network.{name}": value for name, value in lm.state_dict().items()}
+    state = {"state_dict": weights, "hyper_parameters": {"network": spec.as_dict()}, "global_step": 1}
+    if tokenizer is not None:
+        made = {"file": tokenizer.file, "sha256": tokenizer.digest, "text": tokenizer.content().decode()}
+        state["Corpus"] = {"tokenizer": {**made, "end_of_text": tokenizer.end_of_text}}
+    torch.save(state, folder / "a.ckpt")
+    return str(folder / "a.ckpt")
+
+
+def cycle(lm: LanguageModel, said: list[int]) -> None:
+    """Weights with which said[i] is followed by said[i + 1], and any other token by said[0]."""
+    width = lm.head.weight.shape[1]
+    assert len(said) < width
+    with torch.no_grad():
+        for block in lm.backbone.blocks:
+            block.out_proj.weight.zero_()  # what remains is the embedding, normalized
+        lm.backbone.embedding.weight.copy_(torch.eye(width)[0].expand_as(lm.backbone.embedding.weight))
+        lm.head.weight.zero_()
+        lm.head.weight[said[0], 0] = 1
+        for i, (token, following) in enumerate(zip(said, said[1:], strict=False), 1):
+            lm.backbone.embedding.weight[token] = torch.eye(width)[i]
+            lm.head.weight[following, i] = 1
+
+
+def made(arguments, capsys) -> str:
+    code, out, errors = in_process(["generate", *arguments], capsys)
+    assert code == 0, errors
+    return out
+
+
+GREEDY = ["--temperature=0", "--max_new_tokens=20"]
+
+
+# --- what names a model ---
+
+
+@pytest.mark.parametrize("which", [".", "checkpoints/last.ckpt", "checkpoints/best.ckpt", ".."])
+def test_a_run_is_continued_as_the_parallel_form_has_it(run, which, capsys):
+    name = str(run / which)
+    loaded = load_language_model(name)
+    assert loaded.model.vocab_size == 257 and not loaded.model.training and loaded.begins
+    found = loaded.model.generate(torch.tensor([[256, *b"Some"]]), 20)[0, 1:].tolist()
+    until = found.index(256) if 256 in found else len(found)
+    assert made([name, "--prompt=Some", *GREEDY], capsys) == bytes(found[:until]).decode("utf-8", "replace") + "\n"
+
+
+def test_of_several_runs_one_is_to_be_named(run, tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    said = refused(["generate", str(tmp_path)], capsys)
+    assert said == f"{tmp_path} holds 2 runs: give one of them, such as {tmp_path / 'two'}"
+
+
+def test_a_prompt_begins_a_document_unless_it_is_told_otherwise(tmp_path, capsys):
+    name = checkpoint(tmp_path, CHARACTERS)
+    model = load_language_model(name).model
+    for option, before in ((), [0]), (("--begin_document",), [0]), (("--no-begin_document",), []):
+        ids = torch.tensor([[*before, 2, 3]])
+        found = model.generate(ids, 20, stop=(0,))[0, ids.shape[1] :].tolist()
+        text = CHARACTERS.decode(found[: found.index(0)] if 0 in found else found)
+        assert made([name, "--prompt=ab", *GREEDY, *option], capsys) == f"ab{text}\n"
+    assert made([name, *GREEDY, "--no-begin_document"], capsys) == made([name, "--prompt=", *GREEDY], capsys)
+
+
+# --- what is shown ---
+
+
+def test_what_is_drawn_is_said_again_with_its_seed_in_any_batch(tmp_path, capsys):
+    name = checkpoint(tmp_path, CHARACTERS, favourite=None)
+    prompts = ["--prompt=ab", "--prompt=c", "--prompt= a", "--num_samples=2", "--temperature=3"]
+    code, out, errors = in_process(["generate", name, *prompts], capsys)
+    assert code == 0 and errors[-1].startswith("prompt: 16 tokens in ") and "tokens/s); seed " in errors[-1]
+    seed = errors[-1].rpartition(" ")[2]
+    for more in ([], ["--batch_size=1"], ["--batch_size=4"]):
+        assert made([name, *prompts, f"--seed={seed}", *more], capsys) == out
+    assert made([name, *prompts, f"--seed={int(seed) ^ 1}"], capsys) != out
+    texts = [part.partition(" ===\n")[2].strip("\n") for part in out.split("\n=== ")]
+    assert out.startswith("=== 1 of 6 ===\nab") and "\n\n=== 6 of 6 ===\n a" in out
+    assert [text[: len(p)] for text, p in zip(texts, ("ab", "ab", "c", "c", " a", " a"), strict=True)] == [
+        "ab", "ab", "c", "c", " a", " a",
+    ]  # fmt: skip
+    assert texts[0] != texts[1]  # samples of one prompt
+
+
+def test_the_end_of_text_ends_a_text_and_is_not_shown(tmp_path, capsys):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"you", 256])
+    code, out, errors = in_process(["generate", name, "--prompt=Hi, ", "--temperature=0"], capsys)
+    assert (code, out) == (0, "Hi, you\n") and "seed" not in errors[-1]
+    assert "then 3 tokens in" in errors[-1]  # the first one counts with the prompt
+
+
+def test_characters_divided_between_tokens_are_shown_whole(tmp_path, capsys, monkeypatch):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*"€é ".encode()], d_model=16)
+    pieces = []
+    monkeypatch.setattr(generate._Screen, "_write", lambda self, text: pieces.append(text))
+    made([name, "--prompt=x", "--temperature=0", "--max_new_tokens=8"], capsys)
+    assert [piece for piece in pieces if piece] == ["x", "€", "é", " ", "\ufffd", "\n"]  # the last € lacks a byte
+
+
+@pytest.mark.parametrize("stop, shown", [("o", "yo"), ("ou", "you"), ("uyo", "youyo"), ("none", "youyouy")])
+def test_a_stop_ends_a_text_wherever_tokens_end(tmp_path, capsys, stop, shown):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"you"])
+    options = ["--prompt=none", "--temperature=0", "--max_new_tokens=7", f"--stop={stop}", "--stop=never"]
+    code, out, errors = in_process(["generate", name, *options], capsys)
+    assert out == f"none{shown}\n"
+    assert f"then {len(shown) - 1} tokens" in errors[-1]
+
+
+def test_words_are_separated_and_lines_do_not_end_a_text(tmp_path, capsys):
+    said = [WORDS.words.index(word) + 1 for word in ("cat", "sat")]
+    name = checkpoint(tmp_path, WORDS, favourite=[*said, 0])
+    options = ["--prompt=the", "--temperature=0", "--max_new_tokens=5"]
+    assert made([name, *options, "--no-begin_document"], capsys) == "the cat sat\ncat sat\n"
+    assert made([name, *options, "--no-begin_document", "--stop=\n"], capsys) == "the cat sat\n\n"
+
+
+def test_prompts_come_from_a_file_and_standard_input(tmp_path, capsys, monkeypatch):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"!", 256])
+    (tmp_path / "p.txt").write_bytes("one\r\n\n zwölf \n".encode())
+    out = made([name, "--prompt=nil", f"--prompt_file={tmp_path / 'p.txt'}", "--temperature=0"], capsys)
+    assert out == "=== 1 of 3 ===\nnil!\n\n=== 2 of 3 ===\none!\n\n=== 3 of 3 ===\n zwölf !\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode())))
+    assert made([name, "--prompt_file=-", "--temperature=0"], capsys) == "é!\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_each_token_as_it_comes_and_obeys_none(tmp_path, monkeypatch):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"\x1bc\n\t", 256])
+    for variable in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    shown, seen = Terminal(), []
+    monkeypatch.setattr(shown, "flush", lambda: seen.append(shown.getvalue()))
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert main(["generate", name, "--prompt=Hi", "--temperature=0"]) == 0
+    pieces = ["\x1b[1mHi\x1b[0m", "\\x1b", "c", "\n", "\t"]
+    assert list(dict.fromkeys(seen)) == ["".join(pieces[: i + 1]) for i in range(5)] + ["".join(pieces) + "\n"]
+
+
+def test_whoever_reads_may_have_enough(tmp_path, monkeypatch, capsys):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"line\n"])
+    ours, theirs = os.pipe()
+    os.close(ours)  # as `head` does
+    with open(theirs, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main(["generate", name]) == 1
+    assert capsys.readouterr().err == ""
+
+
+# --- what is refused ---
+
+
+def test_what_is_no_language_model_is_one_line(trained, tmp_path, capsys):
+    folder, _ = trained
+    file = only_run(folder) / "checkpoints" / "best.ckpt"
+    said = f"{file}: is no language model; its network is a Classifier"
+    assert refused(["generate", str(only_run(folder))], capsys) == said
+    assert Classifier.__name__ in said
+    assert refused(["generate", str(tmp_path / "no.ckpt")], capsys).startswith(
+        f"checkpoint {tmp_path / 'no.ckpt'} does"
+    )
+    assert "has no checkpoints/best.ckpt" in refused(["generate", str(tmp_path)], capsys)
+    name = checkpoint(tmp_path)
+    assert "holds no tokenizer" in refused(["generate", name], capsys)
+    name = checkpoint(tmp_path, CHARACTERS, vocab_size=3)
+    assert refused(["generate", name], capsys) == f"{name}: its tokenizer has 7 tokens, its network knows 3"
+    name = checkpoint(tmp_path, CHARACTERS, layer=LayerSpec(S6, d_state=4, bidirectional=True))
+    assert refused(["generate", name], capsys).startswith(f"{name}: S6 is bidirectional: it has no state")
+
+
+def test_a_prompt_of_other_characters_or_words_is_one_line(tmp_path, capsys):
+    name = checkpoint(tmp_path, CHARACTERS)
+    said = refused(["generate", name, "--prompt=ab", "--prompt=xyzaxuvw"], capsys)
+    assert said == "prompt 2: the model's vocabulary has no 'x', 'y', 'z', 'u', 'v' (and 1 more)"
+    name = checkpoint(tmp_path, WORDS)
+    said = refused(["generate", name, "--prompt=the dog <unk> the dog"], capsys)
+    assert said == "prompt 1: the model's vocabulary has no 'dog'"
+    said = refused(["generate", checkpoint(tmp_path, ByteTokenizer()), "--prompt=\udcff"], capsys)
+    assert "U+DCFF, half of a surrogate pair" in said
+
+
+@pytest.mark.parametrize(
+    "option, said",
+    [
+        ("--temperature=-1", "--temperature is -1.0; it must be at least 0"),
+        ("--top_k=-1", "--top_k is -1; it must be at least 1"),
+        ("--top_p=0", "--top_p is 0.0"),
+        ("--repetition_penalty=0", "--repetition_penalty is 0.0"),
+        ("--seed=-1", "--seed is -1; it must be 0 to 4294967295"),
+        ("--max_new_tokens=0", "--max_new_tokens is 0; it must be at least 1"),
+        ("--batch_size=0", "--batch_size is 0"),
+        ("--num_samples=0", "--num_samples is 0"),
+        ("--top_k=many", "argument --top_k: invalid int value: 'many'"),
+        ("--stop=", "--stop is empty"),
+        ("--device=nonsense", "--device nonsense: there is no such device here"),
+        ("--prompt_file=nowhere.txt", "--prompt_file nowhere.txt: cannot be read (No such file or directory)"),
+        ("--prompt_file=blank.txt", "--prompt_file blank.txt: holds no prompt"),
+        ("--prompt_file=latin.txt", "--prompt_file latin.txt: is not UTF-8, at byte 1"),
+        ("--nonsense", "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line_before_a_model_is_read(option, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("blank.txt").write_text("\n \n")
+    Path("latin.txt").write_bytes(b"a\xe9")
+    assert refused(["generate", "no.ckpt", option], capsys).startswith(said)
