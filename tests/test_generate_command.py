@@ -14,6 +14,7 @@ from lra_ssm.cli.language_models import load_language_model
 from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel
+from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import in_process, only_run, refused, succeed
 
 SIZES = {"d_model": 8, "n_layers": 1}
@@ -107,6 +108,41 @@ def test_of_several_runs_one_is_to_be_named(run, tmp_path, capsys):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
     said = refused(["generate", str(tmp_path)], capsys)
     assert said == f"{tmp_path} holds 2 runs: give one of them, such as {tmp_path / 'two'}"
+
+
+def test_a_saved_folder_with_its_tokenizer(tmp_path, capsys):
+    model, _, _ = load_language_model(checkpoint(tmp_path, CHARACTERS))
+    model.save_pretrained(tmp_path / "saved", tokenizer=CHARACTERS)
+    said = made([str(tmp_path / "saved"), "--prompt=ab", *GREEDY], capsys)
+    assert said == made([str(tmp_path / "a.ckpt"), "--prompt=ab", *GREEDY], capsys)
+    (tmp_path / "saved" / "vocabulary.json").unlink()
+    refusal = refused(["generate", str(tmp_path / "saved")], capsys)
+    assert refusal.startswith(f"{tmp_path / 'saved'}: has no tokenizer; name one, such as --tokenizer=")
+    CHARACTERS.save(tmp_path)
+    tokenizer = f"--tokenizer={tmp_path / 'vocabulary.json'}"
+    assert made([str(tmp_path / "saved"), "--prompt=ab", *GREEDY, tokenizer], capsys) == said
+    assert "--tokenizer=words is made of a corpus" in refused(
+        ["generate", str(tmp_path / "saved"), "--tokenizer=words"], capsys
+    )
+
+
+def test_mambas_own_layouts_begin_with_the_prompt_alone(tmp_path, capsys):
+    s = sizes(vocabulary=257)
+    hf_folder(tmp_path / "hf", s)
+    state_spaces_folder(tmp_path / "plain", s)
+    bytes_ = ["--prompt=Hi", "--tokenizer=bytes", *GREEDY]
+    for name, allow in (("hf", []), ("plain", ["--allow-pickle"])):
+        model = LanguageModel.from_pretrained(tmp_path / name, allow_pickle=bool(allow))
+        found = model.generate(torch.tensor([[*b"Hi"]]), 20, stop=(256,))[0, 2:].tolist()
+        expected = f"Hi{ByteTokenizer().decode(found[: found.index(256)] if 256 in found else found)}\n"
+        assert made([str(tmp_path / name), *bytes_, *allow], capsys) == expected
+        assert made([str(tmp_path / name), *bytes_, *allow, "--begin_document"], capsys) != expected
+    assert "is a pickle" in refused(["generate", str(tmp_path / "plain"), *bytes_], capsys)
+    # Where a prompt is empty, transformers begins with the end-of-text token too.
+    empty = ["--tokenizer=bytes", *GREEDY]
+    assert made([str(tmp_path / "hf"), *empty], capsys) == made(
+        [str(tmp_path / "hf"), *empty, "--begin_document"], capsys
+    )
 
 
 def test_a_prompt_begins_a_document_unless_it_is_told_otherwise(tmp_path, capsys):
@@ -223,9 +259,11 @@ def test_what_is_no_language_model_is_one_line(trained, tmp_path, capsys):
     )
     assert "has no checkpoints/best.ckpt" in refused(["generate", str(tmp_path)], capsys)
     name = checkpoint(tmp_path)
-    assert "holds no tokenizer" in refused(["generate", name], capsys)
+    assert refused(["generate", name], capsys).startswith(f"{name}: has no tokenizer")
+    said = refused(["generate", "runs/lm/quickstart/38722f686f"], capsys)
+    assert "there is no such folder" in said
     name = checkpoint(tmp_path, CHARACTERS, vocab_size=3)
-    assert refused(["generate", name], capsys) == f"{name}: its tokenizer has 7 tokens, its network knows 3"
+    assert refused(["generate", name], capsys) == f"{name}: its network knows 3 tokens, the tokenizer has 7"
     name = checkpoint(tmp_path, CHARACTERS, layer=LayerSpec(S6, d_state=4, bidirectional=True))
     assert refused(["generate", name], capsys).startswith(f"{name}: S6 is bidirectional: it has no state")
 

@@ -27,6 +27,7 @@ examples:
   lra-ssm generate runs/lm/quickstart/38722f686f --prompt "The list of"
   lra-ssm generate runs/lm/quickstart/38722f686f --prompt "One" --prompt "Two" --temperature=0 --stop "."
   lra-ssm generate state-spaces/mamba-130m-hf --prompt_file=prompts.txt --top_p=0.9 --seed=1 > texts.txt
+  lra-ssm generate state-spaces/mamba-130m --allow-pickle --tokenizer=EleutherAI/gpt-neox-20b --prompt "Once"
 
 --temperature and --top_k have litgpt's defaults; transformers' are 1.0 and 50.
 """
@@ -63,8 +64,12 @@ def parser() -> PlainParser:
     made.add_argument("--batch_size", type=int, default=8, metavar="B", help="prompts at a time; default: 8")
     said = "such as cpu or cuda:1; default: cuda where there is one"
     made.add_argument("--device", metavar="DEVICE", help=said)
+    said = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
+    made.add_argument("--tokenizer", metavar="NAME", help=said)
     said = "read a saved model's weights from a pickle, tensors alone"
     made.add_argument("--allow-pickle", action="store_true", help=said)
+    said = "a class outside lra_ssm that a saved model may be made with; may be given more than once"
+    made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
     return made
 
 
@@ -124,7 +129,7 @@ def _generate(options: Any, prompts: list[str]) -> str:
     except ValueError as error:
         raise InputError(f"--{error}") from error
     device = _device(options.device)
-    loaded = load_language_model(options.model, options.allow_pickle)
+    loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
     begins = loaded.begins if options.begin_document is None else options.begin_document
     texts = [_Text(prompt, loaded, begins, options.stop, number) for number, prompt in enumerate(prompts, 1)]
     loaded.model.to(device)

@@ -1,7 +1,8 @@
 """A language model and its tokenizer by whatever names it: a run, a checkpoint, a saved folder, a name of the Hub."""
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lra_ssm.cli.inspect import find, load_network
 from lra_ssm.errors import InputError
@@ -9,6 +10,9 @@ from lra_ssm.errors import InputError
 if TYPE_CHECKING:
     from lra_ssm.datamodules.language.tokenizers import TextTokenizer
     from lra_ssm.models import LanguageModel
+
+
+_Parts = tuple["LanguageModel", "TextTokenizer | None", bool]
 
 
 class Loaded(NamedTuple):
@@ -22,24 +26,46 @@ class Loaded(NamedTuple):
     begins: bool
 
 
-def load_language_model(name: str, allow_pickle: bool = False) -> Loaded:
-    """Args: name: a run's directory, a .ckpt, a saved model's folder, or a name of the Hub; allow_pickle: of the last
-    two.
+def load_language_model(
+    name: str, tokenizer: str | None = None, allow_pickle: bool = False, trust: Collection[str] = ()
+) -> Loaded:
+    """Finds and reads both.
+
+    Args:
+        name: a run's directory, a .ckpt, a saved model's folder, or a name of the Hub.
+        tokenizer: another than the model's own, or of one that has none: as data modules of text take it, but for those
+            that are made of a corpus.
+        allow_pickle: of a saved model, as `from_pretrained` has it.
+        trust: likewise.
 
     Raises:
         InputError: there is none, it is no language model, it has no tokenizer, or one of other tokens.
     """
     path = Path(name)
     saved = not path.is_file() and path.suffix != ".ckpt" and (not path.is_dir() or (path / "config.json").is_file())
-    loaded = _saved(name, allow_pickle) if saved else _of_a_run(find(name).file)
-    known, tokens = loaded.model.vocab_size, loaded.tokenizer.vocab_size
-    if tokens > known:
-        raise InputError(f"{name}: its tokenizer has {tokens:,} tokens, its network knows {known:,}")
-    loaded.model.vocab_size = tokens  # the network may have more, of which no text was made
-    return loaded
+    model, own, begins = _saved(name, allow_pickle, trust) if saved else _of_a_run(find(name).file)
+    if tokenizer is not None:
+        own = _named(tokenizer)
+    if own is None:
+        said = "such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba's; LanguageModel.generate needs none"
+        raise InputError(f"{name}: has no tokenizer; name one, {said}")
+    if own.vocab_size > model.vocab_size:
+        raise InputError(f"{name}: its network knows {model.vocab_size:,} tokens, the tokenizer has {own.vocab_size:,}")
+    model.vocab_size = own.vocab_size  # the network may have more, of which no text was made
+    return Loaded(model, own, begins)
 
 
-def _of_a_run(file: Path) -> Loaded:
+def _named(tokenizer: str) -> "TextTokenizer":
+    from lra_ssm.datamodules.language.specifications import parse_tokenizer
+
+    choice = parse_tokenizer(tokenizer)
+    if choice.is_trained:
+        raise InputError(f"--tokenizer={tokenizer} is made of a corpus; give the file of one that is made")
+    choice.fetch()
+    return choice.open()
+
+
+def _of_a_run(file: Path) -> _Parts:
     from lra_ssm.datamodules.language.saved import read_tokenizer
     from lra_ssm.models import LanguageModel
     from lra_ssm.runs.checkpoints import load_checkpoint
@@ -47,26 +73,25 @@ def _of_a_run(file: Path) -> Loaded:
     network, spec, _ = load_network(file)
     if not isinstance(network, LanguageModel):
         raise InputError(f"{file}: is no language model; its network is a {spec['class_path'].rpartition('.')[2]}")
-    states = [part for part in load_checkpoint(file).values() if isinstance(part, dict)]
-    made: dict[str, Any] = next((part["tokenizer"] for part in states if isinstance(part.get("tokenizer"), dict)), {})
-    if not isinstance(made.get("text"), str):
-        raise InputError(
-            f"{file}: holds no tokenizer, as runs on our data of text do; LanguageModel.generate needs none"
-        )
-    tokenizer = read_tokenizer(made["text"].encode(), f"{file}, its tokenizer", made.get("end_of_text"))
-    return Loaded(network.eval(), tokenizer, begins=True)
+    # The state of a data module of text is there under the module's name.
+    states = [
+        part["tokenizer"] for part in load_checkpoint(file).values() if isinstance(part, dict) and "tokenizer" in part
+    ]
+    tokenizer = None
+    if states and isinstance(states[0], dict) and isinstance(states[0].get("text"), str):
+        data, end = states[0]["text"].encode(), states[0].get("end_of_text")
+        tokenizer = read_tokenizer(data, f"{file}, its tokenizer", end)
+    return network.eval(), tokenizer, True
 
 
-def _saved(name: str, allow_pickle: bool) -> Loaded:
+def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> _Parts:
     from lra_ssm.checkpoints import ModelFiles
     from lra_ssm.datamodules.language.saved import load_tokenizer
     from lra_ssm.models import LanguageModel, load_pretrained
     from lra_ssm.models.pretrained import FORMAT
 
     files = ModelFiles(name)
-    model = load_pretrained(files, LanguageModel, allow_pickle=allow_pickle)
-    tokenizer = files.tokenizer()
-    if tokenizer is None:
-        raise InputError(f"{files.name}: has no tokenizer.json or vocabulary.json; LanguageModel.generate needs none")
+    model = load_pretrained(files, LanguageModel, allow_pickle=allow_pickle, trust=trust)
+    path = files.tokenizer()
     # Others' models have seen nothing before a text; transformers puts nothing there either.
-    return Loaded(model, load_tokenizer(tokenizer), begins=files.config().get("format") == FORMAT)
+    return model, None if path is None else load_tokenizer(path), files.config().get("format") == FORMAT

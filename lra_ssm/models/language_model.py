@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from lra_ssm.layers import MambaBlock, mask_padding
 from lra_ssm.layers.spec import BlockFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone, State
-from lra_ssm.models.pretrained import Pretrained
 from lra_ssm.models.generation import Generation, Stop
+from lra_ssm.models.pretrained import Pretrained
 from lra_ssm.ops import linear_cross_entropy
 
 NOT_SCORED = -100  # the target of a position that is not scored, as torch's cross-entropy has it

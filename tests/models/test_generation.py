@@ -8,6 +8,7 @@ import torch
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Generation, LanguageModel
 from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
+from tests.models.public_mamba import hf_folder, sizes
 from tests.models.test_language_model import LAYERS, model, tokens
 
 PROMPT = 5
@@ -158,6 +159,20 @@ def test_top_k_top_p_and_penalty_are_those_of_transformers(scale):
     for p in (0.01, 0.5, 0.9, 0.999):
         theirs = transformers.TopPLogitsWarper(p)(ids, logits.double())
         torch.testing.assert_close(keep_top_p(logits.double(), p), theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 3.0])
+def test_greedy_text_is_that_of_transformers(penalty, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers, which is compared, is not installed")
+    hf_folder(tmp_path / "hf", sizes(tied=False))
+    theirs = transformers.MambaForCausalLM.from_pretrained(tmp_path / "hf")
+    ids = torch.randint(21, (2, 6), generator=torch.Generator().manual_seed(0))
+    expected = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False, repetition_penalty=penalty,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    found = LanguageModel.from_pretrained(tmp_path / "hf").generate(ids, 15, repetition_penalty=penalty)
+    assert torch.equal(found, expected) and len(found[:, 6:].unique()) > 2
 
 
 def test_the_order_is_penalty_temperature_top_k_top_p():
