@@ -29,6 +29,7 @@ ALLOWED = {
     "checkpoints": {"errors", "files"},
     **{leaf: set() for leaf in LEAVES},
     "tables": {"errors"},  # what a cell quotes is made printable
+    "evaluation": {"models", "datamodules", "checkpoints", *LEAVES},  # a leaf for users: nothing imports it
     "cli": {
         "ops",
         "layers",
