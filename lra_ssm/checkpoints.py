@@ -288,6 +288,7 @@ def write_model(
             (partial / name).write_bytes(text)
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
         save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # it makes a file for its owner alone
         for path in partial.iterdir():
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())

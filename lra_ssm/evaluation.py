@@ -10,6 +10,7 @@ lambada_openai`. Needs the extra: `pip install "lra-ssm[eval]"`.
 Shapes: B batch, L length, D channels, V vocabulary.
 """
 
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -49,7 +50,7 @@ class HarnessModel(TemplateLM):
             Without, before empty contexts and whole documents alone, as lm_eval has it.
         batch_size: sequences at a time.
         max_batch_size: taken for lm_eval's sake, which gives it.
-        device: "cpu", "cuda"; None for "cuda" where there is one.
+        device: "cpu", "cuda", "cuda:1"; without a CUDA device always "cpu".
         dtype: "float32" or "bfloat16".
 
     Raises:
@@ -88,7 +89,9 @@ class HarnessModel(TemplateLM):
             self.tokens = _tokenizer_of(ModelFiles(str(tokenizer or pretrained), None if tokenizer else revision))
         if self.tokens.vocab_size > model.vocab_size:
             raise InputError(f"the tokenizer has {self.tokens.vocab_size} tokens, the model {model.vocab_size}")
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        # lm_eval says "cuda:0" where nothing was said, and leaves it to its models whether there is one.
+        other = device is not None and not device.startswith("cuda")
+        self._device = torch.device(device or "cuda") if other or torch.cuda.is_available() else torch.device("cpu")
         self.model = model.to(self._device).eval()
 
     @property
@@ -218,4 +221,7 @@ def _tokenizer_of(files: ModelFiles) -> TextTokenizer:
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except InputError as error:
+        sys.exit(f"lra_ssm.evaluation: error: {error}")

@@ -285,6 +285,7 @@ def test_a_folder_is_replaced_where_it_holds_a_saved_model_alone(folder: Path, t
     with pytest.raises(InputError, match="is not empty"):
         other.save_pretrained(mine / "config.json")
     other.save_pretrained(tmp_path / "new/below")
+    assert len({path.stat().st_mode for path in (tmp_path / "new/below").iterdir()}) == 1  # whoever may read one
     assert not list(tmp_path.rglob(".unfinished*"))
 
 
