@@ -23,6 +23,7 @@ from lra_ssm.layers.masking import check_lengths, mask_padding
 from lra_ssm.layers.norms import NormName, make_norm
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
+from lra_ssm.ops import silu_gate
 
 State = Any  # of a layer or a block: a tensor, or a tuple of states
 
@@ -222,7 +223,7 @@ class MambaBlock(Block):
         if d_conv < 1:
             raise ValueError(f"MambaBlock d_conv is {d_conv}; it must be at least 1")
         self.in_proj = nn.Linear(d_model, 2 * E, bias=bias)
-        self.conv1d = ShortConvolution(E, d_conv, bias=conv_bias)
+        self.conv1d = ShortConvolution(E, d_conv, bias=conv_bias, silu=True)
         self.layer = LayerSpec.of(layer)(E)
         self.out_proj = nn.Linear(E, d_model, bias=bias)
         self.glu = nn.Linear(d_model, 2 * d_model) if glu else None
@@ -234,14 +235,14 @@ class MambaBlock(Block):
         taps, state = (None, None) if initial_state is None else initial_state
         u, z = self.in_proj(x).chunk(2, dim=-1)
         v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
-        y, state = run_with_state(self.layer, F.silu(v), lengths, reset, state, return_last_state)
-        return self._after(y * F.silu(z)), (taps, state)
+        y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state)
+        return self._after(silu_gate(y, z)), (taps, state)
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         taps, inner_state = state
         u, z = self.in_proj(x_t).chunk(2, dim=-1)
         v, taps = self.conv1d.step(u, taps)
-        y, inner_state = need(self.layer, "step")(F.silu(v), inner_state)
+        y, inner_state = need(self.layer, "step")(v, inner_state)
         return self._after((y * F.silu(z))[:, None])[:, 0], (taps, inner_state)
 
     def _after(self, y: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Shapes: B batch, L length, D channels, W taps.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lra_ssm.layers.masking import real_resets
 from lra_ssm.ops import causal_depthwise_convolution, last_taps
@@ -19,10 +20,12 @@ class ShortConvolution(nn.Conv1d):
         d_model: D.
         width: W.
         bias: of each channel.
+        silu: y is SiLU of the convolution.
     """
 
-    def __init__(self, d_model: int, width: int, bias: bool = True) -> None:
+    def __init__(self, d_model: int, width: int, bias: bool = True, silu: bool = False) -> None:
         super().__init__(d_model, d_model, width, groups=d_model, bias=bias)
+        self.silu = silu
 
     def forward(  # type: ignore[override]
         self,
@@ -38,7 +41,9 @@ class ShortConvolution(nn.Conv1d):
         lengths (B,); reset (B, L) bool: no tap reaches across a document's start; initial_state (B, D, W - 1).
         """
         u, reset = x.transpose(1, 2), real_resets(reset, lengths)
-        y = causal_depthwise_convolution(u, self.weight.squeeze(1), self.bias, initial=initial_state, reset=reset)
+        y = causal_depthwise_convolution(
+            u, self.weight.squeeze(1), self.bias, initial=initial_state, reset=reset, silu=self.silu
+        )
         state = None
         if return_last_state:
             state = last_taps(u, self.weight.shape[-1], lengths, initial=initial_state, reset=reset)
@@ -47,9 +52,10 @@ class ShortConvolution(nn.Conv1d):
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One position: x_t (B, D), state (B, D, W - 1) -> (y_t (B, D), state)."""
-        u = x_t.unsqueeze(-1)
-        y = causal_depthwise_convolution(u, self.weight.squeeze(1), self.bias, initial=state)
-        return y.squeeze(-1), torch.cat([state, u.to(state.dtype)], dim=-1)[..., 1:]
+        window = torch.cat([state, x_t.unsqueeze(-1).to(state.dtype)], dim=-1)
+        y = (window * self.weight.squeeze(1)).sum(-1)
+        y = y if self.bias is None else y + self.bias
+        return (F.silu(y) if self.silu else y).to(x_t.dtype), window[..., 1:]
 
     def initial_state(self, batch_size: int) -> Tensor:
         """The inputs before the first position: zeros (batch_size, D, W - 1)."""

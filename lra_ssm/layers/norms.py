@@ -18,6 +18,7 @@ from torch.distributed.nn.functional import all_reduce
 
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.roles import Role
+from lra_ssm.ops import rms_norm
 
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
 
@@ -87,7 +88,8 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return super().forward(_in_precision_of(self.weight, x))
+        assert self.eps is not None
+        return rms_norm(_in_precision_of(self.weight, x), self.weight, self.eps)
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "no_decay"}

@@ -115,6 +115,10 @@ class RecurrentLayer(nn.Module, ABC):
         """One position: x_t (B, D), state (B, *state_shape) -> (y_t (B, D), state)."""
         if self.bidirectional:
             self._refuse_state()
+        return self.scan_step(x_t, state)
+
+    def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The causal recurrence at one position; a subclass may have a shorter way than a scan of length 1."""
         y, after = self.scan(x_t.unsqueeze(1), initial_state=state, return_last_state=True)
         assert after is not None
         return y.squeeze(1), after

@@ -24,6 +24,7 @@ from lra_ssm.ops import (
     log_uniform_delta,
     s4d_kernel,
     selective_scan,
+    selective_step,
 )
 
 
@@ -108,6 +109,11 @@ class S4D(RecurrentLayer):
         delta, A, B, C = self._system()
         y = causal_convolution(x.transpose(1, 2), s4d_kernel(delta, A, B, C[0], x.shape[1]))
         return y.transpose(1, 2) + self.D * x, None
+
+    def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RecurrentLayer.scan_step`."""
+        delta, A, B, C = self._system()
+        return selective_step(x_t, delta[None], A, B, C[0], self.D, state, discretization="zoh")
 
     def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
         """See `RecurrentLayer.scan_both`; y_t takes what the reversed scan has seen after t, x_t itself left out."""

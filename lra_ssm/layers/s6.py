@@ -22,6 +22,7 @@ from lra_ssm.ops import (
     inverse_softplus,
     log_uniform_delta,
     selective_scan,
+    selective_step,
     step_sizes,
 )
 
@@ -100,13 +101,13 @@ class S6(RecurrentLayer):
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, D, N)."""
-        delta = self._delta(x)
+        delta, B, C = self._projections(x)
         y, state = selective_scan(
             x.transpose(1, 2),
             **step_sizes(delta.transpose(1, 2), self.delta_bias, valid),
             A=eigenvalues(self.A_log, parameterization=self.parameterization),
-            B=F.linear(x, self.B).transpose(1, 2),
-            C=F.linear(x, self.C).transpose(1, 2),
+            B=B.transpose(1, 2),
+            C=C.transpose(1, 2),
             D=self.D,
             discretization="euler" if self.low_rank else "zoh",
             reset=reset,
@@ -114,6 +115,26 @@ class S6(RecurrentLayer):
             return_last_state=True,
         )
         return y.transpose(1, 2), state
+
+    def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RecurrentLayer.scan_step`; the projections' weights are read where they lie, without `cat`."""
+        B, C = (F.linear(x_t, weight).unsqueeze(1) for weight in (self.B, self.C))
+        A = eigenvalues(self.A_log, parameterization=self.parameterization)
+        rule = "euler" if self.low_rank else "zoh"
+        return selective_step(x_t, self._delta(x_t), A, B, C, self.D, state, self.delta_bias, rule)
+
+    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, L, D) -> Δ before its bias and softplus (batch, L, D), B and C (batch, L, N).
+
+        What reads x is one matrix product: three narrow ones take half as long again, forward and backward.
+        """
+        N = self.B.shape[0]
+        if not self.low_rank:
+            B, C = F.linear(x, torch.cat([self.B, self.C])).split(N, dim=-1)
+            return self._delta(x), B, C
+        weights = torch.cat([self.delta_down, self.B, self.C])
+        low, B, C = F.linear(x, weights).split([len(self.delta_down), N, N], dim=-1)
+        return F.linear(low, self.delta_up), B, C
 
     def _delta(self, x: Tensor) -> Tensor:
         """Δ before its bias and softplus: x (batch, L, D) -> (batch, L, D)."""

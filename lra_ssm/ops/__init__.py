@@ -15,6 +15,7 @@ from lra_ssm.ops.initialization import (
     s4d_real,
 )
 from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
+from lra_ssm.ops.pointwise import rms_norm, silu_gate
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
@@ -26,6 +27,7 @@ from lra_ssm.ops.reference import (
 from lra_ssm.ops.s4d_kernel import s4d_kernel
 from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
+from lra_ssm.ops.selective_step import selective_step
 
 __all__ = [
     "Form",
@@ -49,6 +51,7 @@ __all__ = [
     "linear_scan_reference",
     "log_uniform_delta",
     "prefer_backend",
+    "rms_norm",
     "s4d_inv",
     "s4d_kernel",
     "s4d_kernel_reference",
@@ -58,6 +61,8 @@ __all__ = [
     "scan_backends",
     "selective_scan",
     "selective_scan_reference",
+    "selective_step",
+    "silu_gate",
     "step_sizes",
     "zoh",
 ]

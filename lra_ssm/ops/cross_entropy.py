@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lra_ssm.ops.backends import cpu_pieces
 from lra_ssm.ops.tensors import check_dense, without_autocast
 
 # Of float32 logits at a time. A part has hundreds of positions even of a large vocabulary: with few, reading and
@@ -84,21 +85,20 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, in_place: bool) -> Tensor:
-    """-log softmax(logits)[target], 0 where ignored; `in_place`, the logits become their softmax."""
+def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None = None) -> Tensor:
+    """-log softmax(logits)[target], 0 where ignored; with scale (rows,), which is 0 there too, the logits become the
+    gradient of sum(scale · losses)."""
+    if cpu_pieces.takes(logits, scale):
+        return cpu_pieces.softmax_losses(logits, targets, ignored, scale)
     losses = logits.new_empty(len(logits))
     for rows in _blocks(logits):
         log_p = torch.log_softmax(logits[rows], dim=-1)
         torch.gather(log_p, 1, targets[rows, None], out=losses[rows, None])
-        if in_place:
-            torch.exp(log_p, out=logits[rows])
+        if scale is not None:
+            torch.exp(log_p, out=logits[rows]).mul_(scale[rows, None])
+    if scale is not None:
+        logits.scatter_add_(1, targets.unsqueeze(1), -scale.unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0)
     return losses.neg_().masked_fill_(ignored, 0)
-
-
-def _slopes(p: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-    """In place, the gradient of sum(scale · losses) with respect to the logits, whose softmax is p; scale (rows,)."""
-    p *= scale.unsqueeze(1)
-    return p.scatter_add_(1, targets.unsqueeze(1), -scale.unsqueeze(1))
 
 
 class _PerPosition(torch.autograd.Function):
@@ -115,7 +115,7 @@ class _PerPosition(torch.autograd.Function):
         losses = x.new_empty(len(x), dtype=head.exact)
         with without_autocast(x.device):
             for rows in _parts(len(x), len(weight), chunk_bytes):
-                losses[rows] = _losses(head.part(rows), targets[rows], ignored[rows], in_place=False)
+                losses[rows] = _losses(head.part(rows), targets[rows], ignored[rows])
         return losses
 
     @staticmethod
@@ -135,9 +135,9 @@ def _recomputed(
     with without_autocast(x.device):
         for rows in _parts(len(x), len(weight), ctx.chunk_bytes):
             logits = head.part(rows)
-            _losses(logits, targets[rows], ignored[rows], in_place=True)
             scale = grad[rows].to(head.exact).masked_fill(ignored[rows], 0)
-            head.add(gradients, rows, _slopes(logits, targets[rows], scale))
+            _losses(logits, targets[rows], ignored[rows], scale)
+            head.add(gradients, rows, logits)
     return gradients
 
 
@@ -159,10 +159,10 @@ class _Sum(torch.autograd.Function):
         with without_autocast(x.device):
             for rows in _parts(len(x), len(weight), chunk_bytes):
                 logits = head.part(rows)
-                total += _losses(logits, targets[rows], ignored[rows], in_place=wanted).sum()
+                scale = (~ignored[rows]).to(head.exact) if wanted else None
+                total += _losses(logits, targets[rows], ignored[rows], scale).sum()
                 if wanted:
-                    scale = (~ignored[rows]).to(head.exact)
-                    head.add(gradients, rows, _slopes(logits, targets[rows], scale))
+                    head.add(gradients, rows, logits)
         ctx.gradients = gradients
         return total
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
+from lra_ssm.ops.backends import cpu_pieces
 from lra_ssm.ops.tensors import check_dense
 
 # On a CPU the W passes are made over a part of u at a time, which so stays in the second-level cache: so many bytes.
@@ -190,6 +192,25 @@ class _Convolution(torch.autograd.Function):
         )
 
 
+class _Native(torch.autograd.Function):
+    """The same, and SiLU if so asked, in C++; keeps its inputs alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
+        silu: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(u, weight, bias, initial, reset)
+        ctx.silu = silu
+        return cpu_pieces.convolution(u, weight, bias, initial, reset, silu)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        grads = cpu_pieces.convolution_backward(grad_y, *ctx.saved_tensors, ctx.silu)
+        return (*(g if wanted else None for g, wanted in zip(grads, ctx.needs_input_grad[:4], strict=True)), None, None)
+
+
 def _traced(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
@@ -212,6 +233,7 @@ def causal_depthwise_convolution(
     *,
     initial: Tensor | None = None,
     reset: Tensor | None = None,
+    silu: bool = False,
 ) -> Tensor:
     """y_t = bias + sum over j < W of weight[:, W-1-j] u_{t-j}: the last tap is the present, as in torch's conv1d.
 
@@ -222,16 +244,26 @@ def causal_depthwise_convolution(
         initial: (B, D, W-1), the inputs before position 0, as `last_taps` gives them; zeros if not given.
         reset: (B, L) bool, true where a new document starts: no tap reaches across its start, into `initial` included
             (inf and nan neither).
+        silu: SiLU(y) instead of y.
 
     Floating dtypes may be mixed: float64 if any input is, otherwise computed in float32, whatever autocast says; each
     gradient has its input's dtype and is not differentiable a second time.  Raises ValueError, one line naming the
     argument, for a shape, dtype or device that does not fit.
 
-    W sums of shifted products rather than conv1d, which on a CPU takes up to twice as long for transposed inputs.
+    On a CPU, of one dtype and up to four taps whose channels lie next to each other, one pass in C++; otherwise W sums
+    of shifted products rather than conv1d, which on a CPU takes up to twice as long for transposed inputs.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
+    if (
+        weight.shape[1] <= cpu_pieces.MAX_TAPS
+        and u.stride(1) == 1
+        and u.numel()
+        and cpu_pieces.takes(u, weight, bias, initial)
+    ):
+        return _Native.apply(u, weight, bias, initial, reset, silu)
     run = _traced if torch.compiler.is_compiling() else _Convolution.apply
-    return run(u, weight, bias, initial, reset, dtype)
+    y = run(u, weight, bias, initial, reset, dtype)
+    return F.silu(y) if silu else y
 
 
 def last_taps(

@@ -6,8 +6,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.ops import linear_cross_entropy
+from lra_ssm.ops.backends import cpu_pieces
+from tests.ops.scan_cases import needs_compiled
 
 CHUNKS = (1, 7 * 4 * 11, 64 << 20)  # one position at a time, seven, all
+
+
+@pytest.fixture(params=[pytest.param("C++", marks=needs_compiled), "torch"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(cpu_pieces, "takes", lambda *tensors: False)
 
 
 def case(n: int = 23, D: int = 5, V: int = 11, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -81,6 +89,27 @@ def test_huge_logits(reduction: str) -> None:
     torch.testing.assert_close(got.double(), wanted if reduction == "none" else wanted.sum(), rtol=1e-6, atol=0)
     for ours, theirs in zip(gradients(got.sum(), inputs), gradients(wanted.sum(), double), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
+
+
+def test_many_positions_and_a_large_vocabulary() -> None:
+    inputs = case(70, 8, 3001, torch.float32)
+    loss = linear_cross_entropy(**inputs, reduction="sum", chunk_bytes=30 * 3001 * 4)
+    double = {k: v.detach().double() if v.is_floating_point() else v for k, v in inputs.items()}
+    double = {k: v.requires_grad_(v.is_floating_point()) for k, v in double.items()}
+    wanted = plain(**double).sum()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
+    for ours, theirs in zip(gradients(loss, inputs), gradients(wanted, double), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_nan_and_infinite_logits_are_seen(reduction: str) -> None:
+    for value in (float("nan"), float("inf")):
+        inputs = case(dtype=torch.float32)
+        inputs["bias"] = torch.zeros(11).index_fill(0, torch.tensor([3]), value).requires_grad_()
+        loss = linear_cross_entropy(**inputs, reduction=reduction).sum()
+        assert loss.isnan() == plain(**inputs).sum().isnan()
+        assert all(grad.isnan().any() for grad in gradients(loss, inputs))
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum"])

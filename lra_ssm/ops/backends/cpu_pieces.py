@@ -1,0 +1,197 @@
+"""What stands around the scan in a block, by the C++ of native/, without autograd: convolution and SiLU, gate, RMSNorm,
+and the softmax of a loss.
+
+Each function is for tensors that `takes` accepts; results are contiguous.
+
+Shapes: B batch, L length, D channels, W taps, R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.ops.backends.native_build import library, unavailable
+
+MAX_TAPS = 4
+_TILE, _LANES = 256, 16  # channels of the convolution that go through time together, at most; floats of a vector
+_PARTS = 8  # of the rows, whose sums are added in one order whatever the number of threads
+_WORTH_THREADS = 1 << 13  # numbers
+
+
+def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
+    names = [(name, ctypes.c_int64) for name in integers.split()]
+    return [*names, *((name, ctypes.c_void_p) for name in pointers.split())]
+
+
+class _CrossEntropy(ctypes.Structure):
+    _fields_ = _fields("rows numbers is_double threads", "logits targets ignored scale losses")
+
+
+class _Gate(ctypes.Structure):
+    _fields_ = _fields("rows numbers is_double threads y_row z_row grad_row", "y z grad out grad_y grad_z")
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [
+        *_fields("rows numbers is_double threads parts x_row grad_row", ""),
+        ("epsilon", ctypes.c_double),
+        *_fields("", "x weight grad scale out grad_weight"),
+    ]
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = _fields(
+        "batch length channels taps is_double silu threads tile u_batch u_time out_batch out_time grad_batch grad_time",
+        "u weight bias initial reset grad out grad_weight grad_bias grad_initial",
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = _fields("batch channels states is_double threads", "u delta delta_bias A B C D state y after")
+
+
+def takes(first: Tensor, *others: Tensor | None) -> bool:
+    """Whether C++ can work on these: plain tensors on a CPU, all float32 or all float64, and nobody traces the call."""
+    if torch.compiler.is_compiling() or first.dtype not in (torch.float32, torch.float64):
+        return False
+    for x in (first, *others):
+        if x is None:
+            continue
+        if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or x.dtype != first.dtype:
+            return False
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):  # of torch.func: no memory to point at
+            return False
+    return unavailable() is None
+
+
+def _call(function: str, structure: type[ctypes.Structure], like: Tensor, /, **values: object) -> None:
+    """values: numbers, and tensors or None in place of pointers."""
+    native = library()
+    assert not isinstance(native, str), native
+    plain = {name: v.data_ptr() if isinstance(v, Tensor) else v for name, v in values.items()}
+    threads = torch.get_num_threads() if like.numel() >= _WORTH_THREADS else 1
+    getattr(native, function)(ctypes.byref(structure(is_double=like.dtype == torch.float64, threads=threads, **plain)))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(…, D) as (R, D) whose rows are runs of memory; a view where it can be one."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def softmax_losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None) -> Tensor:
+    """-log softmax(logits)[target] (R,) of logits (R, V), contiguous; 0 where ignored. With scale (R,), the logits
+    become the gradient of sum(scale losses)."""
+    losses = logits.new_empty(len(logits))
+    R, V = logits.shape
+    _call("cross_entropy", _CrossEntropy, logits, rows=R, numbers=V, logits=logits, targets=targets, ignored=ignored,
+          scale=scale, losses=losses)  # fmt: skip
+    return losses
+
+
+def silu_gate(y: Tensor, z: Tensor) -> Tensor:
+    """y SiLU(z), both (…, D)."""
+    out = torch.empty(y.shape, dtype=y.dtype)
+    y, z = _rows(y), _rows(z)
+    _call("silu_gate", _Gate, y, rows=len(y), numbers=y.shape[1], y_row=y.stride(0), z_row=z.stride(0), y=y, z=z,
+          out=out)  # fmt: skip
+    return out
+
+
+def silu_gate_backward(grad: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    grad_y, grad_z = (torch.empty(y.shape, dtype=y.dtype) for _ in range(2))
+    grad, y, z = _rows(grad), _rows(y), _rows(z)
+    _call("silu_gate", _Gate, y, rows=len(y), numbers=y.shape[1], y_row=y.stride(0), z_row=z.stride(0),
+          grad_row=grad.stride(0), y=y, z=z, grad=grad, grad_y=grad_y, grad_z=grad_z)  # fmt: skip
+    return grad_y, grad_z
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """(x weight / root mean square of x (…, D), the reciprocals of these (R,))."""
+    out, rows = torch.empty(x.shape, dtype=x.dtype), _rows(x)
+    scale = rows.new_empty(len(rows))
+    _call("rms_norm", _Norm, rows, rows=len(rows), numbers=rows.shape[1], parts=_PARTS, x_row=rows.stride(0),
+          epsilon=epsilon, x=rows, weight=weight.contiguous(), scale=scale, out=out)  # fmt: skip
+    return out, scale
+
+
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight."""
+    grad_x, weight = torch.empty(x.shape, dtype=x.dtype), weight.contiguous()
+    rows, grad = _rows(x), _rows(grad)
+    parts = rows.new_empty(_PARTS, rows.shape[1])
+    _call("rms_norm", _Norm, rows, rows=len(rows), numbers=rows.shape[1], parts=_PARTS, x_row=rows.stride(0),
+          grad_row=grad.stride(0), x=rows, weight=weight, grad=grad, scale=scale, out=grad_x,
+          grad_weight=parts)  # fmt: skip
+    return grad_x, parts.sum(0)
+
+
+def selective_step(
+    u: Tensor, delta: Tensor, delta_bias: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(y (B, D), state (B, D, N)) of `ops.selective_step` for real A (D, N), B and C (B, N), Euler's rule; float32."""
+    y, after = torch.empty(u.shape), torch.empty(state.shape)
+    tensors = {"u": u, "delta": delta, "delta_bias": delta_bias, "A": A, "B": B, "C": C, "D": D, "state": state}
+    tensors = {name: x.contiguous() for name, x in tensors.items()}
+    batch, channels, states = state.shape
+    _call("selective_step", _Step, state, batch=batch, channels=channels, states=states, y=y, after=after, **tensors)
+    return y, after
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """(B, D, L) as (B, L, D) whose channels are runs of memory; a view where u's memory is so."""
+    x = x.transpose(1, 2)
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _convolve(
+    u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool,
+    out: Tensor, **more: object,
+) -> None:  # fmt: skip
+    """u and out (B, L, D) of any batch and time strides."""
+    (batch, length, channels), threads = u.shape, torch.get_num_threads()
+    tiles = -(-channels // _TILE)
+    while batch * tiles % threads and channels > tiles * _LANES:  # until all threads have as much to do
+        tiles += 1
+    size = -(-channels // tiles)
+    _call("depthwise_convolution", _Convolution, u, batch=batch, length=length, channels=channels,
+          taps=weight.shape[1], silu=silu, tile=-(-size // _LANES) * _LANES, u_batch=u.stride(0), u_time=u.stride(1),
+          out_batch=out.stride(0), out_time=out.stride(1), u=u, weight=weight.t().flip(0).contiguous(),
+          bias=None if bias is None else bias.contiguous(),
+          initial=None if initial is None else initial.transpose(1, 2).contiguous(),
+          reset=None if reset is None else reset.contiguous(), out=out, **more)  # fmt: skip
+
+
+def convolution(
+    u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool
+) -> Tensor:
+    """`causal_depthwise_convolution`, and SiLU of it if so asked: (B, D, L), channels next to each other."""
+    x = _channels_first(u)
+    out = torch.empty(x.shape, dtype=u.dtype)
+    _convolve(x, weight, bias, initial, reset, silu, out)
+    return out.transpose(1, 2)
+
+
+def convolution_backward(
+    grad: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of u, weight, bias (made without one too) and initial."""
+    x, grad = _channels_first(u), _channels_first(grad)
+    (batch, _, D), W = x.shape, weight.shape[1]
+    grad_u, grad_weight, grad_bias = (
+        torch.empty(x.shape, dtype=u.dtype),
+        u.new_empty(batch, W, D),
+        u.new_empty(batch, D),
+    )
+    grad_initial = None if initial is None else u.new_empty(batch, W - 1, D)
+    _convolve(x, weight, bias, initial, reset, silu, grad_u, grad=grad, grad_batch=grad.stride(0),
+              grad_time=grad.stride(1), grad_weight=grad_weight, grad_bias=grad_bias,
+              grad_initial=grad_initial)  # fmt: skip
+    return (
+        grad_u.transpose(1, 2), grad_weight.sum(0).flip(0).t(), grad_bias.sum(0),
+        None if grad_initial is None else grad_initial.transpose(1, 2),
+    )  # fmt: skip
