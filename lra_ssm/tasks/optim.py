@@ -159,6 +159,11 @@ def warmup_cosine(
 
 def optimizer_and_schedule(model: nn.Module, settings: OptimizerSettings, total_steps: int) -> dict[str, Any]:
     """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, parameter_rates(model, settings)), betas=settings.betas)
+    # On a CPU one pass over memory, a fifth of the time of torch's default there.
+    fused = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters()) or None
+    groups = parameter_groups(model, parameter_rates(model, settings))
+    optimizer = torch.optim.AdamW(groups, betas=settings.betas, fused=fused)
+    # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.
+    optimizer._step_supports_amp_scaling = False
     schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps, settings.min_lr_factor)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
