@@ -94,6 +94,7 @@ class Settings:
     config: str | None = None
     source: str | None = None
     tokenizer: str | None = None
+    sizes: list[str] | None = None
     announce: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = lambda: None
     done: Callable[[Sequence[Row]], None] = lambda rows: None

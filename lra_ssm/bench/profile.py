@@ -27,8 +27,10 @@ REGIONS: dict[str, tuple[str, ...]] = {
     "convolution": (
         "lra_ssm.layers.s4d.causal_convolution",
         "lra_ssm.layers.s4d.bidirectional_convolution",
-        "lra_ssm.layers.blocks.causal_depthwise_convolution",
+        "lra_ssm.layers.convolution.causal_depthwise_convolution",
     ),
+    "gate": ("lra_ssm.layers.blocks.silu_gate",),
+    "cross-entropy and its head": ("lra_ssm.models.language_model.linear_cross_entropy",),
     "norm": (
         "lra_ssm.layers.norms.BatchNorm.forward",
         "lra_ssm.layers.norms.LayerNorm.forward",

@@ -16,13 +16,14 @@ from lra_ssm.files import replacing, write_json
 if TYPE_CHECKING:
     from lra_ssm.bench.compare import Settings
 
-SUITES = ("operators", "layers", "steps", "data", "tokens")
+SUITES = ("operators", "layers", "steps", "data", "tokens", "language")
 
 DESCRIPTION = """\
 Measures time, memory and errors on this machine, each contender in turn, and writes them to a folder as JSON and a
 picture: operators (scans and S4D against the obvious PyTorch ways to write them, and growth with length), layers,
 steps (whole training steps, samples/s and tokens/s, and where their time goes), data (loaders), tokens (texts to
-tokens, against encode_batch and datasets.map), or all five."""
+tokens, against encode_batch and datasets.map), language (Mamba at two sizes, training and generation, against its
+matrix products, mamba.py and transformers), or all six."""
 
 EXAMPLE = """\
 examples:
@@ -30,6 +31,7 @@ examples:
   lra-ssm bench all --out=docs/bench/my-laptop --threads=2
   lra-ssm bench steps --batch=8 --config=configs/lra/listops/b2s6.yaml
   lra-ssm bench tokens --source=corpus/ --tokenizer=gpt2
+  lra-ssm bench language --sizes=small --threads=2
 """
 
 
@@ -53,6 +55,8 @@ def _parser() -> PlainParser:
                         "made-up words")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="NAME", help="tokens: a tokenizer.json, a name of the hub, words, "
                         "characters, bytes or bpe:N; default: bpe:16000, trained on the texts")  # fmt: skip
+    parser.add_argument("--sizes", metavar="LIST", help="language: small (8 x 256) and 130m, comma-separated; default: "
+                        "both")  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="operators: also a loop under torch.compile; slow")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
@@ -171,6 +175,14 @@ def _settings(given: argparse.Namespace) -> "Settings":
             lengths = [_positive(text) for text in given.lengths.split(",")]
         except argparse.ArgumentTypeError as error:
             raise InputError(f"--lengths: {error}") from error
+    sizes = None
+    if given.sizes is not None:
+        from lra_ssm.bench.language import SIZES
+
+        sizes = given.sizes.split(",")
+        for name in sizes:
+            if name not in SIZES:
+                raise InputError(f"--sizes: unknown size {name!r}; there are {', '.join(SIZES)}")
     for name, group in (("channels", 8), ("states", 1)):  # B2S6 has 8 blocks of channels
         value = getattr(given, name)
         if value is not None and value % group:
@@ -183,7 +195,7 @@ def _settings(given: argparse.Namespace) -> "Settings":
         name: getattr(given, name) for name in ("quick", "batch", "channels", "states", "config", "source", "tokenizer")
     }
     threads = torch.get_num_threads()
-    return Settings(device, backends, threads, effort, lengths=lengths, compiled=given.compile, **same)
+    return Settings(device, backends, threads, effort, lengths=lengths, compiled=given.compile, sizes=sizes, **same)
 
 
 def _measured(suite: str, settings: "Settings") -> dict[str, Any]:

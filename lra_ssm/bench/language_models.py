@@ -1,0 +1,226 @@
+"""What the suite of language models runs: ours, others' of the same sizes, and the matrix products alone.
+
+Shapes: ids, targets (B, L) int64.  (B batch, L length, D channels, E = 2D inner channels, R rank of Δ, V vocabulary.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.bench.work import generator
+from lra_ssm.layers import S6, LayerSpec
+from lra_ssm.models import LanguageModel
+from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups, parameter_rates
+
+N = 16  # states of a channel
+
+
+@dataclass(frozen=True)
+class Size:
+    n_layers: int
+    d_model: int
+    vocab_size: int
+    length: int
+    batch: int
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {"layers": self.n_layers, "channels": self.d_model, "vocabulary": self.vocab_size}
+
+    def matrices(self) -> list[tuple[int, int]]:
+        """(rows, columns) of every weight matrix of a Mamba of this size, the tied head's last."""
+        D, E, R = self.d_model, 2 * self.d_model, math.ceil(self.d_model / 16)
+        return [(2 * E, D), (R + 2 * N, E), (E, R), (D, E)] * self.n_layers + [(self.vocab_size, D)]
+
+    def batch_of_tokens(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(self.vocab_size, (self.batch, self.length + 1), generator=generator()).to(device)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+class Model(Protocol):
+    """A language model as the suite calls it."""
+
+    module: nn.Module
+
+    def backward(self, ids: Tensor, targets: Tensor) -> None:
+        """Adds the gradients of the mean loss."""
+
+    def prompt(self, ids: Tensor) -> Tensor:
+        """Logits (B, V) of what follows, in the parallel form."""
+
+    def start(self, batch: int) -> Any:
+        """The state before the first token."""
+
+    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """(logits (B, V), state) after one token more (B,)."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Of the optimizer."""
+
+
+class Ours:
+    def __init__(self, size: Size) -> None:
+        self.module = LanguageModel(
+            LayerSpec(S6, d_state=N), vocab_size=size.vocab_size, d_model=size.d_model, n_layers=size.n_layers
+        )
+
+    def backward(self, ids: Tensor, targets: Tensor) -> None:
+        total, _ = self.module.negative_log_likelihood(ids, targets, reduction="sum")
+        (total / targets.numel()).backward()
+
+    def prompt(self, ids: Tensor) -> Tensor:
+        x, _ = self.module.hidden(ids, return_last_state=True)
+        return self.module.logits(x[:, -1])
+
+    def start(self, batch: int) -> Any:
+        return self.module.initial_state(batch)
+
+    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.module.step(ids_t, state)
+
+    def groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self.module, parameter_rates(self.module, OptimizerSettings()))
+
+
+class _Other:
+    """Of a model that gives all logits: their loss is torch's. A batch whose (B, L, E, N) tensors, which the scan of
+    both keeps in every layer, would not fit goes through by single sequences, whose gradients add up."""
+
+    module: nn.Module
+
+    def __init__(self, size: Size, free_bytes: float) -> None:
+        kept = 8 * 4 * size.batch * size.length * 2 * size.d_model * N * size.n_layers
+        self.at_once = size.batch if kept < free_bytes / 2 else 1
+
+    def logits(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def backward(self, ids: Tensor, targets: Tensor) -> None:
+        for part, wanted in zip(ids.split(self.at_once), targets.split(self.at_once), strict=True):
+            loss = F.cross_entropy(self.logits(part).flatten(0, 1), wanted.flatten(), reduction="sum")
+            (loss / targets.numel()).backward()
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.module.parameters())}]
+
+
+class MambaPy(_Other):
+    """mamba.py (alxndrTL), a Mamba in PyTorch with a parallel scan, between an embedding and a head tied to it.
+
+    (Its own language model has them too, untied, in a module that needs einops for another model.)
+    """
+
+    def __init__(self, size: Size, free_bytes: float) -> None:
+        from mambapy.mamba import Mamba, MambaConfig, RMSNorm
+
+        super().__init__(size, free_bytes)
+        self.config = MambaConfig(d_model=size.d_model, n_layers=size.n_layers, d_state=N)
+        self.module: Any = nn.Module()
+        self.module.embedding = nn.Embedding(size.vocab_size, size.d_model)
+        nn.init.normal_(self.module.embedding.weight, std=0.02)
+        self.module.mamba, self.module.norm = Mamba(self.config), RMSNorm(size.d_model)
+
+    def _head(self, x: Tensor) -> Tensor:
+        return F.linear(self.module.norm(x), self.module.embedding.weight)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self._head(self.module.mamba(self.module.embedding(ids)))
+
+    def prompt(self, ids: Tensor) -> Tensor:
+        return self._head(self.module.mamba(self.module.embedding(ids))[:, -1])
+
+    def start(self, batch: int) -> Any:
+        inputs = self.module.embedding.weight.new_zeros(batch, self.config.d_inner, self.config.d_conv - 1)
+        return [(None, inputs.clone()) for _ in range(self.config.n_layers)]
+
+    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        x, state = self.module.mamba.step(self.module.embedding(ids_t), state)
+        return self._head(x), state
+
+
+class Transformers(_Other):
+    """transformers' MambaForCausalLM: a loop over time, or with mamba.py's scan in training."""
+
+    def __init__(self, size: Size, free_bytes: float, with_mambapy: bool = False) -> None:
+        from transformers import MambaConfig, MambaForCausalLM
+        from transformers.utils import logging
+
+        super().__init__(size, free_bytes)
+        logging.set_verbosity_error()  # that its kernels for GPUs are not there
+        config = MambaConfig(
+            vocab_size=size.vocab_size, hidden_size=size.d_model, state_size=N, num_hidden_layers=size.n_layers,
+            use_mambapy=with_mambapy,
+        )  # fmt: skip
+        self.module: Any = MambaForCausalLM(config)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self.module(input_ids=ids, use_cache=False).logits
+
+    def prompt(self, ids: Tensor) -> Tensor:
+        return self.module(input_ids=ids, use_cache=True, logits_to_keep=1).logits[:, -1]
+
+    def start(self, batch: int) -> Any:
+        first = torch.zeros(batch, 1, dtype=torch.int64, device=self.module.device)
+        return self.module(input_ids=first, use_cache=True).cache_params
+
+    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        out = self.module(input_ids=ids_t[:, None], cache_params=state, use_cache=True)
+        return out.logits[:, -1], out.cache_params
+
+
+class Products:
+    """The matrix products of a model and nothing else: the ceiling. Results go into memory that is there already."""
+
+    def __init__(self, size: Size, device: torch.device) -> None:
+        self.weights = [torch.randn(shape, device=device) for shape in size.matrices()]
+        self.gradients = [torch.empty_like(w) for w in self.weights]
+        self.memory: dict[tuple[int, int], Tensor] = {}
+
+    def _rows(self, count: int, width: int) -> Tensor:
+        like = self.weights[0]
+        return self.memory.setdefault((count, width), torch.randn(count, width, device=like.device))
+
+    @torch.no_grad()
+    def forward(self, positions: int, head_positions: int | None = None) -> None:
+        for i, weight in enumerate(self.weights):
+            last = i == len(self.weights) - 1 and head_positions is not None
+            count = head_positions if last and head_positions is not None else positions
+            rows, columns = weight.shape
+            torch.mm(self._rows(count, columns), weight.t(), out=self._rows(count, rows))
+
+    @torch.no_grad()
+    def both(self, positions: int) -> None:
+        self.forward(positions)
+        for weight, gradient in zip(self.weights, self.gradients, strict=True):
+            slope, x = self._rows(positions, weight.shape[0]), self._rows(positions, weight.shape[1])
+            torch.mm(slope, weight, out=self._rows(positions, weight.shape[1]))
+            torch.mm(slope.t(), x, out=gradient)
+
+    @torch.no_grad()
+    def token(self, batch: int) -> None:
+        """One token: every weight is read once."""
+        if batch > 1:
+            return self.forward(batch)
+        for weight in self.weights:
+            torch.mv(weight, self._rows(1, weight.shape[1])[0])
+
+
+def models(size: Size, device: torch.device, free_bytes: float) -> Iterator[tuple[str, Callable[[], Model] | str]]:
+    """Name -> how it is built, or why it cannot be."""
+    yield "ours", lambda: Ours(size)
+    others: dict[str, tuple[str, Callable[[], Model]]] = {
+        "mamba.py": ("mambapy", lambda: MambaPy(size, free_bytes)),
+        "transformers": ("transformers", lambda: Transformers(size, free_bytes)),
+        "transformers, use_mambapy": ("transformers", lambda: Transformers(size, free_bytes, with_mambapy=True)),
+    }
+    for name, (package, build) in others.items():
+        missing = [p for p in {package, *(["mambapy"] if "mambapy" in name else [])} if find_spec(p) is None]
+        yield name, f"not measured: {', '.join(missing)} is not installed" if missing else build
