@@ -1,30 +1,32 @@
 """Callbacks and the small Trainer plugins every run of the command line has.
 
-Randomness by step, stop on a loss that is not finite, throughput, learning rates, the optimizer groups' table,
-predictions as a file;
-`CSVRunLogger` is what the run directory needs of the Trainer. Checkpoints: runs/checkpoints.py, runs/saving.py.
+Randomness by step, stop on a loss that is not finite, throughput, learning rates, gradient norms, the optimizer groups'
+table, predictions as a file. What a run directory needs of the Trainer: runs/metrics.py, checkpoints.py, saving.py.
 """
 
 import csv
-import io
 import random
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.analysis.gradients import gradient_over_weight
-from lra_ssm.errors import InputError
-from lra_ssm.files import appending, replacing, set_aside
+from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import replacing
+from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.tasks.optim import format_groups
 
@@ -71,7 +73,12 @@ class StopOnNonFinite(Callback):
         if not named:
             return
         self._names = [name for name, _ in named]
-        self._norms = torch.stack([n.float() for n in torch._foreach_norm([g for _, g in named], torch.inf)])
+        own = [grad.to_local() if isinstance(grad, DTensor) else grad for _, grad in named]
+        sharded = any(isinstance(grad, DTensor) for _, grad in named)
+        own = [grad if grad.numel() else grad.new_zeros(1) for grad in own] if sharded else own
+        self._norms = torch.stack([n.float() for n in torch._foreach_norm(own, torch.inf)])
+        if sharded:  # every process stops, and says the same; NaN has no place in an order
+            self._norms = trainer.strategy.reduce(self._norms.nan_to_num(torch.inf), reduce_op="max")
         if getattr(trainer.precision_plugin, "scaler", None) is None and not torch.isfinite(self._norms).all():
             raise InputError(f"loss is {self._loss.item():.4g} {_place(trainer)}, but {self._largest_gradient('is')}")
 
@@ -88,12 +95,28 @@ def _place(trainer: Trainer) -> str:
 
 
 class Throughput(Callback):
-    """Logs `train/samples_per_s` over all devices, between two log steps, validation left out."""
+    """Logs speed over all devices, between two log steps, validation left out.
 
-    def __init__(self) -> None:
-        self._samples = 0
+    `train/samples_per_s`; of a task that has `tokens_of` (language models) `train/tokens_per_s`, padding left out; and,
+    where the peak of a device is known, `train/mfu`, model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix
+    B): the operations that tokens/s need by `analysis/flops.py`, over those of all devices at their peak.
+    (They are counted on sequences of 128 tokens; attention of a network of one's own would need more on longer ones.)
+
+    Args:
+        peak_flops: of one device a second, in the precision that trains; None for what Lightning knows of a GPU. On a
+            CPU nothing is assumed.
+    """
+
+    def __init__(self, peak_flops: float | None = None) -> None:
+        self.peak_flops = peak_flops
+        self._samples: Tensor | float = 0.0
+        self._tokens: Tensor | float = 0.0
         self._seconds = 0.0
         self._started = 0.0
+        self._share: float | None = None  # of a device's peak that one token a second on it is
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._share = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # The time from the end of one batch to the start of the next belongs to the data; validation does not.
@@ -105,21 +128,63 @@ class Throughput(Callback):
         # Lightning takes a part that is None (no lengths) for something ambiguous, and warns.
         parts = [part for part in batch if part is not None] if isinstance(batch, tuple) else batch
         self._samples += extract_batch_size(parts)
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
-        if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
+        tokens_of = getattr(pl_module, "tokens_of", None)
+        if tokens_of is not None:
+            self._tokens += tokens_of(batch)  # on a GPU a tensor, which is not waited for
+        if not _logs(trainer):
             return
+        # Asking for the numbers waits for the device; an uneven batch is shared out unevenly.
+        done = torch.tensor([float(self._samples), float(self._tokens)], device=pl_module.device)
+        samples, tokens = trainer.strategy.reduce(done, reduce_op="sum").tolist()
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
         now = time.perf_counter()
         self._seconds += now - self._started
-        rate = self._samples * trainer.world_size / self._seconds
-        pl_module.log("train/samples_per_s", rate)
-        self._samples, self._seconds, self._started = 0, 0.0, now
+        pl_module.log("train/samples_per_s", samples / self._seconds)
+        if tokens_of is not None:
+            pl_module.log("train/tokens_per_s", tokens / self._seconds)
+            if self._share is None:
+                self._share = self._share_of_peak(trainer, pl_module, min(_COUNTED, parts[0].shape[-1]))
+                now = time.perf_counter()
+            if self._share:
+                pl_module.log("train/mfu", self._share * tokens / self._seconds / trainer.world_size)
+        self._samples, self._tokens, self._seconds, self._started = 0.0, 0.0, 0.0, now
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._started:
             self._seconds += time.perf_counter() - self._started
             self._started = 0.0
+
+    def _share_of_peak(self, trainer: Trainer, pl_module: LightningModule, length: int) -> float:
+        """0 where the peak is not known, or the network cannot be counted."""
+        peak = self.peak_flops or _known_peak(trainer, pl_module.device)
+        spec = pl_module.hparams.get("network")
+        if not (peak and spec):
+            return 0.0
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                return training_flops_per_token(NetworkSpec.of(spec)(), length) / peak
+        except Exception as error:  # a network of a user's own; a number for the log is no reason for a run to fail
+            rank_zero_warn(f"train/mfu is not logged, the network cannot be counted: {squeeze(str(error))[:200]}")
+            return 0.0
+
+
+_COUNTED = 128  # positions that operations are counted on: those of a recurrence are the same for each
+_DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _known_peak(trainer: Trainer, device: torch.device) -> float | None:
+    """Operations a second of matrix products on the device, as far as Lightning has them."""
+    if device.type != "cuda":
+        return None
+    with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that it does not know
+        return get_available_flops(device, _DTYPES[str(trainer.precision).partition("-")[0]])
+
+
+def _logs(trainer: Trainer) -> bool:
+    """Whether the optimizer step that is made, or was just made, is logged."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
+    return bool(every) and (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0
 
 
 LEARNING_RATE = "lr/"  # begins the name of a logged learning rate
@@ -132,14 +197,23 @@ class LogLearningRates(Callback):
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
-        if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
+        if not _logs(trainer):
             return
         among = [] if len(trainer.optimizers) == 1 else [str(trainer.optimizers.index(optimizer))]
         for number, group in enumerate(optimizer.param_groups):
             # Loggers refuse commas. float64, or 0.008 would be 0.00800000037997961 in the log.
             name = "/".join([*among, group.get("name", str(number)).replace(", ", "-")])
             pl_module.log(LEARNING_RATE + name, torch.tensor(float(group["lr"]), dtype=torch.float64))
+
+
+class LogGradientNorm(Callback):
+    """Logs `train/grad_norm`, the 2-norm of all gradients together before clipping, at every log step."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        if gradients and _logs(trainer):
+            norm = torch.nn.utils.get_total_norm(gradients)
+            pl_module.log("train/grad_norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 class LogGradientOverWeight(Callback):
@@ -161,8 +235,7 @@ class LogGradientOverWeight(Callback):
                 raise ValueError(f"LogGradientOverWeight role {role!r}: it must be one of {', '.join(ROLES)}")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set when the trainer is built
-        if not every or (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every:
+        if not _logs(trainer):
             return
         roles, ratios = parameter_roles(pl_module), gradient_over_weight(pl_module)
         chosen = {f"grad_over_weight/{n}": r.largest for n, r in ratios.items() if roles[n] in self.roles}
@@ -178,9 +251,11 @@ class ShowOptimizerGroups(Callback):
             print(format_groups(optimizer.param_groups), flush=True)
 
 
-def fit_callbacks(seed: int) -> list[Callback]:
-    """What every fit has, in a run directory or not."""
-    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), LogLearningRates(), Throughput()]
+def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
+    """What every fit has, in a run directory or not; given: the user's, among which Throughput may be with settings."""
+    speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
+    logged = [LogLearningRates(), LogGradientNorm(), *speed]
+    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), *logged]
 
 
 class WritePredictions(BasePredictionWriter):
@@ -245,88 +320,3 @@ class WritePredictions(BasePredictionWriter):
                     place = [number, position] if by_position else [number]
                     writer.writerow([*place, *(f"{value:.6g}" for value in row.tolist())])
         print(f"predictions of {len(examples)} examples in {self.path}")
-
-
-class CSVRunLogger(Logger):
-    """metrics.csv of a run: one row per log call, `step` and `epoch` first; appended to when the run goes on.
-
-    (Lightning's CSVLogger deletes the rows of before.) `forget_from(step)` drops the rows of steps that a killed run
-    had logged after the checkpoint it goes on from: they are about to be made again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self._columns, _ = read_metrics(path)
-
-    @property
-    def name(self) -> str:
-        return self.path.parent.parent.name
-
-    @property
-    def version(self) -> str:
-        return self.path.parent.name
-
-    @property
-    def save_dir(self) -> str:
-        return str(self.path.parent)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """config.yaml has them."""
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        row = {
-            "step": step,
-            "epoch": int(metrics.get("epoch", 0)),
-            **{k: v for k, v in metrics.items() if k != "epoch"},
-        }
-        new = [key for key in row if key not in self._columns]
-        if new:
-            _, rows = read_metrics(self.path)
-            self._columns += new
-            self._write(rows)
-        with appending(self.path, newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
-
-    def forget_from(self, step: int) -> None:
-        if not self.path.is_file():
-            return
-        self._columns, rows = read_metrics(self.path)
-        if not self._columns:
-            aside = set_aside(self.path)
-            print(f"warning: {self.path} is damaged: it has no columns step and epoch; it is begun anew, what was "
-                  f"there is in {aside.name}")  # fmt: skip
-            return
-        self._write([row for row in rows if (row["step"] or "").isdecimal() and int(row["step"]) < step])
-
-    def _write(self, rows: list[dict[str, str]]) -> None:
-        with replacing(self.path, newline="") as file:
-            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and whole rows of a metrics.csv (a kill may leave half a row at its end); none of another file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        columns, rows = list(reader.fieldnames or []), list(reader)
-    except FileNotFoundError:
-        return [], []
-    except (UnicodeDecodeError, csv.Error):
-        return [], []
-    return (columns, rows) if {"step", "epoch"} <= set(columns) else ([], [])
-
-
-def last_logged(path: Path) -> dict[str, float]:
-    """The last value of every column of a metrics.csv, by name; learning rates are no result."""
-    found: dict[str, float] = {}
-    for row in read_metrics(path)[1]:
-        for name, text in row.items():
-            with suppress(ValueError, TypeError):  # an empty cell
-                found[name] = float(text)
-    names = [name for name in sorted(found, key=str) if name not in ("step", "epoch", None)]
-    return {name: found[name] for name in names if not name.startswith(LEARNING_RATE)}

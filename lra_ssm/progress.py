@@ -16,6 +16,8 @@ from torchmetrics import Metric
 
 from lra_ssm.tables import table, terminal_width
 
+_OF_A_STEP = ("training_step", "on_before_optimizer_step")  # hooks that log of one batch, or one optimizer step
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -36,9 +38,9 @@ def shown_by_us(settings: Mapping[str, Any], callbacks: list[Any]) -> list[Callb
 
 
 def of_one_batch(trainer: Trainer) -> set[str]:
-    """Names of what the training step logs of its batch alone, not of an epoch."""
+    """Names of what a training step logs of its batch alone, not of an epoch."""
     results = [result.meta for result in trainer.fit_loop.epoch_loop._results.values()]
-    return {meta.forked_name(on_step=True) for meta in results if meta.on_step and meta.fx == "training_step"}
+    return {meta.forked_name(on_step=True) for meta in results if meta.on_step and meta.fx in _OF_A_STEP}
 
 
 class Progress(ProgressBar):

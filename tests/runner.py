@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -59,6 +60,20 @@ def run(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> R
     return Command(arguments, cwd, env).wait()
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def run_by(devices: int, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> list[Result]:
+    """A command by so many processes on CPUs, with what torchrun tells each of them in its environment."""
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(devices), "GROUP_RANK": "0",
+             "LOCAL_WORLD_SIZE": str(devices), "TORCHELASTIC_RUN_ID": "tests", **(env or {})}  # fmt: skip
+    line = [*arguments, f"--trainer.devices={devices}"]
+    started = [Command(line, cwd, {**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(devices)]
+    return [command.wait() for command in started]
+
+
 def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
     result = run(arguments, cwd, env)
     assert result.code == 0, (
@@ -96,8 +111,11 @@ def _child(
     multiprocessing.set_start_method("fork", force=True)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
     import torch
+    from lightning.pytorch.utilities import rank_zero_only
 
     from lra_ssm.cli import main
+
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)
     code = (call or main)(arguments)
@@ -118,8 +136,11 @@ def everything_below(folder: Path) -> list[str]:
 def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
     """Exit code, stdout and the lines of stderr of a command in this process and folder: many cases, no imports."""
     import torch
+    from lightning.pytorch.utilities import rank_zero_only
 
     from lra_ssm.cli import main
+
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):

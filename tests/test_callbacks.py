@@ -2,6 +2,7 @@
 
 import csv
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -10,18 +11,26 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.callbacks import (
-    CSVRunLogger,
+    LogGradientNorm,
     LogGradientOverWeight,
     LogLearningRates,
     SeedByStep,
     StopOnNonFinite,
     Throughput,
     WritePredictions,
+    _known_peak,
+    fit_callbacks,
 )
 from lra_ssm.errors import InputError
+from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.models import LanguageModel
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
+from lra_ssm.runs.identity import run_identity
+from lra_ssm.runs.metrics import CSVRunLogger
 from lra_ssm.runs.saving import SaveBest, SaveLast
+from lra_ssm.tasks import LanguageModelling
 from tests.runner import everything_below
 
 
@@ -98,6 +107,90 @@ def test_throughput_is_samples_over_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr("lra_ssm.callbacks.time.perf_counter", lambda: float(next(clock)))
     trainer = fit(tmp_path, Throughput(), max_steps=1)
     assert trainer.callback_metrics["train/samples_per_s"] == 2.0  # two samples; the clock was read a second apart
+
+
+TEXT = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=1)
+
+
+class Uncountable(nn.Module):
+    """Looks at the values of its inputs, which a device without any does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 11)
+
+    def forward(self, inputs, lengths=None):
+        return self.table(inputs) * (1 if inputs.max().item() else 2)
+
+
+def text_fit(tmp_path, monkeypatch, *callbacks, network=TEXT):
+    """Two batches of 2 × 6 tokens, 4 of the second padding; the clock is read at their starts and at each log step."""
+    clock = iter(range(100))
+    monkeypatch.setattr("lra_ssm.callbacks.time.perf_counter", lambda: float(next(clock)))
+    ids, lengths = torch.arange(14).view(2, 7) % 11, torch.tensor([6, 2])
+    targets = ids[:, 1:].masked_fill(torch.arange(6) >= lengths[:, None], -100)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=2,
+        default_root_dir=tmp_path, callbacks=list(callbacks), max_steps=2, enable_checkpointing=False,
+    )  # fmt: skip
+    batches = [(ids[:, :-1], ids[:, 1:], None, None), (ids[:, :-1], targets, None, lengths)]
+    trainer.fit(LanguageModelling(network), DataLoader(batches, batch_size=None))
+    return trainer.callback_metrics
+
+
+def test_tokens_are_counted_without_padding(tmp_path, monkeypatch):
+    metrics = text_fit(tmp_path, monkeypatch, Throughput())
+    assert metrics["train/tokens_per_s"] == 20.0 and metrics["train/samples_per_s"] == 4.0
+    assert "train/mfu" not in metrics  # nothing is assumed of a CPU
+
+
+def test_model_flops_utilisation_is_of_the_peak_that_is_given(tmp_path, monkeypatch):
+    metrics = text_fit(tmp_path, monkeypatch, Throughput(peak_flops=1e6))
+    with torch.device("meta"):
+        needed = training_flops_per_token(TEXT(), 6)
+    assert metrics["train/mfu"] == pytest.approx(20 * needed / 1e6)
+    with pytest.warns(UserWarning, match="train/mfu is not logged, the network cannot be counted"):
+        metrics = text_fit(tmp_path, monkeypatch, Throughput(peak_flops=1e6), network=Uncountable)
+    assert "train/mfu" not in metrics and metrics["train/tokens_per_s"] == 20.0
+
+
+def test_what_lightning_knows_of_a_gpu_is_taken(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    trainer = Trainer(accelerator="cpu", precision="bf16-mixed", logger=False)
+    assert _known_peak(trainer, torch.device("cuda")) == 989.4e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B300")
+    with warnings.catch_warnings(action="error"):
+        assert _known_peak(trainer, torch.device("cuda")) is None
+    assert _known_peak(trainer, torch.device("cpu")) is None
+
+
+def test_throughput_with_settings_takes_the_place_of_ours():
+    own = Throughput(peak_flops=1e12)
+    assert sum(isinstance(c, Throughput) for c in fit_callbacks(0)) == 1
+    assert not any(isinstance(c, Throughput) for c in fit_callbacks(0, [own]))
+    given = {"callbacks": [{"class_path": "lra_ssm.callbacks.Throughput", "init_args": {"peak_flops": 1e12}}]}
+    assert run_identity({"trainer": given}, {}) == run_identity({"trainer": {}}, {})
+
+
+def test_the_gradient_norm_is_of_before_clipping(tmp_path):
+    class Norms(Callback):
+        def __init__(self):
+            self.whole, self.clipped, self.logged = [], [], []
+
+        def on_after_backward(self, trainer, model):
+            self.whole.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
+
+        def on_before_zero_grad(self, trainer, model, optimizer):
+            if model.linear.weight.grad is not None:
+                self.clipped.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
+
+        def on_train_batch_end(self, trainer, *args):
+            self.logged.append(trainer.callback_metrics["train/grad_norm"].item())
+
+    norms = Norms()
+    fit(tmp_path, LogGradientNorm(), norms, gradient_clip_val=0.01)
+    assert norms.logged == pytest.approx(norms.whole) and len(norms.logged) == 4
+    assert min(norms.whole) > 0.02 and max(norms.clipped) < 0.011
 
 
 def test_last_is_kept_every_few_steps_and_best_by_its_metric(tmp_path):

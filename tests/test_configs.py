@@ -13,7 +13,9 @@ from tests.runner import in_process, succeed
 from tests.small_data import options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-FILES = sorted(CONFIGS.rglob("*.yaml"))
+# How a fit is spread over devices, to be given as a second --config: parts, which stand for no experiment.
+STRATEGIES = sorted(CONFIGS.glob("lm/strategies/*.yaml"))
+FILES = sorted(set(CONFIGS.rglob("*.yaml")) - set(STRATEGIES))
 # The model as published but for its depth, the data small.
 ONE_STEP = [
     "--model.network.n_layers=1",
@@ -60,6 +62,21 @@ def test_one_step_and_every_setting_of_model_and_data_stands_in_the_file(path, t
                 assert given[key] == value or list(given[key]) == list(value), key
 
 
+@pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)
+def test_strategies_change_the_trainer_alone_and_as_they_say(path, tmp_path):
+    first = ["fit", "--config", str(CONFIGS / "quickstart.yaml")]
+    before, after = (
+        dict(values(yaml.safe_load(succeed([*first, *more, "--print_config"], tmp_path).out)))
+        for more in ([], ["--config", str(path)])
+    )
+    given = dict(values(yaml.safe_load(path.read_text())))
+    assert given.items() <= after.items() and all(key.startswith("trainer.") for key in given)
+    assert {k for k, v in before.items() if k not in given and after.get(k) != v} <= {"trainer.strategy"}
+    if path.stem == "fsdp2":
+        sizes = [given[f"trainer.strategy.init_args.{name}_parallel_size"] for name in ("data", "tensor")]
+        assert sizes == [given["trainer.devices"] * given["trainer.num_nodes"], 1]
+
+
 PATHX = [
     "s4d",
     *(
@@ -83,7 +100,7 @@ ORIGIN = (
 )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
+@pytest.mark.parametrize("path", [*FILES, *STRATEGIES], ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_value_carries_its_origin(path):
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if re.match(r"\s*\w+: [^\s#]", line):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lra_ssm.analysis.memory import Model
 from lra_ssm.ops import selective_scan
@@ -63,11 +64,18 @@ def gradient_over_weight(module: nn.Module) -> dict[str, Ratio]:
     weight (fig. 3-4, appendix D)."""
     ratios = {}
     for name, weight in module.named_parameters():
-        if weight.grad is None or not weight.any():
+        if weight.grad is None:
             continue
-        w, g = weight.detach(), weight.grad
+        w, g = _whole(weight.detach()), _whole(weight.grad)
+        if not w.any():
+            continue
         ratios[name] = Ratio(float((g[w != 0] / w[w != 0]).abs().max()), float(g.norm() / w.norm()))
     return ratios
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Of a parameter that is sharded (FSDP2), all of it."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 class DeltaGradients(NamedTuple):

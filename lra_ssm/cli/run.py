@@ -33,6 +33,7 @@ from lra_ssm.runs.checks import (
     check_checkpoint,
     check_data,
     check_end,
+    check_strategy,
     check_tokenizer,
     check_vocabulary,
     existing,
@@ -268,6 +269,7 @@ class RunCLI(LightningCLI):
             self.trainer = self.instantiate_trainer()
         except ValueError as error:
             raise InputError(squeeze(str(error))) from error
+        check_strategy(self.trainer)
         self.signals.watch(self.trainer, self.run)
 
     def before_fit(self) -> None:
@@ -311,10 +313,10 @@ class RunCLI(LightningCLI):
         loggers: Any = False
         if run is not None:
             run.checkpoints = self._get(self.config_init, "checkpoint")
-            callbacks += run.callbacks()
+            callbacks += run.callbacks(callbacks)
             loggers = run.loggers(config.get("logger"))
         elif fit:
-            callbacks += fit_callbacks(self._config.seed_everything)
+            callbacks += fit_callbacks(self._config.seed_everything, callbacks)
         else:
             loggers = chosen_loggers(config.get("logger"))
         directory = run or self.scored

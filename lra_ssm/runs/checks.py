@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, squeeze
@@ -161,6 +162,25 @@ def check_end(trainer: Any) -> None:
         raise InputError(f"trainer.limit_train_batches is {share}: nothing would be trained; leave it out for all")
     if every == 0 and isinstance(every, int):
         raise InputError("trainer.val_check_interval is 0; give the number of batches between two validations, or 1.0")
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Of Lightning's ModelParallelStrategy (FSDP2): every device has its share of the batch, and checkpoints are the
+    files that a run goes on from. Raises InputError."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return
+    world, name = trainer.world_size, "trainer.strategy"
+    if (strategy._data_parallel_size, strategy._tensor_parallel_size) != (world, 1):
+        raise InputError(
+            f"{name}: weights are sharded by data parallelism alone; with {world} devices give"
+            f" {name}.data_parallel_size={world} and {name}.tensor_parallel_size=1"
+        )
+    if strategy._save_distributed_checkpoint:
+        raise InputError(
+            f"{name}.save_distributed_checkpoint is true: a run's checkpoints are single files, which any number of"
+            " devices takes up; give false"
+        )
 
 
 def check_batches(trainer: Trainer, data: Any) -> None:

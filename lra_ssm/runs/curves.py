@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lra_ssm.callbacks import LEARNING_RATE, read_metrics
+from lra_ssm.callbacks import LEARNING_RATE
 from lra_ssm.files import replacing
+from lra_ssm.runs.metrics import read_metrics
 
 Curve = list[tuple[int, float]]  # (step, value)
 

@@ -34,7 +34,7 @@ TRAINER_NEUTRAL = (
     "strategy",
 )
 # Callbacks that only show something.
-_SHOWING = ("lra_ssm.progress.Progress", "lra_ssm.progress.ShowModel")
+_SHOWING = ("lra_ssm.progress.Progress", "lra_ssm.progress.ShowModel", "lra_ssm.callbacks.Throughput")
 # Of a data module that has no `neutral_settings`: what is called so everywhere.
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 

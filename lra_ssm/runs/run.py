@@ -3,7 +3,7 @@
 import inspect
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE, CSVRunLogger, fit_callbacks, last_logged
+from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
 from lra_ssm.errors import InputError, UserCodeError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.progress import of_one_batch, shown_by_us
@@ -27,6 +27,7 @@ from lra_ssm.runs.checks import (
     check_data,
     check_end,
     check_same_data,
+    check_strategy,
     check_tokenizer,
     check_vocabulary,
     load_checkpoint,
@@ -36,6 +37,7 @@ from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
+from lra_ssm.runs.metrics import CSVRunLogger, last_logged
 from lra_ssm.runs.provenance import code_version, environment
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
@@ -111,8 +113,8 @@ class Run(RunDirectory):
 
     # -- what the Trainer gets -------------------------------------------------------------------------------------
 
-    def callbacks(self) -> list[Any]:
-        """Seeds by step, stop on NaN, the table of groups, throughput; best.ckpt and last.ckpt."""
+    def callbacks(self, given: Sequence[Any] = ()) -> list[Any]:
+        """Seeds by step, stop on NaN, the table of groups, throughput; best.ckpt and last.ckpt. given: the user's."""
         best = SaveBest(
             dirpath=self.best.parent,
             filename=self.best.stem,
@@ -122,7 +124,7 @@ class Run(RunDirectory):
             save_on_train_epoch_end=False,
         )
         last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
-        return [*fit_callbacks(self.seed), best, last, EndFit(last)]
+        return [*fit_callbacks(self.seed, given), best, last, EndFit(last)]
 
     def loggers(self, given: Any = None) -> Any:
         """metrics.csv, and what the user names beside it; nothing for False."""
@@ -134,7 +136,7 @@ class Run(RunDirectory):
         own = as_list(self.given.get("callbacks"))
         return {
             **self.given,
-            "callbacks": [*own, *shown_by_us(self.given, own), *self.callbacks()],
+            "callbacks": [*own, *shown_by_us(self.given, own), *self.callbacks(own)],
             "enable_model_summary": False,  # ours is among the callbacks, or the user's
             "logger": self.loggers(self.given.get("logger")),
             "plugins": [*as_list(self.given.get("plugins")), AtomicCheckpointIO()],
@@ -172,6 +174,7 @@ class Run(RunDirectory):
         if self.checkpoint is None and task in _fitted:
             raise InputError("this task was trained before, and there is no checkpoint to go on from: build it anew")
         _fitted.add(task)
+        check_strategy(trainer)
         check_data(task, data)
         data.prepare_data()
         check_vocabulary(task, data)

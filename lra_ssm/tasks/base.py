@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
+from lra_ssm.tasks.sharding import shard
 
 
 class NetworkTask(L.LightningModule):
@@ -38,6 +40,34 @@ class NetworkTask(L.LightningModule):
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.network(inputs, lengths)
+
+    def configure_model(self) -> None:
+        """Shards the network where the strategy is Lightning's ModelParallelStrategy (FSDP2); else nothing."""
+        trainer = self._trainer  # None where a checkpoint is loaded without one
+        if trainer is not None and isinstance(trainer.strategy, ModelParallelStrategy):
+            lower = torch.bfloat16 if trainer.precision == "bf16-mixed" else None
+            shard(self.network, trainer.strategy.device_mesh["data_parallel"], lower)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Numbers the parameters of optimizer states as the module does, and orders them as the optimizer does.
+
+        torch takes states by their places in the groups, whatever their numbers; where weights are sharded Lightning
+        takes them by their numbers in the module, and writes the groups in that order. So any strategy reads all.
+        """
+        sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
+        if not sharded and not isinstance(self.trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            return  # what it writes, it alone reads
+        numbers = {id(p): number for number, p in enumerate(self.parameters())}
+        for optimizer, state in zip(self.trainer.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
+            ours = [[numbers.get(id(p), -1) for p in group["params"]] for group in optimizer.param_groups]
+            theirs = [group["params"] for group in state.get("param_groups", ())]
+            if not theirs or -1 in sum(ours, []):  # another process saves; parameters that are not the module's
+                continue
+            new = dict(zip(sum(theirs, []), sum(theirs if sharded else ours, []), strict=True))
+            state["state"] = {new[number]: values for number, values in state["state"].items()}
+            for group, order in zip(state["param_groups"], ours, strict=True):
+                assert sorted(new[number] for number in group["params"]) == sorted(order)
+                group["params"] = order
 
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """A batch's inputs, and their lengths or None. Raises TypeError for what is no batch of this task."""
@@ -77,6 +107,15 @@ def share(count: int | Tensor, like: Tensor) -> float | Tensor:
     total = torch.tensor(float(count), device=like.device)
     dist.all_reduce(total)
     return count * dist.get_world_size() / total
+
+
+def summed(*values: Tensor) -> tuple[list[Tensor], int]:
+    """Sums of numbers () over all processes, made at once, and how many processes there are. Every process calls it."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return list(values), 1
+    together = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact
+    dist.all_reduce(together)
+    return [sum_.to(value.dtype) for sum_, value in zip(together, values, strict=True)], dist.get_world_size()
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -16,7 +16,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.models.language_model import NOT_SCORED
-from lra_ssm.tasks.base import NetworkTask, share
+from lra_ssm.tasks.base import NetworkTask, summed
 from lra_ssm.tasks.carried import all_rows, own_rows
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
 
@@ -40,6 +40,9 @@ class LanguageModelling(NetworkTask):
     are then kept from batch to batch, without gradient, dropped where reset says so and at an epoch's end, and saved in
     the checkpoints of a run that stops within an epoch. `eval_carries_state` says the same of evaluation.
 
+    The loss of a batch is the mean over its tokens, those of all devices; it is logged so. Gradients that accumulate
+    are averaged over batches: one with fewer tokens, such as the last of an epoch, counts as much as the others.
+
     Logged of validation and test, over all tokens that are scored: `loss`, nats per token, and `perplexity`; and over a
     whole split of data that has `text_counts`, `word_perplexity`, exp(nats / words separated by whitespace), and
     `bits_per_byte` of its UTF-8: these compare across tokenizers.
@@ -57,6 +60,11 @@ class LanguageModelling(NetworkTask):
         self.val_tokens, self.test_tokens = TokenLoss(), TokenLoss()
         self._carried: dict[str, Any] = {}  # states by what is going on, "train" or "eval"
 
+    def tokens_of(self, batch: Any) -> Tensor | int:
+        """How many tokens this process's batch has, padding left out."""
+        inputs, lengths = self.inputs_of(batch)
+        return inputs.numel() if lengths is None else lengths.sum()
+
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         tokens = unpack_tokens(batch)
         return tokens.inputs, tokens.lengths
@@ -70,10 +78,11 @@ class LanguageModelling(NetworkTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         tokens = unpack_tokens(batch)
         total = self._carry(tokens, "train", reduction="sum")
-        count = (tokens.targets != NOT_SCORED).sum().clamp(min=1)
-        loss = total / count
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(tokens.inputs))
-        return loss * share(count, loss)
+        scored = (tokens.targets != NOT_SCORED).sum()
+        (nll, count), processes = summed(total.detach(), scored)
+        count = count.clamp(min=1)
+        self.log("train/loss", nll / count, prog_bar=True, batch_size=len(tokens.inputs))
+        return total * (processes / count)  # where the gradients of all are averaged
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, self.val_tokens)
@@ -108,6 +117,7 @@ class LanguageModelling(NetworkTask):
     on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = _forget_evaluation
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         if "train" in self._carried:
             checkpoint["carried_state"] = tree_map(all_rows, self._carried["train"])
 
@@ -159,7 +169,9 @@ class LanguageModelling(NetworkTask):
             if text.tokens == int(tokens):  # the whole split, and nothing but it
                 found["word_perplexity"] = (nll / text.words).exp()
                 found["bits_per_byte"] = nll / (text.bytes * math.log(2))
-        self.log_dict({f"{split}/{name}": value.float() for name, value in found.items()}, prog_bar=True)
+        # All processes have the same; told to make it so, Lightning has nothing to warn of.
+        found = {f"{split}/{name}": value.float() for name, value in found.items()}
+        self.log_dict(found, prog_bar=True, sync_dist=True)
 
 
 class TokenLoss(Metric):

@@ -190,3 +190,33 @@ def test_a_schedule_ends_at_its_floor():
     for wrong, said in [({"min_lr_factor": 2.0}, "1 at most"), ({"betas": (0.9, 1.0)}, "two numbers")]:
         with pytest.raises(ValueError, match=said):
             OptimizerSettings(**wrong)
+
+
+def weights_after(batches, **more):
+    """Of one optimizer step by plain gradients."""
+    lm = task()
+    lm.configure_optimizers = lambda: torch.optim.SGD(lm.parameters(), lr=0.1)
+    run, data = fit(lm, batches, None, carries=False, **more)
+    run.fit(lm, datamodule=data)
+    assert run.global_step == 1
+    return lm.state_dict()
+
+
+def test_accumulated_batches_of_equal_counts_are_one_large_batch():
+    parts = [draw(2, seed=0), draw(2, seed=1)]
+    whole = [(*(torch.cat(pair) for pair in zip(*(part[:2] for part in parts), strict=True)), None, None)]
+    for clip in (None, 0.01):
+        ours = weights_after(parts, accumulate_grad_batches=2, gradient_clip_val=clip)
+        theirs = weights_after(whole, gradient_clip_val=clip)
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], msg=name)
+
+
+def test_accumulated_batches_count_the_same_whatever_their_tokens():
+    """Lightning averages their losses, each the mean over its tokens, as it does for every task."""
+    parts, lm, start = [draw(2, 6), draw(1, 3, seed=1)], task(), task().state_dict()
+    losses = [lm.network.negative_log_likelihood(x, y)[0].mean() for x, y, _, _ in parts]
+    (sum(losses) / 2).backward()
+    ours = weights_after(parts, accumulate_grad_batches=2)
+    for name, weight in lm.named_parameters():
+        torch.testing.assert_close(ours[name], start[name] - 0.1 * weight.grad, msg=name)

@@ -1,0 +1,98 @@
+"""metrics.csv of a run: what is logged, a row per call."""
+
+import csv
+import io
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lra_ssm.callbacks import LEARNING_RATE
+from lra_ssm.files import appending, replacing, set_aside
+
+
+class CSVRunLogger(Logger):
+    """metrics.csv of a run: one row per log call, `step` and `epoch` first; appended to when the run goes on.
+
+    (Lightning's CSVLogger deletes the rows of before.) `forget_from(step)` drops the rows of steps that a killed run
+    had logged after the checkpoint it goes on from: they are about to be made again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._columns, _ = read_metrics(path)
+
+    @property
+    def name(self) -> str:
+        return self.path.parent.parent.name
+
+    @property
+    def version(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row = {
+            "step": step,
+            "epoch": int(metrics.get("epoch", 0)),
+            **{k: v for k, v in metrics.items() if k != "epoch"},
+        }
+        new = [key for key in row if key not in self._columns]
+        if new:
+            _, rows = read_metrics(self.path)
+            self._columns += new
+            self._write(rows)
+        with appending(self.path, newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def forget_from(self, step: int) -> None:
+        if not self.path.is_file():
+            return
+        self._columns, rows = read_metrics(self.path)
+        if not self._columns:
+            aside = set_aside(self.path)
+            print(f"warning: {self.path} is damaged: it has no columns step and epoch; it is begun anew, what was "
+                  f"there is in {aside.name}")  # fmt: skip
+            return
+        self._write([row for row in rows if (row["step"] or "").isdecimal() and int(row["step"]) < step])
+
+    def _write(self, rows: list[dict[str, str]]) -> None:
+        with replacing(self.path, newline="") as file:
+            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and whole rows of a metrics.csv (a kill may leave half a row at its end); none of another file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        columns, rows = list(reader.fieldnames or []), list(reader)
+    except FileNotFoundError:
+        return [], []
+    except (UnicodeDecodeError, csv.Error):
+        return [], []
+    return (columns, rows) if {"step", "epoch"} <= set(columns) else ([], [])
+
+
+def last_logged(path: Path) -> dict[str, float]:
+    """The last value of every column of a metrics.csv, by name; learning rates are no result."""
+    found: dict[str, float] = {}
+    for row in read_metrics(path)[1]:
+        for name, text in row.items():
+            with suppress(ValueError, TypeError):  # an empty cell
+                found[name] = float(text)
+    names = [name for name in sorted(found, key=str) if name not in ("step", "epoch", None)]
+    return {name: found[name] for name in names if not name.startswith(LEARNING_RATE)}

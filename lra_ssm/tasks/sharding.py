@@ -1,0 +1,61 @@
+"""A network whose parameters, gradients and optimizer states are shared out among devices: torch's FSDP2, by block.
+
+Nothing is computed otherwise than by one device: each block's parameters are gathered before it runs, and given up
+after it. In bf16-mixed they are sent in bfloat16, but for norms and whatever owns a recurrence's or Δ's parameters,
+which stay float32: FSDP2 has one precision for all parameters of a group, so these are a group of their own.
+"""
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from lra_ssm.layers import parameter_roles
+from lra_ssm.layers.norms import BatchNorm
+from lra_ssm.models import Backbone
+
+_NORMS = (BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+# What of a network is called in the place of its forward.
+_METHODS = ("negative_log_likelihood",)
+
+
+def shard(network: nn.Module, mesh: DeviceMesh, lower: torch.dtype | None = None) -> None:
+    """Shards a network in place over a mesh of one dimension; each process has the same weights before.
+
+    Blocks are those of the `Backbone`s in it; what is left is gathered for the whole step, so that a network without a
+    `Backbone` saves optimizer states alone. Gradients are averaged over the processes in float32.
+
+    lower: the precision that parameters are sent in, but for those above; None for the one that they have.
+    """
+    if isinstance(network, FSDPModule):  # a second fit of the same task
+        return
+    # Layers return transposed views, which nobody changes in place.
+    warnings.filterwarnings("ignore", message=r".*returned a view tensor.*", module=r"torch\.distributed\.fsdp")
+    # Autocast decides what is computed in which precision: a float32 residual, and states, are not cast.
+    policy = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    recurrent = {name for name, role in parameter_roles(network).items() if role in ("recurrent", "delta")}
+    owners = {network.get_submodule(name.rpartition(".")[0]) for name in recurrent}
+    blocks = [block for module in network.modules() if isinstance(module, Backbone) for block in module.blocks]
+    for unit in (*blocks, network):
+        exact = list(_exact(unit, owners)) if lower is not None else []
+        if exact:
+            fully_shard(exact, mesh=mesh, mp_policy=policy())
+        fully_shard(unit, mesh=mesh, mp_policy=policy(param_dtype=lower))
+    for method in _METHODS:
+        if hasattr(network, method):
+            register_fsdp_forward_method(network, method)
+
+
+def _exact(unit: nn.Module, owners: set[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost modules below a unit that stay float32; of a layer of two directions it is the layer."""
+    for child in unit.children():
+        if isinstance(child, FSDPModule):
+            continue
+        if isinstance(child, _NORMS) or child in owners:
+            yield child
+        else:
+            yield from _exact(child, owners)

@@ -1,0 +1,195 @@
+"""Two processes (gloo) train a language model as one does with the same global batch: by DDP, and sharded (FSDP2).
+
+language.yaml has 101 tokens to train on: 13 windows of 8 in batches of 4, 4, 3 and 2 of which each process has its
+share, or 4 streams in 4 batches; 50 tokens to validate and 69 to test.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from lra_ssm.tasks import LanguageModelling
+from tests.runner import fail, only_run, run_by
+
+CONFIG = Path(__file__).parent / "language.yaml"
+FIT = ["fit", "--config", str(CONFIG)]
+STREAMS = ["--data.order=streams", "--data.evaluation=streams"]
+EXACT = ["--trainer.precision=64-true"]  # so that the order of sums hardly shows
+STRATEGIES = Path(__file__).parents[1] / "configs/lm/strategies"
+CPU = ["--trainer.accelerator=cpu", "--trainer.precision=32-true"]
+DDP = ["--config", str(STRATEGIES / "ddp.yaml"), *CPU]
+FSDP2 = ["--config", str(STRATEGIES / "fsdp2.yaml"), *CPU, "--trainer.strategy.data_parallel_size=2"]
+
+
+def fit(devices: int, folder: Path, *flags: str, code: int = 0, env: dict[str, str] | None = None) -> list[str]:
+    """What the processes printed."""
+    strategy = [] if devices == 1 or "--config" in flags else DDP
+    results = run_by(devices, [*FIT, *strategy, *flags], folder, env)
+    assert all(result.code == code for result in results), [(r.code, r.err[-3000:]) for r in results]
+    return [result.out + result.err for result in results]
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    """The rows of metrics.csv without what depends on the time."""
+    with open(only_run(folder) / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: float(v) for k, v in row.items() if v and not k.endswith("_per_s")} for row in rows]
+
+
+def assert_close(ours: Path, theirs: Path, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    """Weights, what the optimizer knows, and all that is logged."""
+    a, b = last(ours), last(theirs)
+    assert a["state_dict"].keys() == b["state_dict"].keys() and len(a["state_dict"]) > 10
+    for name in a["state_dict"]:
+        torch.testing.assert_close(a["state_dict"][name], b["state_dict"][name], rtol=rtol, atol=atol, msg=name)
+    (one,), (other,) = a["optimizer_states"], b["optimizer_states"]
+    assert [group["params"] for group in one["param_groups"]] == [group["params"] for group in other["param_groups"]]
+    assert one["state"].keys() == other["state"].keys()
+    for number, values in one["state"].items():
+        for name, value in values.items():
+            torch.testing.assert_close(value, other["state"][number][name], rtol=rtol, atol=atol)
+    rows = list(zip(logged(ours), logged(theirs), strict=True))
+    assert len(rows) == 10 and {"train/loss", "train/grad_norm"} <= rows[0][0].keys()
+    for mine, yours in rows:
+        assert mine == pytest.approx(yours, rel=max(rtol, 1e-6))  # logged in float32
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a fit by so many processes with these flags."""
+
+    @cache
+    def of(devices: int, *flags: str) -> Path:
+        folder = tmp_path_factory.mktemp(f"by-{devices}")
+        fit(devices, folder, *flags)
+        return folder
+
+    return of
+
+
+@pytest.mark.parametrize("order", [(), tuple(STREAMS)], ids=["shuffled", "streams"])
+def test_two_processes_train_as_one(order: tuple[str, ...], fitted: Callable[..., Path]) -> None:
+    one, two = fitted(1, *order, *EXACT), fitted(2, *order, *EXACT)
+    assert only_run(one).name == only_run(two).name
+    assert_close(two, one)
+
+
+@pytest.mark.slow  # what it tells its processes, run_by does too
+def test_torchrun_starts_the_same_run(tmp_path: Path, fitted: Callable[..., Path]) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lra_ssm"]
+    line = [sys.executable, *launch, *FIT, *DDP, "--trainer.devices=2", *STREAMS, *EXACT]
+    env = os.environ | {"PYTHONPATH": str(CONFIG.parents[1]), "OMP_NUM_THREADS": "1"}
+    subprocess.run(line, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300)
+    assert_close(tmp_path, fitted(1, *STREAMS, *EXACT))
+
+
+EVALUATIONS = {
+    "windows": [],
+    "sliding": ["--data.evaluation=sliding", "--data.eval_stride=3"],
+    "streams": ["--data.evaluation=streams"],
+}
+
+
+# Fits of the tests above validate in windows and in streams.
+@pytest.mark.parametrize(
+    "evaluation", [name if name == "sliding" else pytest.param(name, marks=pytest.mark.slow) for name in EVALUATIONS]
+)
+def test_perplexity_is_of_the_whole_split(evaluation: str, fitted: Callable[..., Path]) -> None:
+    folder, found = fitted(1, *EXACT), []
+    for devices in (1, 2):
+        strategy = DDP if devices > 1 else []
+        line = ["test", "--config", str(CONFIG), *strategy, *EXACT, *EVALUATIONS[evaluation]]
+        results = run_by(devices, [*line, f"--ckpt_path={only_run(folder)}/checkpoints/best.ckpt"], folder)
+        assert all(result.code == 0 for result in results), results
+        found.append(json.loads((only_run(folder) / "test.json").read_text())["metrics"])
+    assert {"test/loss", "test/perplexity", "test/bits_per_byte", "test/word_perplexity"} == found[0].keys()
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_run_killed_within_an_epoch_of_streams_ends_as_one_that_never_was(
+    tmp_path: Path, fitted: Callable[..., Path]
+) -> None:
+    fit(1, tmp_path, *STREAMS, *EXACT, code=-9, env={"KILL_AT": "train_batch_end:3"})
+    stopped = last(tmp_path)
+    assert stopped["global_step"] == 2 and {len(leaf) for leaf in tree_leaves(stopped["carried_state"])} == {4}
+    assert "going on from" in fit(1, tmp_path, *STREAMS, *EXACT)[0]
+    ours, theirs = last(tmp_path), last(whole := fitted(1, *STREAMS, *EXACT))
+    assert all(torch.equal(ours["state_dict"][name], theirs["state_dict"][name]) for name in theirs["state_dict"])
+    assert logged(tmp_path) == logged(whole) and "carried_state" not in ours
+
+
+# In its second epoch, at its second batch; of two processes one is told to stop, and both save what they carry.
+STOP = {"KILL_AT": "train_batch_end:6", "KILL_WITH": "SIGTERM", "KILL_RANK": "1"}
+
+
+# The other way round sharded weights are taken up below.
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
+    before: int, after: int, tmp_path: Path, fitted: Callable[..., Path]
+) -> None:
+    env, code = (STOP, 143) if before == 2 else ({"KILL_AT": "train_batch_end:7"}, -9)
+    fit(before, tmp_path, *STREAMS, *EXACT, code=code, env=env)
+    stopped = last(tmp_path)
+    assert stopped["global_step"] == 6 and {len(leaf) for leaf in tree_leaves(stopped["carried_state"])} == {4}
+    fit(after, tmp_path, *STREAMS, *EXACT)
+    assert_close(tmp_path, fitted(1, *STREAMS, *EXACT))
+
+
+def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> None:
+    flags = [*STREAMS, "--model.network.activation_checkpointing=true"]
+    one, two = fitted(1, *STREAMS), fitted(2, *flags, *FSDP2)
+    assert_close(two, one, rtol=1e-5, atol=1e-6)
+    whole = LanguageModelling.load_from_checkpoint(only_run(two) / "checkpoints/last.ckpt", weights_only=True)
+    assert torch.equal(whole.network.head_weight, last(two)["state_dict"]["network.backbone.embedding.weight"])
+    folder, found = only_run(two), []
+    for devices, more in ((1, []), (2, FSDP2)):
+        line = ["test", "--config", str(CONFIG), *more, f"--ckpt_path={folder}/checkpoints/best.ckpt", *STREAMS]
+        assert all(result.code == 0 for result in run_by(devices, line, two))
+        found.append(json.loads((folder / "test.json").read_text())["metrics"])
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and "test/perplexity" in found[0]
+
+
+@pytest.mark.slow  # tests/tasks/test_sharding.py has a step of it
+def test_sharded_weights_are_float32_where_they_are_sent_in_bfloat16(
+    tmp_path: Path, fitted: Callable[..., Path]
+) -> None:
+    mixed = [*STREAMS, "--trainer.precision=bf16-mixed"]
+    one, two = fitted(1, *mixed), fitted(2, *FSDP2, *mixed)
+    assert {value.dtype for value in last(two)["state_dict"].values()} == {torch.float32}
+    rows = zip(logged(two), logged(one), strict=True)
+    assert all(a["train/loss"] == pytest.approx(b["train/loss"], rel=2e-3) for a, b in rows if "train/loss" in b)
+
+
+def test_strategies_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
+    more = [*FIT, *FSDP2, "--trainer.devices=1"]
+    said = "data_parallel_size=1 and trainer.strategy.tensor_parallel_size=1"
+    assert said in fail(more, tmp_path)
+    more += ["--trainer.strategy.data_parallel_size=1", "--trainer.strategy.save_distributed_checkpoint=true"]
+    assert "single files" in fail(more, tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_sharded_and_whole_weights_go_on_from_each_other(
+    before: int, tmp_path: Path, fitted: Callable[..., Path]
+) -> None:
+    first, then = ((1, []), (2, FSDP2))[:: 1 if before == 1 else -1]
+    env, code = ({"KILL_AT": "train_batch_end:7"}, -9) if before == 1 else (STOP, 143)
+    fit(first[0], tmp_path, *STREAMS, *first[1], code=code, env=env)
+    assert last(tmp_path)["global_step"] == 6
+    fit(then[0], tmp_path, *STREAMS, *then[1])
+    assert_close(tmp_path, fitted(1, *STREAMS), rtol=1e-5, atol=1e-6)
