@@ -48,7 +48,8 @@ class Size:
 class Model(Protocol):
     """A language model as the suite calls it."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module: ...
 
     def backward(self, ids: Tensor, targets: Tensor) -> None:
         """Adds the gradients of the mean loss."""
@@ -185,8 +186,9 @@ class Products:
         self.memory: dict[tuple[int, int], Tensor] = {}
 
     def _rows(self, count: int, width: int) -> Tensor:
-        like = self.weights[0]
-        return self.memory.setdefault((count, width), torch.randn(count, width, device=like.device))
+        if (count, width) not in self.memory:
+            self.memory[count, width] = torch.randn(count, width, device=self.weights[0].device)
+        return self.memory[count, width]
 
     @torch.no_grad()
     def forward(self, positions: int, head_positions: int | None = None) -> None:
@@ -203,6 +205,12 @@ class Products:
             slope, x = self._rows(positions, weight.shape[0]), self._rows(positions, weight.shape[1])
             torch.mm(slope, weight, out=self._rows(positions, weight.shape[1]))
             torch.mm(slope.t(), x, out=gradient)
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Every weight once, with next to no arithmetic."""
+        for weight in self.weights:
+            weight.sum()
 
     @torch.no_grad()
     def token(self, batch: int) -> None:
@@ -222,5 +230,7 @@ def models(size: Size, device: torch.device, free_bytes: float) -> Iterator[tupl
         "transformers, use_mambapy": ("transformers", lambda: Transformers(size, free_bytes, with_mambapy=True)),
     }
     for name, (package, build) in others.items():
-        missing = [p for p in {package, *(["mambapy"] if "mambapy" in name else [])} if find_spec(p) is None]
-        yield name, f"not measured: {', '.join(missing)} is not installed" if missing else build
+        packages = sorted({package, *(["mambapy"] if "mambapy" in name else [])})
+        missing = [each for each in packages if find_spec(each) is None]
+        verb = "is" if len(missing) == 1 else "are"
+        yield name, f"not measured: {', '.join(missing)} {verb} not installed" if missing else build

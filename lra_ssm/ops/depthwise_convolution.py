@@ -207,7 +207,8 @@ class _Native(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        grads = cpu_pieces.convolution_backward(grad_y, *ctx.saved_tensors, ctx.silu)
+        u, weight, bias, initial, reset = ctx.saved_tensors
+        grads = cpu_pieces.convolution_backward(grad_y, u, weight, bias, initial, reset, ctx.silu)
         return (*(g if wanted else None for g, wanted in zip(grads, ctx.needs_input_grad[:4], strict=True)), None, None)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from lra_ssm.bench import operators, plot, report
+from lra_ssm.bench import language, language_models, operators, plot, report
 from lra_ssm.bench.compare import Contender, Errors, Row, Settings, compare
 from lra_ssm.bench.growth import slope
 from lra_ssm.bench.measure import Effort, Timing
@@ -22,7 +22,7 @@ from lra_ssm.cli import main
 from tests.runner import everything_below, succeed
 
 CPU = torch.device("cpu")
-SUITES = ("operators", "layers", "steps", "data", "tokens")
+SUITES = ("operators", "layers", "steps", "data", "tokens", "language")
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,12 @@ def test_the_json_has_the_machine_and_every_sample(measured, suite):
     assert data["rows"] and 0 <= (data[report.WAITING] or 0) < 1
     for row in data["rows"]:
         timing = row["timing"]
+        if suite == "language" and "not installed" in (row["note"] or ""):  # another's code
+            assert timing is None
+            continue
         assert row["note"] is None and timing["number_of_samples"] == len(timing["samples_ms"]) >= 1
         assert timing["median_ms"] > 0 and row["ratio"]["median"] > 0
-        if suite not in ("data", "tokens"):
+        if suite not in ("data", "tokens", "language"):
             assert row["memory"]["megabytes"] >= 0 and 0 <= row["errors"]["value"] < 1e-4
 
 
@@ -109,6 +112,28 @@ def test_loaders_give_the_same_batches(measured):
     assert len(data["shares of steps"]) == 2 * 8  # tasks, with and without workers
 
 
+def test_language_models_stand_beside_their_matrix_products(measured):
+    data = json.loads((measured[0] / "results/here/language.json").read_text())
+    ratios = {row["mode"]: row["ratio"] for row in data["rows"] if row["contender"] == "ours"}
+    assert list(ratios) == [BOTH, "step", "prompt", "token, batch 1", "token, batch 8"]
+    assert {ratio["to"] for ratio in ratios.values()} == {"matrix products alone"}
+    loss = {row["contender"]: row for row in data["rows"] if row["comparison"].endswith("the head's loss")}
+    assert list(loss) == ["F.cross_entropy of all logits", "linear_cross_entropy"]
+    assert all(row["errors"]["value"] < 1e-5 and row["memory"]["megabytes"] >= 0 for row in loss.values())
+    assert "cross-entropy and its head, forward" in data["profiles"]["small, step"]
+
+
+def test_other_peoples_models_that_are_not_there_are_a_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(language_models, "find_spec", lambda name: None)
+    rows = language.run(Settings(CPU, ["eager"], 1, Effort(1, 0.1, 1, 0.0), quick=True))["rows"]
+    notes = {row.contender: row.note for row in rows if row.timing is None}
+    assert notes == {
+        "mamba.py": "not measured: mambapy is not installed",
+        "transformers": "not measured: transformers is not installed",
+        "transformers, use_mambapy": "not measured: mambapy, transformers are not installed",
+    }
+
+
 def test_tokens_are_the_librarys_whichever_way_they_are_made(measured):
     data = json.loads((measured[0] / "results/here/tokens.json").read_text())
     rows = {row["contender"]: row["extra"] for row in data["rows"] if row["mode"] == "texts to tokens"}
@@ -148,6 +173,7 @@ def test_help(capsys):
         (["tokens", "--quick", "--source=no.jsonl"], "--source no.jsonl: cannot be read (No such file or directory)"),
         (["tokens", "--quick", "--source=taken"], "--source taken: no text in it"),
         (["tokens", "--quick", "--tokenizer=bpe:0"], "tokenizer 'bpe:0': bpe:N has 257"),
+        (["language", "--quick", "--sizes=small,large"], "--sizes: unknown size 'large'; there are small, 130m"),
         (["--quick", "--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
         pytest.param(
             ["--device=cuda"],
