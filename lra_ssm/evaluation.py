@@ -22,6 +22,7 @@ from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.errors import InputError
+from lra_ssm.models.generation import Generation
 from lra_ssm.models.language_model import NOT_SCORED, LanguageModel
 
 try:
@@ -185,10 +186,10 @@ class HarnessModel(TemplateLM):
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
-        count = int(settings.get("max_gen_toks", _NEW_TOKENS))
-        out = self.model.generate(
+        steps = Generation(
+            self.model,
             ids.to(self._device),
-            count,
+            int(settings.get("max_gen_toks", _NEW_TOKENS)),
             lengths=lengths.to(self._device),
             temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
             top_k=settings.get("top_k"),
@@ -197,14 +198,17 @@ class HarnessModel(TemplateLM):
             stop=(self.eot_token_id,),
         )
         until = settings.get("until") or []
-        stops = [until] if isinstance(until, str) else until
-        answers = []
-        for tokens, length in zip(out.tolist(), lengths.tolist(), strict=True):
-            new = tokens[length : length + count]  # after the end of a text comes nothing
-            text = self.tokens.decode(new[: new.index(self.eot_token_id)] if self.eot_token_id in new else new)
-            for stop in filter(None, stops):
-                text = text.split(stop)[0]
-            answers.append(text)
+        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+        new, answers = [list[int]() for _ in prompts], [""] * len(prompts)
+        for tokens in steps:
+            for row, token in enumerate(tokens.tolist()):
+                if token in (-1, self.eot_token_id):  # -1: the row has ended
+                    continue
+                new[row].append(token)
+                answers[row] = self.tokens.decode(new[row])
+                for stop in stops:
+                    if stop in answers[row]:
+                        answers[row], steps.ended[row] = answers[row].split(stop)[0], True
         return answers
 
 
