@@ -159,21 +159,26 @@ def test_a_prompt_begins_a_document_unless_it_is_told_otherwise(tmp_path, capsys
 # --- what is shown ---
 
 
-def test_what_is_drawn_is_said_again_with_its_seed_in_any_batch(tmp_path, capsys):
-    name = checkpoint(tmp_path, CHARACTERS, favourite=None)
+def test_what_is_drawn_is_drawn_again_with_the_seed_that_was_told(tmp_path, capsys):
+    name = checkpoint(tmp_path, CHARACTERS)
+    code, out, errors = in_process(["generate", name, "--prompt=ab", "--temperature=3"], capsys)
+    assert code == 0 and errors[-1].startswith("prompt: 3 tokens in ")
+    seed = errors[-1].rpartition("; seed ")[2]
+    assert made([name, "--prompt=ab", "--temperature=3", f"--seed={seed}"], capsys) == out
+
+
+def test_prompts_and_samples_are_shown_in_order_and_the_same_in_any_batch(tmp_path, capsys):
+    name = checkpoint(tmp_path, CHARACTERS)
     prompts = ["--prompt=ab", "--prompt=c", "--prompt= a", "--num_samples=2", "--temperature=3"]
-    code, out, errors = in_process(["generate", name, *prompts], capsys)
-    assert code == 0 and errors[-1].startswith("prompt: 16 tokens in ") and "tokens/s); seed " in errors[-1]
-    seed = errors[-1].rpartition(" ")[2]
-    for more in ([], ["--batch_size=1"], ["--batch_size=4"]):
-        assert made([name, *prompts, f"--seed={seed}", *more], capsys) == out
-    assert made([name, *prompts, f"--seed={int(seed) ^ 1}"], capsys) != out
-    texts = [part.partition(" ===\n")[2].strip("\n") for part in out.split("\n=== ")]
+    out = made([name, *prompts, "--seed=1"], capsys)
+    for batch_size in (1, 4):
+        assert made([name, *prompts, "--seed=1", f"--batch_size={batch_size}"], capsys) == out
+    assert made([name, *prompts, "--seed=2"], capsys) != out
     assert out.startswith("=== 1 of 6 ===\nab") and "\n\n=== 6 of 6 ===\n a" in out
-    assert [text[: len(p)] for text, p in zip(texts, ("ab", "ab", "c", "c", " a", " a"), strict=True)] == [
-        "ab", "ab", "c", "c", " a", " a",
-    ]  # fmt: skip
-    assert texts[0] != texts[1]  # samples of one prompt
+    texts = [part.partition(" ===\n")[2] for part in out.split("\n=== ")]
+    for text, prompt in zip(texts, ("ab", "ab", "c", "c", " a", " a"), strict=True):
+        assert text.startswith(prompt)
+    assert texts[0].strip() != texts[1].strip()  # samples of one prompt
 
 
 def test_the_end_of_text_ends_a_text_and_is_not_shown(tmp_path, capsys):
@@ -233,6 +238,20 @@ def test_a_terminal_shows_each_token_as_it_comes_and_obeys_none(tmp_path, monkey
     assert main(["generate", name, "--prompt=Hi", "--temperature=0"]) == 0
     pieces = ["\x1b[1mHi\x1b[0m", "\\x1b", "c", "\n", "\t"]
     assert list(dict.fromkeys(seen)) == ["".join(pieces[: i + 1]) for i in range(5)] + ["".join(pieces) + "\n"]
+
+
+def test_ctrl_c_stands_on_a_line_of_its_own(tmp_path, monkeypatch, capsys):
+    name = checkpoint(tmp_path, ByteTokenizer(), favourite=[*b"line\n"])
+    given, add = iter(range(3)), generate._Text.add
+
+    def interrupted(self, token):
+        if next(given, None) is None:
+            raise KeyboardInterrupt
+        add(self, token)
+
+    monkeypatch.setattr(generate._Text, "add", interrupted)
+    code, out, errors = in_process(["generate", name, "--temperature=0"], capsys)
+    assert (code, out, errors) == (130, "lin\n", ["lra-ssm: error: interrupted"])
 
 
 def test_whoever_reads_may_have_enough(tmp_path, monkeypatch, capsys):

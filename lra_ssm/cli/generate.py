@@ -86,6 +86,9 @@ def main(command: str, arguments: list[str]) -> int:
     except BrokenPipeError:  # `| head`: who reads has enough; Python would complain when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print()  # what is said of it does not stand behind the text
+        raise
     except InputError:
         raise
     except ValueError as error:  # what a model cannot

@@ -185,6 +185,12 @@ def test_which_token_ends_a_text(words, config, given, want, tmp_path):
     assert (tokenizer.end_of_text_name, tokenizer.end_of_text) == (want, words.index(want))
 
 
+def test_what_a_vocabulary_lacks_is_told(bpe):
+    words = SubwordTokenizer(json.dumps(word_level("[UNK]", "a", "</s>")).encode(), None, "x")
+    assert words.unknown("a bé a [UNK] bé") == ["bé", "[UNK]"]
+    assert SubwordTokenizer(json.dumps(bpe).encode(), None, "x").unknown("any é 🙂") == []
+
+
 def holes(content: dict, id_: int) -> dict:
     return {**content, "model": {**content["model"], "vocab": {**content["model"]["vocab"], "new": id_}}}
 
