@@ -275,9 +275,10 @@ def test_nothing_new_is_the_prompt():
     assert torch.equal(lm.generate(ids, 0), ids)
 
 
-def test_what_is_generated_can_be_trained_on():
-    """Tokens made without gradients are tensors as any other."""
-    lm = model()
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_is_generated_can_be_trained_on(layer):
+    """Tokens made without gradients are tensors as any other, and the model has kept none of that time."""
+    lm = model(layer)
     generation = Generation(lm, tokens(), 3, temperature=1.0, seed=0)
     given = torch.stack(list(generation), 1)
     for ids in (given, generation.ids):
