@@ -16,6 +16,8 @@ from lra_ssm.runs.directory import previous
 
 # Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
+# Of an optimizer's groups, how a step is computed: each device's own, whatever wrote the checkpoint.
+_COMPUTED = ("foreach", "fused", "capturable")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,9 @@ class SaveLast(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # While gradients accumulate, the step stands still: a save then would lose them.
         self.saved_at = trainer.global_step
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group.update({name: optimizer.defaults[name] for name in _COMPUTED if name in optimizer.defaults})
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             # With max_steps, Lightning (2.6) takes up what was saved at the end of an epoch as an epoch without
@@ -215,6 +220,8 @@ def _unlike(optimizer: Any, state: dict[str, Any]) -> str:
         if not isinstance(theirs["params"], list) or len(theirs["params"]) != len(ours["params"]):
             return f".param_groups.{i}.params are not {len(ours['params'])}"
         for name, value in ours.items():
+            if name in _COMPUTED:
+                continue
             numbers = isinstance(value, (int, float)) and isinstance(theirs[name], (int, float, Tensor))
             if name != "params" and value is not None and not numbers and type(theirs[name]) is not type(value):
                 return f".param_groups.{i}.{name} is a {type(theirs[name]).__name__}, not a {type(value).__name__}"
