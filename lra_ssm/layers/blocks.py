@@ -23,7 +23,7 @@ from lra_ssm.layers.masking import check_lengths, mask_padding
 from lra_ssm.layers.norms import NormName, make_norm
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
-from lra_ssm.ops import silu_gate
+from lra_ssm.ops import silu_gate, step_linear
 
 State = Any  # of a layer or a block: a tensor, or a tuple of states
 
@@ -77,6 +77,13 @@ def inner_width(name: str, factor: float, d_model: int) -> int:
     if whole < 1 or not math.isclose(whole, width, rel_tol=1e-9):
         raise ValueError(f"{name} {factor}: times d_model {d_model} it must be a positive whole number")
     return whole
+
+
+def step_through(linear: nn.Module, x_t: Tensor) -> Tensor:
+    """A linear map of one position: x_t (B, D) -> (B, D'). What stands in an nn.Linear's place is called as it is."""
+    if type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks:
+        return step_linear(x_t, linear.weight, linear.bias)
+    return linear(x_t)
 
 
 class Block(nn.Module, ABC):
@@ -236,17 +243,17 @@ class MambaBlock(Block):
         u, z = self.in_proj(x).chunk(2, dim=-1)
         v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
         y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state)
-        return self._after(silu_gate(y, z)), (taps, state)
+        return self._after(self.out_proj(silu_gate(y, z))), (taps, state)
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         taps, inner_state = state
-        u, z = self.in_proj(x_t).chunk(2, dim=-1)
+        u, z = step_through(self.in_proj, x_t).chunk(2, dim=-1)
         v, taps = self.conv1d.step(u, taps)
         y, inner_state = need(self.layer, "step")(v, inner_state)
-        return self._after((y * F.silu(z))[:, None])[:, 0], (taps, inner_state)
+        y = step_through(self.out_proj, y * F.silu(z))
+        return self._after(y[:, None])[:, 0], (taps, inner_state)
 
     def _after(self, y: Tensor) -> Tensor:
-        y = self.out_proj(y)
         return self.dropout(y if self.glu is None else F.glu(self.glu(self.dropout(F.gelu(y))), dim=-1))
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from lra_ssm.ops import (
     log_uniform_delta,
     selective_scan,
     selective_step,
+    step_linear,
     step_sizes,
 )
 
@@ -118,10 +119,11 @@ class S6(RecurrentLayer):
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See `RecurrentLayer.scan_step`; the projections' weights are read where they lie, without `cat`."""
-        B, C = (F.linear(x_t, weight).unsqueeze(1) for weight in (self.B, self.C))
+        B, C = (step_linear(x_t, weight).unsqueeze(1) for weight in (self.B, self.C))
+        delta = self._delta(x_t)
         A = eigenvalues(self.A_log, parameterization=self.parameterization)
         rule = "euler" if self.low_rank else "zoh"
-        return selective_step(x_t, self._delta(x_t), A, B, C, self.D, state, self.delta_bias, rule)
+        return selective_step(x_t, delta, A, B, C, self.D, state, self.delta_bias, rule)
 
     def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (batch, L, D) -> Δ before its bias and softplus (batch, L, D), B and C (batch, L, N).
@@ -139,7 +141,7 @@ class S6(RecurrentLayer):
     def _delta(self, x: Tensor) -> Tensor:
         """Δ before its bias and softplus: x (batch, L, D) -> (batch, L, D)."""
         if self.low_rank:
-            return F.linear(F.linear(x, self.delta_down), self.delta_up)
+            return step_linear(step_linear(x, self.delta_down), self.delta_up)
         return (x @ self.delta_weight).unsqueeze(-1).expand_as(x)
 
     def step_sizes(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from lra_ssm.layers.spec import BlockFactory, LayerFactory
 from lra_ssm.models.backbone import Backbone, State
 from lra_ssm.models.generation import Generation, Stop
 from lra_ssm.models.pretrained import Pretrained
-from lra_ssm.ops import linear_cross_entropy
+from lra_ssm.ops import linear_cross_entropy, step_linear
 
 NOT_SCORED = -100  # the target of a position that is not scored, as torch's cross-entropy has it
 
@@ -159,7 +159,7 @@ class LanguageModel(Pretrained):
     def step(self, ids_t: Tensor, state: State) -> tuple[Tensor, State]:
         """One token: ids_t (B,) int64, states -> (logits (B, padded V), states)."""
         x, state = self.backbone.step(ids_t, state)
-        return self.logits(x), state
+        return step_linear(x.to(self.head_weight.dtype), self.head_weight), state
 
     def generate(
         self,

@@ -15,7 +15,7 @@ from lra_ssm.ops.initialization import (
     s4d_real,
 )
 from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
-from lra_ssm.ops.pointwise import rms_norm, silu_gate
+from lra_ssm.ops.pointwise import rms_norm, silu_gate, step_linear
 from lra_ssm.ops.reference import (
     bidirectional_convolution_reference,
     causal_convolution_reference,
@@ -63,6 +63,7 @@ __all__ = [
     "selective_scan_reference",
     "selective_step",
     "silu_gate",
+    "step_linear",
     "step_sizes",
     "zoh",
 ]

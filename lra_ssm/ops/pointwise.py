@@ -1,4 +1,4 @@
-"""What looks at one position at a time in a block: a gate and RMSNorm.
+"""What looks at one position at a time in a block: a gate, RMSNorm, and a linear map of one position alone.
 
 In C++ on a CPU, one pass over memory each way, and by torch's operations elsewhere: the same to rounding.
 
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from lra_ssm.ops.backends import cpu_pieces
 
-_WORTH_A_CALL = 1 << 13  # numbers; of fewer torch's own operations are done before C++ is called
+# Numbers; of fewer torch's own operations are done before C++ is called.
+_WORTH_A_CALL, _WORTH_READING = 1 << 13, 1 << 16
 
 
 class _Gate(torch.autograd.Function):
@@ -56,3 +57,22 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     if x.numel() >= _WORTH_A_CALL and x.shape[-1:] == weight.shape and cpu_pieces.takes(x, weight):
         return _Norm.apply(x, weight, epsilon)
     return F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def step_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear as steps have it, of a few rows and without gradients: x (R, D), weight (O, D), bias (O,) -> (R, O).
+
+    In float32 on a CPU, up to eight rows, about the time of reading the weight, half of what MKL's product takes.
+    """
+    few = (
+        x.dim() == 2
+        and weight.numel() >= _WORTH_READING
+        and 0 < len(x) <= cpu_pieces.MAX_ROWS
+        and x.dtype == torch.float32
+        and weight.is_contiguous()
+    )
+    asked = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not few or asked or torch.is_autocast_enabled(x.device.type) or not cpu_pieces.takes(x, weight):
+        return F.linear(x, weight, bias)
+    y = cpu_pieces.few_rows(x, weight)
+    return y if bias is None else y + bias

@@ -11,6 +11,7 @@ from lra_ssm.ops import (
     pointwise,
     rms_norm,
     silu_gate,
+    step_linear,
 )
 from lra_ssm.ops.backends import cpu_pieces
 from tests.ops.scan_cases import needs_compiled, random_reset
@@ -19,6 +20,7 @@ from tests.ops.scan_cases import needs_compiled, random_reset
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(pointwise, "_WORTH_READING", 1)
 
 
 WIDTHS = (1, 5, 16, 37, 600)  # less than a vector, whole vectors, more than a tile of the convolution
@@ -122,3 +124,22 @@ def test_compiles_as_one_graph() -> None:
         return silu_gate(rms_norm(x, weight), x)
 
     torch.testing.assert_close(torch.compile(both, backend="aot_eager", fullgraph=True)(x), both(x))
+
+
+@needs_compiled
+@pytest.mark.parametrize("R", range(1, 10))
+@pytest.mark.parametrize(("rows", "D"), [(1, 1), (7, 5), (33, 16), (19, 37), (40, 300)])
+def test_linear_maps_of_a_few_rows(R: int, rows: int, D: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = randn(R, 2 * D)[:, :D], randn(rows, D), randn(rows)
+    called, native = [], cpu_pieces.few_rows
+    monkeypatch.setattr(cpu_pieces, "few_rows", lambda *a: called.append(1) or native(*a))
+    with torch.no_grad():
+        y = step_linear(x.float(), weight.float(), bias.float())
+    assert bool(called) == (R <= 8)
+    torch.testing.assert_close(y.double(), F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    called.clear()
+    leaf = weight.float().requires_grad_()  # with gradients, in other precisions and under autocast it is F.linear
+    assert step_linear(x.float(), leaf).requires_grad and not called
+    torch.testing.assert_close(step_linear(x, weight), F.linear(x, weight))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert step_linear(x.float(), leaf).dtype == torch.bfloat16 and not called

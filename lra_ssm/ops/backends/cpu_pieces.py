@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lra_ssm.ops.backends.native_build import library, unavailable
 
-MAX_TAPS = 4
+MAX_TAPS, MAX_ROWS = 4, 8
 _TILE, _LANES = 256, 16  # channels of the convolution that go through time together, at most; floats of a vector
 _PARTS = 8  # of the rows, whose sums are added in one order whatever the number of threads
 _WORTH_THREADS = 1 << 13  # numbers
@@ -51,6 +51,10 @@ class _Convolution(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = _fields("batch channels states is_double threads", "u delta delta_bias A B C D state y after")
+
+
+class _FewRows(ctypes.Structure):
+    _fields_ = _fields("rows columns outputs is_double threads", "x weight y")
 
 
 def takes(first: Tensor, *others: Tensor | None) -> bool:
@@ -139,6 +143,14 @@ def selective_step(
     batch, channels, states = state.shape
     _call("selective_step", _Step, state, batch=batch, channels=channels, states=states, y=y, after=after, **tensors)
     return y, after
+
+
+def few_rows(x: Tensor, weight: Tensor) -> Tensor:
+    """x weightᵀ: (R, D) and (O, D), contiguous, to (R, O), for 1 to MAX_ROWS rows; float32."""
+    (rows, columns), outputs = x.shape, len(weight)
+    y, x = x.new_empty(rows, outputs), x.contiguous()
+    _call("few_rows", _FewRows, weight, rows=rows, columns=columns, outputs=outputs, x=x, weight=weight, y=y)
+    return y
 
 
 def _channels_first(x: Tensor) -> Tensor:
