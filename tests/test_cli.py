@@ -80,7 +80,7 @@ def test_the_run_directory_has_what_the_design_says(trained):
     assert [row["lr/base"] for row in rows] == ["0.0", "0.005", ""]  # a warm-up of two steps to 0.01
     assert rows[2]["val/accuracy"] and rows[2]["val/loss"]
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
-    assert record["of_last_batch"] == ["train/accuracy", "train/loss"]
+    assert record["of_last_batch"] == ["train/accuracy", "train/grad_norm", "train/loss"]
     shown = {line.split()[0]: line for line in result.out.splitlines() if line.startswith("  ")}
     assert shown.keys() >= set(record["of_last_batch"]) and not any(name.startswith("lr/") for name in shown)
     assert {name for name, line in shown.items() if line.endswith(" of the last batch")} == set(record["of_last_batch"])

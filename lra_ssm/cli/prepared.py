@@ -103,7 +103,7 @@ def _configs(cls: type) -> Iterator[tuple[Path, dict[str, Any]]]:
     folder = here if here.is_dir() else Path(lra_ssm.__file__).parents[1] / "configs"
     names = (_path(cls), f"{cls.__module__}.{cls.__name__}", cls.__name__)
     for file in sorted(folder.rglob("*.yaml")):
-        with suppress(OSError, ValueError, yaml.YAMLError, AttributeError, TypeError):
+        with suppress(OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError):  # or a part of one
             data = yaml.safe_load(file.read_text())["data"]
             if data["class_path"] in names:
                 yield file, data.get("init_args") or {}
