@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lra_ssm.layers import MambaBlock, mask_padding
 from lra_ssm.layers.spec import BlockFactory, LayerFactory
@@ -117,7 +116,7 @@ class LanguageModel(Pretrained):
 
     def logits(self, x: Tensor) -> Tensor:
         """The head: (…, D) -> (…, padded V)."""
-        return F.linear(x.to(self.head_weight.dtype), self.head_weight)
+        return step_linear(x.to(self.head_weight.dtype), self.head_weight)
 
     def negative_log_likelihood(
         self,
@@ -159,7 +158,7 @@ class LanguageModel(Pretrained):
     def step(self, ids_t: Tensor, state: State) -> tuple[Tensor, State]:
         """One token: ids_t (B,) int64, states -> (logits (B, padded V), states)."""
         x, state = self.backbone.step(ids_t, state)
-        return step_linear(x.to(self.head_weight.dtype), self.head_weight), state
+        return self.logits(x), state
 
     def generate(
         self,
