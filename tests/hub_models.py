@@ -1,13 +1,13 @@
 """A server that speaks enough of the Hub's protocol for huggingface_hub to fetch files of models from it."""
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from tests import local_server
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -23,17 +23,14 @@ class Hub:
         self.asked: list[tuple[str, str, str, str, str | None]] = []
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
+class _Handler(local_server.Handler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         if "/resolve/" not in self.path:  # the library asks for its own things now and then
-            return self._send(404, b"{}", {})
+            return self.send(404, b"{}", {})
         repository, _, rest = self.path.lstrip("/").partition("/resolve/")
         revision, _, file = rest.partition("/")
         token = self.headers.get("Authorization")
@@ -41,21 +38,13 @@ class _Handler(BaseHTTPRequestHandler):
         folder = hub.repositories.get(repository)
         secret = hub.private.get(repository)
         if folder is None or (secret is not None and token != f"Bearer {secret}"):
-            return self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
+            return self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
         if revision not in ("main", "v1", COMMIT):
-            return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
         if not (folder / file).is_file():
-            return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         data = (folder / file).read_bytes()
-        self._send(200, data, {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        self.send(200, data, {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT})
 
 
 def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,18 +64,8 @@ def serving(repositories: dict[str, Path], cache: Path, monkeypatch: pytest.Monk
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     hub = Hub(repositories)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    server.hub = hub  # type: ignore[attr-defined]
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    point_at(hub.url, monkeypatch)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with local_server.serving(_Handler, hub) as hub.url:
+        point_at(hub.url, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -6,6 +6,7 @@ Shapes: ids, targets (B, L) int64.  (B batch, L length, D channels, E = 2D inner
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -91,7 +92,7 @@ class Ours:
         return parameter_groups(self.module, parameter_rates(self.module, OptimizerSettings()))
 
 
-class _Other:
+class _Other(ABC):
     """Of a model that gives all logits: their loss is torch's. A batch whose (B, L, E, N) tensors, which the scan of
     both keeps in every layer, would not fit goes through by single sequences, whose gradients add up."""
 
@@ -101,8 +102,9 @@ class _Other:
         kept = 8 * 4 * size.batch * size.length * 2 * size.d_model * N * size.n_layers
         self.at_once = size.batch if kept < free_bytes / 2 else 1
 
+    @abstractmethod
     def logits(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Of ids (B, L): (B, L, V)."""
 
     def backward(self, ids: Tensor, targets: Tensor) -> None:
         for part, wanted in zip(ids.split(self.at_once), targets.split(self.at_once), strict=True):

@@ -5,8 +5,10 @@ import torch
 
 from lra_ssm.layers import S4D, HyenaBlock, LayerSpec, StableSSM, parameter_roles
 from tests.helpers import Smooth
+from tests.layers import block_contract as contract
 from tests.layers import naive
-from tests.layers.test_layers import assert_same, gradients
+from tests.layers.block_contract import sequences
+from tests.layers.test_layers import assert_same
 
 D = 4
 LAYERS = {
@@ -25,28 +27,13 @@ def build(name, bidirectional=False, **settings):
     return block
 
 
-def sequences(B=2, L=7):
-    return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def assert_states(a, b):
-    for ours, theirs in zip(a, b, strict=True):
-        assert_same(ours, theirs)
-
-
 @every_layer
 @pytest.mark.parametrize(
     "settings", [S5, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}], ids=["s5", "operator", "bidirectional"]
 )
 @pytest.mark.parametrize("L", [1, 2, 63, 257])
 def test_equals_the_equations_with_every_gradient(name, settings, L):
-    block, x = build(name, **settings), sequences(L=L).requires_grad_()
-    inputs = dict(block.named_parameters()) | {"x": x}
-    fast, slow = block(x), naive.hyena_block(block, x)
-    assert_same(fast, slow)
-    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
-        assert a.abs().sum() > 0 or L < 3, f"{key} has no gradient"
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+    contract.check_equations(build(name, **settings), naive.hyena_block, L)
 
 
 @every_layer
@@ -54,28 +41,13 @@ def test_equals_the_equations_with_every_gradient(name, settings, L):
     "settings", [S5, {"mlp_factor": 0, "d_conv": 1}, {"norm": "rms", "prenorm": False, "bias": False}]
 )
 def test_steps_equal_the_parallel_form_with_gradients(name, settings):
-    block, x = build(name, **settings), sequences(L=9).requires_grad_()
-    whole, last = block(x, return_last_state=True)
-    assert_same(whole, block(x))
-    state, outputs = block.initial_state(2), []
-    for t in range(9):
-        y, state = block.step(x[:, t], state)
-        outputs.append(y)
-    assert_same(torch.stack(outputs, 1), whole)
-    assert_states(state, last)
-    inputs = [x, *block.parameters()]
-    for a, b in zip(gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    contract.check_steps(build(name, **settings))
 
 
 @every_layer
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
-    block, x = build(name, **S5), sequences(L=12)
-    whole = block(x)
-    y, state = block(x[:, :cut], return_last_state=True)
-    assert_same(torch.cat([y, block(x[:, cut:], initial_state=state)], 1), whole)
-    assert_same(block.step(x[:, cut], state)[0], whole[:, cut])
+    contract.check_prefix(build(name, **S5), cut)
 
 
 @every_layer
@@ -93,45 +65,17 @@ def test_padding_never_leaks(name, settings):
 
 @every_layer
 def test_the_last_state_is_the_one_after_the_last_real_position(name):
-    block, x, lengths = build(name), sequences(B=3, L=9), torch.tensor([9, 4, 1])
-    before = tuple(torch.randn_like(part) for part in block.initial_state(3))
-    state = block(x, lengths, initial_state=before, return_last_state=True)[1]
-    for i, n in enumerate(lengths.tolist()):
-        start = tuple(part[i : i + 1] for part in before)
-        own = block(x[i : i + 1, :n], initial_state=start, return_last_state=True)[1]
-        assert_states([part[i : i + 1] for part in state], own)
+    contract.check_last_state(build(name))
 
 
 @every_layer
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
 def test_a_reset_separates_documents_through_scan_and_convolution(name, bidirectional):
-    block, x = build(name, bidirectional), sequences(B=2, L=10)
-    reset = torch.zeros(2, 10, dtype=torch.bool)
-    reset[0, 4] = reset[1, 0] = reset[1, 7] = reset[1, 8] = True
-    y = block(x, reset=reset)
-    assert_same(y[0], torch.cat([block(x[:1, :4])[0], block(x[:1, 4:])[0]]))
-    assert_same(y[1], torch.cat([block(x[1:, a:b])[0] for a, b in [(0, 7), (7, 8), (8, 10)]]))
-    changed = x.clone()
-    changed[0, 3] += 1  # the last token of a document
-    assert torch.equal(block(changed, reset=reset)[0, 4:], y[0, 4:])
-    if not bidirectional:
-        state = block(x[1:], reset=reset[1:], return_last_state=True)[1]
-        assert_states(state, block(x[1:, 8:], return_last_state=True)[1])
+    contract.check_reset(build(name, bidirectional), bidirectional)
 
 
 def test_chunks_of_one_with_lengths_resets_and_a_state():
-    block, x, lengths = build("stable", **S5), sequences(B=3, L=6), torch.tensor([6, 3, 1])
-    before = tuple(torch.randn_like(part) for part in block.initial_state(3))
-    reset = torch.zeros(3, 6, dtype=torch.bool)
-    reset[0, 3] = reset[1, 1] = reset[1, 5] = True
-    whole, last = block(x, lengths, reset=reset, initial_state=before, return_last_state=True)
-    state, outputs = before, []
-    for t in range(6):
-        real = (lengths > t).long()
-        y, state = block(x[:, t : t + 1], real, reset=reset[:, t : t + 1], initial_state=state, return_last_state=True)
-        outputs.append(y)
-    assert_same(torch.cat(outputs, 1), whole)
-    assert_states(state, last)
+    contract.check_chunks(build("stable", **S5))
 
 
 def test_a_layer_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something():

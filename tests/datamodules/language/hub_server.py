@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests import local_server
 
 
 class Hub:
@@ -34,21 +34,18 @@ class Hub:
         return {"id": "owner/name", "sha": self.revision, "siblings": siblings, "tags": [], "private": False}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
+class _Handler(local_server.Handler):
     def do_GET(self) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         if self.path.startswith("/api/"):
             if not self.path.startswith("/api/datasets/"):  # the library asks for its own things now and then
-                return self._send(404, b"{}", {})
+                return self.send(404, b"{}", {})
             hub.asked.append(("listing", None))
             if hub.status != 200 and hub.times > 0:
                 hub.times -= 1
-                return self._send(hub.status, b"{}", {"X-Error-Code": hub.code} if hub.code else {})
+                return self.send(hub.status, b"{}", {"X-Error-Code": hub.code} if hub.code else {})
             assert self.path.split("?")[0] == f"/api/datasets/owner/name/revision/{hub.revision}", self.path
-            return self._send(200, json.dumps(hub.listing()).encode(), {"Content-Type": "application/json"})
+            return self.send(200, json.dumps(hub.listing()).encode(), {"Content-Type": "application/json"})
         name = self.path.removeprefix(f"/datasets/owner/name/resolve/{hub.revision}/")
         asked = self.headers.get("Range")
         hub.asked.append((name, asked))
@@ -58,29 +55,12 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Content-Length": str(len(data) - start)}
         if asked:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self._send(206 if asked else 200, data[start:][: cuts.pop(0) if cuts else None], headers)
+        self.send(206 if asked else 200, data[start:][: cuts.pop(0) if cuts else None], headers)
         self.close_connection = True
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
 
 
 @contextmanager
 def serving_hub(files: dict[str, bytes], revision: str = "1" * 40) -> Iterator[Hub]:
     hub = Hub(files, revision)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    server.hub = hub  # type: ignore[attr-defined]
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with local_server.serving(_Handler, hub) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
