@@ -55,6 +55,15 @@ def test_every_command_has_help(command, tmp_path):
     assert "usage" in out and "example" in out
 
 
+def test_whoever_reads_no_further_ends_the_command_quietly():
+    """As `lra-ssm prepare --help | head -1`: the pipe is closed before anything is written."""
+    end, tip = os.pipe()
+    os.close(end)
+    command = subprocess.run([sys.executable, "-m", "lra_ssm", "prepare", "--help"], stdout=tip, stderr=subprocess.PIPE)
+    os.close(tip)
+    assert (command.returncode, command.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 # --- what a run leaves ---
 
 

@@ -7,6 +7,7 @@ own module does.
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -72,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return import_module("lra_ssm.cli.completion").print_completion(rest)
         run = import_module(COMMANDS[command][0]).main
         shown, warnings.formatwarning = warnings.formatwarning, _warning_line  # Lightning's import set its own
-        return run(command, rest)
+        code = run(command, rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _unread()
     except InputError as error:
         _show_traceback(debug)
         return _fail(f"{error}{'' if debug else error.more}")
@@ -102,6 +107,12 @@ def _wait_asleep() -> None:
 def _fail(reason: str, code: int = 2) -> int:
     print(f"lra-ssm: error: {squeeze(reason)}", file=sys.stderr)
     return code
+
+
+def _unread() -> int:
+    """Whoever read what is printed has read enough (`| head`): nothing more is said, as shells have it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes what is left
+    return 128 + signal.SIGPIPE
 
 
 def _show_traceback(debug: bool) -> None:

@@ -2,20 +2,35 @@
 
 import argparse
 import logging
+import shutil
+import textwrap
 import warnings
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lra_ssm.errors import InputError
 
 
+def filled(text: str, width: int | None = None) -> str:
+    """Running text broken where the terminal ends; indented lines, commands to copy, stay whole."""
+    width, lines = width or shutil.get_terminal_size().columns, list[str]()
+    for whole, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace() or not line):
+        found = list(group)
+        lines += found if whole else textwrap.wrap(" ".join(found), width, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+class PlainHelp(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return filled(text, width)
+
+
 class PlainParser(argparse.ArgumentParser):
     """Of the commands that train nothing: exact option names, a wrong one is one line."""
 
     def __init__(self, prog: str, description: str, epilog: str) -> None:
-        raw = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False, formatter_class=raw)
-
+        super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False, formatter_class=PlainHelp)
         add_debug(self)
 
     def error(self, message: str) -> NoReturn:

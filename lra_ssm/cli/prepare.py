@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lra_ssm.cli.output import add_debug
+from lra_ssm.cli.output import add_debug, filled
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.prepared import fit_command, remember
@@ -66,13 +66,15 @@ options of every dataset:
   --root FOLDER     data root
   --source SOURCE   where from: the publisher (downloaded), a generator, or a folder of yours
                     (of text, image and scifar an archive too)
-  --limit N         at most N examples in each split, for trying out (not of text for language models)
-  --summary         a table of everything that is prepared below the root: counts, classes, vocabularies, lengths
+  --limit N         at most N examples in each split, for trying out
+                    (not of text for language models)
+  --summary         a table of everything that is prepared below the root: counts, classes,
+                    vocabularies, lengths
   --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
 
 of text for language models ({", ".join(LANGUAGE)}):
-  --tokenizer T     bytes, characters, words, bpe:16000 (trained on this corpus), a tokenizer.json or its folder, or
-                    a name of the Hub (gpt2)
+  --tokenizer T     bytes, characters, words, bpe:16000 (trained on this corpus), a tokenizer.json
+                    or its folder, or a name of the Hub (gpt2)
   --processes N     that tokenise at a time; one on each core unless told
   --shard I/N       the I-th of N shares alone, on any machine that sees the data root, in any order
   --merge           puts all shares together
@@ -90,7 +92,7 @@ examples:
 
 def main(command: str, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP, end="")
+        print(filled(HELP))
         return 0
     # `--data.root` as in fit is `--root` here.
     arguments = ["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in arguments]
