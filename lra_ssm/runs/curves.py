@@ -8,7 +8,7 @@ import numpy as np
 
 from lra_ssm.callbacks import LEARNING_RATE
 from lra_ssm.files import replacing
-from lra_ssm.runs.metrics import read_metrics
+from lra_ssm.runs.logged import read_metrics
 
 Curve = list[tuple[int, float]]  # (step, value)
 

@@ -1,7 +1,6 @@
 """metrics.csv of a run: what is logged, a row per call."""
 
 import csv
-import io
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.callbacks import LEARNING_RATE
 from lra_ssm.files import appending, replacing, set_aside
+from lra_ssm.runs.logged import read_metrics
 
 
 class CSVRunLogger(Logger):
@@ -72,19 +72,6 @@ class CSVRunLogger(Logger):
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
-
-
-def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and whole rows of a metrics.csv (a kill may leave half a row at its end); none of another file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        columns, rows = list(reader.fieldnames or []), list(reader)
-    except FileNotFoundError:
-        return [], []
-    except (UnicodeDecodeError, csv.Error):
-        return [], []
-    return (columns, rows) if {"step", "epoch"} <= set(columns) else ([], [])
 
 
 def last_logged(path: Path) -> dict[str, float]:
