@@ -25,6 +25,7 @@ COMMANDS = {
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.run", "write a run's predictions and labels, on the validation split or another"),
     "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: download, generate, or read its files"),
+    "submit": ("lra_ssm.cli.submit", "run a sweep: one Slurm array, or some runs at a time here"),
     "generate": ("lra_ssm.cli.generate", "continue texts with a language model"),
     "inspect": ("lra_ssm.cli.inspect", "show what a trained model remembers, and what in it is near instability"),
     "doctor": ("lra_ssm.cli.doctor", "show versions, hardware, backends and prepared data"),

@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lra_ssm.cli.output import add_debug, filled
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
-from lra_ssm.cli.prepared import fit_command, remember
+from lra_ssm.cli.prepared import LOADING, fit_command, remember
 from lra_ssm.cli.summary import open_all, summary_tables
 from lra_ssm.datamodules.language.builder import Share
 from lra_ssm.datamodules.storage.root import resolve_root
@@ -44,13 +44,8 @@ SYNTHETIC = {
     "noisy_cosines": "NoisyCosines",
     "teacher_student": "TeacherStudent",
 }
-# What decides how batches are made, not what is prepared.
-LOADING = {
-    "batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches",
-    "length", "order", "isolate", "evaluation", "eval_stride",
-}  # fmt: skip
-
 HELP = f"""usage: lra-ssm prepare DATASET [options]
+       lra-ssm prepare --config CONFIG [options of fit]
        lra-ssm prepare --summary [--root=FOLDER]
 
 Makes a dataset ready below the data root (--root, else LRA_SSM_DATA, else ./data): downloaded, generated, or read from
@@ -82,6 +77,7 @@ of text for language models ({", ".join(LANGUAGE)}):
 examples:
   lra-ssm prepare listops
   lra-ssm prepare text
+  lra-ssm prepare --config configs/lra/image/s4d.yaml
   lra-ssm prepare corpus --source=FOLDER --tokenizer=bpe:16000
   lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
   lra-ssm prepare --summary
@@ -100,6 +96,9 @@ def main(command: str, arguments: list[str]) -> int:
     arguments = [a for a in arguments if a != "--summary"]
     if summary and (not arguments or arguments[0].startswith("--root")):
         show_prepared(resolve_root(_root(arguments)))
+        return 0
+    if arguments[0].startswith(("--config", "-c")):
+        prepare_configured(arguments)
         return 0
     name, *rest = arguments
     if name in SYNTHETIC:
@@ -151,6 +150,22 @@ def main(command: str, arguments: list[str]) -> int:
     if summary:
         show_prepared(datamodule.root)
     return 0
+
+
+def prepare_configured(options: list[str]) -> None:
+    """Prepares the data that a fit with these options needs."""
+    from lra_ssm.cli.configured import Configured  # loads the Trainer
+
+    configured = Configured(options)
+    if not configured.stored_data:
+        print("nothing to prepare: this configuration's data is made, or loaded, as a fit goes")
+        return
+    datamodule = configured.data()
+    if not datamodule.is_prepared():
+        datamodule.fetch()
+    datamodule.prepare_data()
+    remember(datamodule, configured.data_settings)
+    print(wrapped(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}")))
 
 
 def show_prepared(root: Path) -> None:

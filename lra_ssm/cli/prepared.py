@@ -19,6 +19,11 @@ from lra_ssm.errors import InputError
 from lra_ssm.files import write_json
 
 SETTINGS = "settings.json"  # in a prepared folder: what `prepare` was told
+# What decides how batches are made, not what is prepared.
+LOADING = {
+    "batch_size", "eval_batch_size", "shuffle_seed", "num_workers", "pin_memory", "bucket_batches",
+    "length", "order", "isolate", "evaluation", "eval_stride",
+}  # fmt: skip
 _SHOWN = 3  # prepared folders in a message
 
 

@@ -184,11 +184,7 @@ class RunCLI(LightningCLI):
                 "--fresh, --init_from, --allow-pickle and --strict-resume belong to fit; "
                 f"tell {self.subcommand} --ckpt_path"
             )
-        if self.subcommand == "fit":
-            check_end(config.trainer)
-        dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
-        self.resolved = json.loads(dumped)[self.subcommand]
-        run_id = run_identity(self.resolved, self._neutral())
+        run_id = self.resolve()
         if self.subcommand != "fit":
             self._find_trained_run(run_id)
         elif not config.trainer.fast_dev_run:  # which leaves nothing
@@ -196,6 +192,14 @@ class RunCLI(LightningCLI):
         freeze_specifications(config.model)
         if directory := self.run or self.scored:
             place_loggers(config.trainer.logger, directory.path, config.experiment)
+
+    def resolve(self) -> str:
+        """Takes the configuration as plain values; returns the run that it is."""
+        if self.subcommand == "fit":
+            check_end(self._config.trainer)
+        dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
+        self.resolved = json.loads(dumped)[self.subcommand]
+        return run_identity(self.resolved, self._neutral())
 
     def _neutral(self) -> dict[str, Any]:
         """What cannot change a result, by section of the configuration."""

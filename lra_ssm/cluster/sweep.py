@@ -1,0 +1,233 @@
+"""A sweep file: which runs it stands for.
+
+    name: delta-factor                          # default: the file's name
+    configs: [configs/scifar/b2s6.yaml]
+    seeds: [0, 1, 2]                            # default: each config's own
+    experiment: delta/{config}/{variant}        # default: each config's own
+    set: {trainer.max_steps: 10000}             # of every run
+    grid:                                       # every combination
+      model.optimizer.lr: [0.001, 0.004]
+      model.optimizer.delta_lr_factor: {from: 0.001, to: 1.0, points: 4, scale: log}
+    variants:                                   # options that belong together, under a name
+      one-block: {model.network.layer.num_blocks: 1}
+      whole: {}
+    random:                                     # drawn: so many runs of each combination
+      runs: 8
+      seed: 0
+      model.optimizer.weight_decay: {from: 0.001, to: 0.1, scale: log}
+      model.network.n_layers: [4, 6, 8]
+    runs_dir: runs
+    groups: [{configs: …, seeds: …}, …]         # several of these; what stands beside it holds for all of them
+
+A run is the options of one `lra-ssm fit`. Seeds vary slowest: the first runs are one of everything.
+"""
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lra_ssm.errors import InputError, hint
+
+_PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants", "random")
+_RANGE = ("from", "to", "points", "scale")
+_MOST = 10_000  # runs
+_SEED = "seed_everything"
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A run of a sweep: a config and what is changed of it, the seed and the experiment included."""
+
+    index: int  # from 1
+    config: Path
+    changes: dict[str, Any]
+    runs_dir: str
+
+    def options(self, config: Path) -> list[str]:
+        """Of `lra-ssm fit`, with `config`, this run's own or a copy of it."""
+        changes = self.changes | ({"runs_dir": self.runs_dir} if self.runs_dir != "runs" else {})
+        return [f"--config={config}", *(f"--{key}={as_option(value)}" for key, value in changes.items())]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    file: Path
+    runs_dir: str
+    runs: list[SweepRun]
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What every run changes in the same way."""
+        first = self.runs[0].changes
+        return {k: v for k, v in first.items() if all(r.changes.get(k, ...) == v for r in self.runs)}
+
+
+def read_sweep(file: Path) -> Sweep:
+    """The runs of a sweep file, numbered from 1.
+
+    Raises InputError that names the file, the place in it and what would be right there.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"sweep {file} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"sweep {file} is no YAML: {error}") from error
+    try:
+        return _sweep(file, _mapping(content, "it"))
+    except InputError as error:
+        raise InputError(f"sweep {file}: {error}") from error
+
+
+def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
+    name, runs_dir = content.get("name", file.stem), content.get("runs_dir", "runs")
+    if not isinstance(name, str) or not name or set(name) & set("/\\ \t\n") or name.startswith("."):
+        raise InputError(f"name is {name!r}; it names a folder: letters, digits, - and _")
+    if not isinstance(runs_dir, str) or not runs_dir:
+        raise InputError(f"runs_dir is {runs_dir!r}, not a folder")
+    groups = content.get("groups", [{}])
+    if not isinstance(groups, list) or not groups:
+        raise InputError("groups is no list of groups; each has configs, seeds, set, grid, variants or random")
+    _known(content, ("name", "runs_dir", "groups", *_PARTS), "it")
+    shared = {key: content[key] for key in _PARTS if key in content}
+    found: list[tuple[Path, dict[str, Any]]] = []
+    for number, group in enumerate(groups, 1):
+        where = f"groups[{number}]" if "groups" in content else "it"
+        group = _mapping(group, where)
+        _known(group, _PARTS, where)
+        together = _mapping(shared.get("set"), "set") | _mapping(group.get("set"), f"{where}.set")
+        found += _group({**shared, **group, "set": together}, where)
+        if len(found) > _MOST:
+            raise InputError(f"these are more than {_MOST:,} runs; fewer values in grid, or fewer random runs")
+    runs = [SweepRun(i, config, changes, runs_dir) for i, (config, changes) in enumerate(found, 1)]
+    seen: dict[str, int] = {}
+    for run in runs:
+        if (first := seen.setdefault(repr((run.config, sorted(run.changes.items()))), run.index)) != run.index:
+            raise InputError(f"runs {first} and {run.index} are the same")
+    return Sweep(name, file, runs_dir, runs)
+
+
+def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Config and changes of each of a group's runs."""
+    configs = [Path(text) for text in _list(group.get("configs"), f"{where}.configs", str)]
+    for config in configs:
+        if not config.is_file():
+            raise InputError(f"{where}.configs has {config}, and no such file is there, seen from {Path.cwd()}")
+    seeds: Sequence[int | None] = [None]
+    if "seeds" in group:
+        seeds = _list(group["seeds"], f"{where}.seeds", int)
+    experiment = group.get("experiment")
+    if experiment is not None and not isinstance(experiment, str):
+        raise InputError(f"{where}.experiment is {experiment!r}, not a name")
+    grid = {key: _values(value, f"{where}.grid.{key}") for key, value in _mapping(group.get("grid"), "grid").items()}
+    variants = _mapping(group.get("variants") or {"": {}}, f"{where}.variants")
+    drawn = list(_draws(_mapping(group.get("random"), f"{where}.random"), f"{where}.random"))
+    for seed, config, (variant, options) in product(seeds, configs, variants.items()):
+        fixed = _mapping(group["set"], "set") | _mapping(options, f"{where}.variants.{variant}")
+        for values, draw in product(product(*grid.values()), drawn):
+            changes = {} if experiment is None else {"experiment": _named(experiment, config, variant, where)}
+            changes |= {} if seed is None else {_SEED: seed}
+            yield config, changes | fixed | dict(zip(grid, values, strict=True)) | draw
+
+
+def _named(experiment: str, config: Path, variant: str, where: str) -> str:
+    try:
+        return experiment.format(config=config.stem, variant=variant)
+    except (KeyError, IndexError, ValueError):
+        raise InputError(f"{where}.experiment is {experiment!r}; what stands in braces is config or variant") from None
+
+
+def _values(given: Any, where: str) -> list[Any]:
+    """Of a grid's option: the values listed, or so many points of a range."""
+    if isinstance(given, list) and given:
+        return given
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where} is {given!r}; give a list of values, or {{from: 0.001, to: 0.1, points: 3}}")
+    low, high, log = _range(given, where)
+    points = given.get("points")
+    if not isinstance(points, int) or points < 2:
+        raise InputError(f"{where}.points is {points!r}; a range has 2 or more")
+    return [_between(low, high, i / (points - 1), log) for i in range(points)]
+
+
+def _draws(given: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """The random values of each draw. An option's do not change when another one is added, or when more are drawn."""
+    if not given:
+        yield {}
+        return
+    count, seed = given.get("runs"), given.get("seed", 0)
+    if not isinstance(count, int) or not 1 <= count <= _MOST:
+        raise InputError(f"{where}.runs is {count!r}; say how many are drawn")
+    keys = [key for key in given if key not in ("runs", "seed")]
+    generators = {key: random.Random(f"{seed} {key}") for key in keys}
+    for _ in range(count):
+        draw = {}
+        for key in keys:
+            value = given[key]
+            if isinstance(value, list) and value:
+                draw[key] = generators[key].choice(value)
+                continue
+            if not isinstance(value, Mapping) or "points" in value:
+                raise InputError(f"{where}.{key} is {value!r}; give a list, or {{from: 0.001, to: 0.1, scale: log}}")
+            low, high, log = _range(value, f"{where}.{key}")
+            draw[key] = _between(low, high, generators[key].random(), log)
+        yield draw
+
+
+def _range(given: Mapping[str, Any], where: str) -> tuple[float, float, bool]:
+    """Ends of a range, and whether it is one of magnitudes."""
+    _known(given, _RANGE, where)
+    scale = given.get("scale", "linear")
+    if scale not in ("linear", "log"):
+        raise InputError(f"{where}.scale is {scale!r}, not linear or log")
+    ends = []
+    for name in ("from", "to"):
+        try:
+            end = given.get(name)
+            ends.append(end if isinstance(end, int) else float(end))  # type: ignore[arg-type]  # YAML reads 1e-4 as text
+        except (TypeError, ValueError):
+            raise InputError(f"{where}.{name} is {given.get(name)!r}, not a number") from None
+    low, high = ends
+    if not (math.isfinite(low) and math.isfinite(high) and low < high) or scale == "log" and low <= 0:
+        raise InputError(f"{where} goes from {low} to {high}; from is less than to, and above 0 where the scale is log")
+    return low, high, scale == "log"
+
+
+def _between(low: float, high: float, part: float, log: bool) -> float:
+    """Whole numbers between whole ends; others to six digits, so that a table shows what is run."""
+    value = low * (high / low) ** part if log else low + (high - low) * part
+    return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.6g}")
+
+
+def as_option(value: Any) -> str:
+    """A value of YAML as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{where} is {value!r}, not options and their values")
+    return value
+
+
+def _list(value: Any, where: str, kind: type) -> list[Any]:
+    if not isinstance(value, list) or not value or not all(type(item) is kind for item in value):
+        what = {str: "files: [configs/mnist/s4d.yaml]", int: "whole numbers: [0, 1, 2]"}[kind]
+        raise InputError(f"{where} is {value!r}; give a list of {what}")
+    return value
+
+
+def _known(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    for key in given:
+        if key not in names:
+            raise InputError(f"{where} has {key!r}; {hint(key, names, 'it takes')}")
