@@ -1,4 +1,4 @@
-"""Collects the runs of slurm/sweeps/cpu.txt into docs/cpu-runs/: `python docs/cpu_runs.py [runs/cpu]`.
+"""Collects the runs of slurm/sweeps/cpu.yaml into docs/cpu-runs/: `python docs/cpu_runs.py [runs/cpu]`.
 
 runs.csv keeps what earlier runs gave, curves.csv their validations; of both come table.md and curves.png.
 """

@@ -1,4 +1,4 @@
-"""Collects the runs of slurm/sweeps/lm-imdb.txt into docs/lm-runs/, and scores them on WikiText-2's test split:
+"""Collects the runs of slurm/sweeps/lm-imdb.yaml into docs/lm-runs/, and scores them on WikiText-2's test split:
 
     python docs/lm_runs.py runs/cpu/lm-imdb FOLDER_OF_WIKITEXT_2
 

@@ -86,7 +86,7 @@ class KillMe(Callback):
     def _at(self, event: str) -> None:
         if event == self.event:
             self.seen += 1
-            rank = os.environ.get("LOCAL_RANK", "0")
+            rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
             if self.seen == self.number and os.environ.get("KILL_RANK", rank) == rank:
                 if full := os.environ.get("FULL_AT"):
                     resource.setrlimit(resource.RLIMIT_FSIZE, (int(full), resource.RLIM_INFINITY))

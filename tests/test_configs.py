@@ -247,48 +247,6 @@ def test_what_configs_take_from_each_other_is_the_same():
     assert checked > 100
 
 
-SWEEP = Path(__file__).parents[1] / "slurm/sweeps/scifar-b2s6-ablation.txt"
-
-
-def test_the_ablation_has_every_cell_of_table_1():
-    rows = [line for line in SWEEP.read_text().splitlines() if not line.startswith("#")]
-    gray = rows.pop()
-    cells = set()
-    for line in rows:
-        options = dict(option.removeprefix("--").split("=", 1) for option in line.split() if "=" in option)
-        layer = "model.network.layer."
-        cells.add((options[layer + "num_blocks"], options[layer + "complex_A"], options[layer + "bias"]))
-    forms = [("true", "true"), ("true", "false"), ("false", "true")]
-    assert cells == {(str(2**k), *form) for k in range(8) for form in forms} and len(rows) == 24
-    table = next(t for t in PUBLISHED["tables"] if (t["paper"], t["where"]) == ("yu2025", "table 1"))
-    printed = [row["settings"] for row in table["rows"]]
-    assert {tuple(str(row[key]).lower() for key in ("num_blocks", "complex_A", "bias")) for row in printed} == cells
-    last, gray = (
-        dict(values(yaml.safe_load(succeed(["fit", *line.split(), "--print_config"], CONFIGS.parent).out)))
-        for line in (rows[-1], gray)
-    )
-    assert last[LAYER + "num_blocks"] == 128 and not last["data.init_args.grayscale"]
-    assert gray["data.init_args.grayscale"] and (gray[NETWORK + "d_input"], gray[LAYER + "num_blocks"]) == (1, 8)
-
-
-@pytest.mark.parametrize("name", ["mnist", "scifar"])
-def test_the_learning_rate_sweeps_have_every_cell_of_tables_2_and_3(name):
-    """Wang & Li 2024: learning rates by parameterizations, three seeds; every parameter has the swept rate."""
-    lines = (SWEEP.parent / f"{name}-stable-ssm-lr.txt").read_text().splitlines()
-    cells = set()
-    for line in (lines := [line for line in lines if not line.startswith("#")]):
-        options = dict(option.removeprefix("--").split("=", 1) for option in line.split() if "=" in option)
-        rate = options["model.optimizer.lr"]
-        assert options["model.optimizer.recurrent_lr"] == rate
-        cells.add((options["model.network.layer.parameterization"], rate, options["seed_everything"]))
-        assert options["experiment"].endswith(f"/{options['model.network.layer.parameterization']}-{rate}")
-    forms = ("direct", "softplus", "exp", "best")
-    assert cells == {(f, f"5e{e}", str(s)) for f in forms for e in (-6, -5, -4, -3, -2, -1, "+0") for s in range(3)}
-    assert len(lines) == 84 and load(f"{name}/stable_ssm")[OPTIMIZER + "delta_lr_factor"] == 1
-    resolved = dict(values(yaml.safe_load(succeed(["fit", *lines[0].split(), "--print_config"], CONFIGS.parent).out)))
-    assert resolved[LAYER + "parameterization"] == "direct" and resolved[OPTIMIZER + "lr"] == 5e-6
-
-
 def parameters(name):
     """Of a config's network, on no device."""
     with torch.device("meta"):

@@ -90,15 +90,15 @@ def main(command: str, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(filled(HELP))
         return 0
+    if arguments[0].startswith(("--config", "-c")):
+        prepare_configured(arguments)
+        return 0
     # `--data.root` as in fit is `--root` here.
     arguments = ["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in arguments]
     summary = "--summary" in arguments
     arguments = [a for a in arguments if a != "--summary"]
     if summary and (not arguments or arguments[0].startswith("--root")):
         show_prepared(resolve_root(_root(arguments)))
-        return 0
-    if arguments[0].startswith(("--config", "-c")):
-        prepare_configured(arguments)
         return 0
     name, *rest = arguments
     if name in SYNTHETIC:

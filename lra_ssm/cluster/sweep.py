@@ -8,6 +8,7 @@
     grid:                                       # every combination
       model.optimizer.lr: [0.001, 0.004]
       model.optimizer.delta_lr_factor: {from: 0.001, to: 1.0, points: 4, scale: log}
+      model.network.layer.complex_A, model.network.layer.bias: [[true, true], [true, false]]   # go together
     variants:                                   # options that belong together, under a name
       one-block: {model.network.layer.num_blocks: 1}
       whole: {}
@@ -127,15 +128,18 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
     experiment = group.get("experiment")
     if experiment is not None and not isinstance(experiment, str):
         raise InputError(f"{where}.experiment is {experiment!r}, not a name")
-    grid = {key: _values(value, f"{where}.grid.{key}") for key, value in _mapping(group.get("grid"), "grid").items()}
+    given = _mapping(group.get("grid"), f"{where}.grid")
+    grid = [_settings(keys, values, f"{where}.grid.{keys}") for keys, values in given.items()]
     variants = _mapping(group.get("variants") or {"": {}}, f"{where}.variants")
     drawn = list(_draws(_mapping(group.get("random"), f"{where}.random"), f"{where}.random"))
     for seed, config, (variant, options) in product(seeds, configs, variants.items()):
         fixed = _mapping(group["set"], "set") | _mapping(options, f"{where}.variants.{variant}")
-        for values, draw in product(product(*grid.values()), drawn):
+        for *settings, draw in product(*grid, drawn):
             changes = {} if experiment is None else {"experiment": _named(experiment, config, variant, where)}
             changes |= {} if seed is None else {_SEED: seed}
-            yield config, changes | fixed | dict(zip(grid, values, strict=True)) | draw
+            for setting in (fixed, *settings, draw):
+                changes |= setting
+            yield config, changes
 
 
 def _named(experiment: str, config: Path, variant: str, where: str) -> str:
@@ -143,6 +147,20 @@ def _named(experiment: str, config: Path, variant: str, where: str) -> str:
         return experiment.format(config=config.stem, variant=variant)
     except (KeyError, IndexError, ValueError):
         raise InputError(f"{where}.experiment is {experiment!r}; what stands in braces is config or variant") from None
+
+
+def _settings(keys: str, given: Any, where: str) -> list[dict[str, Any]]:
+    """What a line of a grid sets: one option, or several that go together and have the same value or a list of them."""
+    names = [name.strip() for name in keys.split(",")]
+    found = []
+    for value in _values(given, where):
+        values = value if len(names) > 1 and isinstance(value, list) else [value] * len(names)
+        if len(values) != len(names):
+            raise InputError(
+                f"{where} has {value!r}; for {len(names)} options that go together give {len(names)} values"
+            )
+        found.append(dict(zip(names, values, strict=True)))
+    return found
 
 
 def _values(given: Any, where: str) -> list[Any]:

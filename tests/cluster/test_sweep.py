@@ -1,0 +1,133 @@
+"""Which runs a sweep file stands for."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lra_ssm.cluster.sweep import read_sweep
+from lra_ssm.errors import InputError
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working folder with two configs, which are not read."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(f"{name}.yaml").touch()
+    return tmp_path
+
+
+def sweep(**parts):
+    Path("sweep.yaml").write_text(yaml.safe_dump({"configs": ["a.yaml"], **parts}, sort_keys=False))
+    return read_sweep(Path("sweep.yaml"))
+
+
+def changes(**parts):
+    return [run.changes for run in sweep(**parts).runs]
+
+
+def test_every_combination_in_order_seeds_slowest(here):
+    found = sweep(configs=["a.yaml", "b.yaml"], seeds=[3, 4], set={"x": 1}, grid={"m.lr": [0.1, 0.2]})
+    assert [(r.index, r.config.stem, r.changes["seed_everything"], r.changes["m.lr"]) for r in found.runs] == [
+        (1, "a", 3, 0.1), (2, "a", 3, 0.2), (3, "b", 3, 0.1), (4, "b", 3, 0.2),
+        (5, "a", 4, 0.1), (6, "a", 4, 0.2), (7, "b", 4, 0.1), (8, "b", 4, 0.2),
+    ]  # fmt: skip
+    assert (found.name, found.runs_dir, found.common) == ("sweep", "runs", {"x": 1})
+
+
+def test_options_are_those_of_fit(here):
+    values = {"a": None, "b": True, "c": "text", "d": [1, 2], "e": 1e-5, "f": {"class_path": "X"}}
+    (run,) = sweep(set=values, runs_dir="others").runs
+    assert run.options(Path("copy.yaml")) == [
+        "--config=copy.yaml", "--a=null", "--b=true", "--c=text", "--d=[1, 2]", "--e=1e-05", '--f={"class_path": "X"}',
+        "--runs_dir=others",
+    ]  # fmt: skip
+
+
+def test_variants_have_names_and_experiments_are_called_by_them(here):
+    found = changes(experiment="e/{config}/{variant}", variants={"one": {"n": 1}, "whole": {}})
+    assert found == [{"experiment": "e/a/one", "n": 1}, {"experiment": "e/a/whole"}]
+
+
+def test_ranges_of_a_grid(here):
+    found = changes(grid={"lr": {"from": 0.001, "to": 1, "points": 4, "scale": "log"}})
+    assert [change["lr"] for change in found] == [0.001, 0.01, 0.1, 1.0]
+    found = changes(grid={"width": {"from": 64, "to": 256, "points": 3, "scale": "log"}})
+    assert [change["width"] for change in found] == [64, 128, 256] and type(found[0]["width"]) is int
+    found = changes(grid={"p": {"from": 0.0, "to": 0.3, "points": 4}})
+    assert [change["p"] for change in found] == [0, 0.1, 0.2, 0.3]
+    found = changes(grid={"lr": {"from": "1e-4", "to": "1e-2", "points": 3, "scale": "log"}})  # YAML's text
+    assert [change["lr"] for change in found] == [0.0001, 0.001, 0.01]
+
+
+def test_options_that_go_together(here):
+    found = changes(grid={"m.lr, m.other_lr": [0.1, 0.2], "c, d": [[True, False], [False, True]]})
+    assert [tuple(change.values()) for change in found] == [
+        (0.1, 0.1, True, False), (0.1, 0.1, False, True), (0.2, 0.2, True, False), (0.2, 0.2, False, True),
+    ]  # fmt: skip
+
+
+def test_draws_are_the_same_every_time_and_stay_when_more_is_drawn(here):
+    lr = {"from": 0.0001, "to": 0.1, "scale": "log"}
+    few = changes(random={"runs": 3, "seed": 1, "lr": lr})
+    more = changes(random={"runs": 50, "seed": 1, "n": [4, 6], "lr": lr})
+    assert [change["lr"] for change in more[:3]] == [change["lr"] for change in few]
+    rates = [change["lr"] for change in more]
+    assert all(0.0001 <= rate <= 0.1 for rate in rates) and 15 < sum(rate < 0.003162 for rate in rates) < 35
+    assert {change["n"] for change in more} == {4, 6}
+    assert changes(random={"runs": 3, "seed": 2, "lr": lr}) != few
+
+
+def test_groups_share_what_stands_beside_them(here):
+    groups = [{"set": {"y": 2}}, {"configs": ["b.yaml"], "seeds": [1], "grid": {"z": [5]}}]
+    found = sweep(set={"x": 1, "y": 1}, seeds=[0], groups=groups)
+    assert [(run.config.stem, run.changes) for run in found.runs] == [
+        ("a", {"seed_everything": 0, "x": 1, "y": 2}),
+        ("b", {"seed_everything": 1, "x": 1, "y": 1, "z": 5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"seed": [1]}, "it has 'seed'; did you mean 'seeds'?"),
+        ({"configs": ["c.yaml"]}, "it.configs has c.yaml, and no such file is there"),
+        ({"configs": "a.yaml"}, "it.configs is 'a.yaml'; give a list of files"),
+        ({"configs": None}, "it.configs is None; give a list of files"),
+        ({"seeds": [0.5]}, "it.seeds is [0.5]; give a list of whole numbers"),
+        ({"grid": {"lr": 3}}, "it.grid.lr is 3; give a list of values, or {from: "),
+        ({"grid": {"lr": []}}, "it.grid.lr is []; give a list of values"),
+        ({"grid": {"lr": {"from": 1, "to": 2}}}, "it.grid.lr.points is None; a range has 2 or more"),
+        (
+            {"grid": {"lr": {"from": 1, "to": 2, "steps": 2}}},
+            "it.grid.lr has 'steps'; it takes from, to, points, scale",
+        ),
+        ({"grid": {"lr": {"from": 0, "to": 2, "points": 2, "scale": "log"}}}, "above 0 where the scale is log"),
+        ({"grid": {"lr": {"from": "low", "to": 2, "points": 2}}}, "it.grid.lr.from is 'low', not a number"),
+        ({"grid": {"a, b": [[1, 2, 3]]}}, "for 2 options that go together give 2 values"),
+        ({"random": {"lr": [1]}}, "it.random.runs is None; say how many are drawn"),
+        ({"random": {"runs": 2, "lr": 1}}, "it.random.lr is 1; give a list, or {from: "),
+        ({"experiment": "{model}"}, "it.experiment is '{model}'; what stands in braces is config or variant"),
+        ({"variants": {"one": 3}}, "it.variants.one is 3, not options and their values"),
+        ({"grid": {"x": [1, 1]}}, "runs 1 and 2 are the same"),
+        ({"name": "a/b"}, "name is 'a/b'; it names a folder"),
+        ({"groups": []}, "groups is no list of groups"),
+        ({"groups": [{}, {"seeds": []}]}, "groups[2].seeds is []"),
+        ({"grid": {f"k{i}": list(range(10)) for i in range(5)}}, "more than 10,000 runs"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(here, parts, said):
+    with pytest.raises(InputError) as error:
+        sweep(**parts)
+    assert said in str(error.value) and str(error.value).startswith("sweep sweep.yaml: ")
+
+
+def test_files_that_are_none(here):
+    for text, said in (("a: [", "sweep x.yaml is no YAML"), ("- 1", "it is [1], not options")):
+        Path("x.yaml").write_text(text)
+        with pytest.raises(InputError, match=None) as error:
+            read_sweep(Path("x.yaml"))
+        assert said in str(error.value)
+    with pytest.raises(InputError, match="y.yaml cannot be read: No such file"):
+        read_sweep(Path("y.yaml"))

@@ -1,0 +1,87 @@
+"""The sweeps in slurm/sweeps: each reads, each run is one of fit's, and those of a published table have its cells."""
+
+from pathlib import Path
+
+import pytest
+
+from lra_ssm.cli.configured import Configured
+from lra_ssm.cluster.sweep import read_sweep
+from lra_ssm.ops.parameterization import FORMS
+from tests.test_configs import LAYER, NETWORK, OPTIMIZER, PUBLISHED, load, values
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "slurm/sweeps").glob("*.yaml"))
+SWEEPS = [file for file in FILES if file.stem != "wandb"]  # which is wandb's own format
+FORM, LR = "model.network.layer.parameterization", "model.optimizer.lr"
+
+
+@pytest.fixture(autouse=True)
+def from_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def runs(name):
+    return read_sweep(Path(f"slurm/sweeps/{name}.yaml")).runs
+
+
+def resolved(run):
+    return dict(values(Configured(run.options(run.config)).resolved))
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_runs_are_those_of_fit(file):
+    found = read_sweep(file).runs
+    for run in (found[0], found[-1]):
+        configured = Configured(run.options(run.config))
+        assert configured.path.parts[0] == "runs" and len(configured.path.name) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_no_two_runs_are_one(file):
+    found = read_sweep(file).runs
+    assert len({Configured(run.options(run.config)).path for run in found}) == len(found)
+
+
+def test_the_lra_table_is_whole():
+    """Yu & Erichson 2025, table 2: three models that we have configs for, six tasks, five seeds."""
+    found = runs("lra")
+    cells = {(run.config.parent.name, run.config.stem, run.changes["seed_everything"]) for run in found}
+    tasks = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+    models = ("s4d", "mamba", "b2s6")
+    assert cells == {(t, m, s) for t in tasks for m in models for s in range(5)} and len(found) == 90
+
+
+def test_the_ablation_has_every_cell_of_table_1():
+    *found, gray = runs("ablation-scifar")
+    names = ("num_blocks", "complex_A", "bias")
+    cells = {tuple(run.changes[f"model.network.layer.{name}"] for name in names) for run in found}
+    table = next(t for t in PUBLISHED["tables"] if (t["paper"], t["where"]) == ("yu2025", "table 1"))
+    assert cells == {tuple(row["settings"][name] for name in names) for row in table["rows"]} and len(found) == 24
+    last, gray = resolved(found[-1]), resolved(gray)
+    assert last[LAYER + "num_blocks"] == 128 and not last["data.init_args.grayscale"]
+    assert gray["data.init_args.grayscale"] and (gray[NETWORK + "d_input"], gray[LAYER + "num_blocks"]) == (1, 8)
+
+
+@pytest.mark.parametrize(("name", "where"), [("mnist", "table 2"), ("scifar", "table 3")])
+def test_the_learning_rates_are_those_of_tables_2_and_3(name, where):
+    """Wang & Li 2024: learning rates by parameterizations, three seeds; every parameter has the swept rate."""
+    found = [run.changes for run in runs("stable-ssm") if run.config.parent.name == name]
+    assert all(change["model.optimizer.recurrent_lr"] == change[LR] for change in found)
+    table = next(t for t in PUBLISHED["tables"] if (t["paper"], t["where"]) == ("wang2024", where))
+    printed = {(row["settings"]["parameterization"], row["settings"]["lr"]) for row in table["rows"]}
+    cells = [(change[FORM], change[LR], change["seed_everything"]) for change in found]
+    assert set(cells) == {(*cell, seed) for cell in printed for seed in range(3)} and len(cells) == 84
+    assert load(f"{name}/stable_ssm")[OPTIMIZER + "delta_lr_factor"] == 1
+
+
+def test_the_language_models_of_figure_4():
+    """Wang & Li 2024, fig. 4 and 7; the recurrent rate keeps its share."""
+    found = runs("stable-ssm-wikitext103")
+    rates = [(run.changes[LR], run.changes["model.optimizer.recurrent_lr"]) for run in found]
+    assert all(recurrent == pytest.approx(0.8 * rate) for rate, recurrent in rates)
+    forms = {name for name, time in FORMS if time == "discrete"} - {"clip"}
+    cells = {(run.changes[FORM], run.changes[LR]) for run in found}
+    assert cells == {(form, rate) for form in forms for rate in (0.002, 0.005, 0.01)} and len(found) == 18
+    first = resolved(found[0])
+    assert first[LAYER + "parameterization"] == "direct" and first[OPTIMIZER + "recurrent_lr"] == 0.0016
