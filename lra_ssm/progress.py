@@ -43,6 +43,14 @@ def of_one_batch(trainer: Trainer) -> set[str]:
     return {meta.forked_name(on_step=True) for meta in results if meta.on_step and meta.fx in _OF_A_STEP}
 
 
+def ends(trainer: Trainer) -> tuple[float, float]:
+    """Optimizer steps after which a fit ends by max_steps and by max_epochs; infinite where it does not."""
+    batches, epochs = trainer.fit_loop.max_batches, trainer.max_epochs
+    an_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else 0
+    by_epochs = an_epoch * epochs if an_epoch and epochs is not None and epochs > 0 else math.inf
+    return trainer.max_steps if trainer.max_steps > 0 else math.inf, by_epochs
+
+
 class Progress(ProgressBar):
     """How far it is: optimizer steps of a whole fit, batches of a validation, a test or a prediction.
 
@@ -131,14 +139,12 @@ class Progress(ProgressBar):
     # -- a fit -----------------------------------------------------------------------------------------------------
 
     def _draw_fit(self, trainer: Trainer, more: str = "") -> None:
-        loop, marked = trainer.fit_loop, of_one_batch(trainer)
-        epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else math.inf
-        steps = trainer.max_steps if trainer.max_steps > 0 else math.inf
-        an_epoch = math.ceil(loop.max_batches / trainer.accumulate_grad_batches) if loop.max_batches < math.inf else 0
+        marked = of_one_batch(trainer)
+        steps, by_epochs = ends(trainer)
         # The epoch that is trained or was trained last, from 1; the last one is known where it is not max_steps' end.
-        number = loop.epoch_progress.current.ready
-        by_epochs = an_epoch * epochs if an_epoch else math.inf
-        parts = [f"epoch {number}/{epochs}" if by_epochs <= steps and epochs < math.inf else f"epoch {number}"]
+        number = trainer.fit_loop.epoch_progress.current.ready
+        known = by_epochs <= steps and by_epochs < math.inf
+        parts = [f"epoch {number}/{trainer.max_epochs}" if known else f"epoch {number}"]
         for name, value in self.get_metrics(trainer, trainer.lightning_module).items():
             shown = f"{float(value):.4g}" if isinstance(value, (int, float)) else str(value)
             parts.append(f"{name.removeprefix('train/')} (batch) {shown}" if name in marked else f"{name} {shown}")

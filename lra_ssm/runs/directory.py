@@ -3,6 +3,7 @@
 runs/<experiment>/<run_id>/
     config.yaml      the resolved configuration
     run.json         status, versions, git commit, hardware, command, final metrics
+    progress.json    while it trains: the step it is at and the steps to make, the rate, the time
     metrics.csv      everything logged
     curves.png       the same as curves, when a fit ends
     checkpoints/     last.ckpt, best.ckpt; while it is not finished, last.previous.ckpt
@@ -24,7 +25,8 @@ from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import read_record
 
 # What whoever holds the directory writes, and nobody else.
-_HELD = ("run.json", "config.yaml", "metrics.csv", ".holder.json")
+_HELD = ("run.json", "config.yaml", "metrics.csv", "progress.json", ".holder.json")
+_LOOK = 1.0  # seconds in which whoever merely looks whether the directory is held lets go of it; see `is_held`
 _DEAD = 3600  # seconds for which nobody has written to a file that a command beside this one may be writing
 
 
@@ -87,9 +89,9 @@ class RunDirectory:
         lock = FileLock(self.path / ".lock")
         holder = self.path / ".holder.json"
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=_LOOK)
         except Timeout:
-            who = _holder(holder)
+            who = self.holder
             raise InputError(
                 f"{self.path} is in use by process {who['pid']} on {who['host']} since {who['since']}; "
                 "wait for it, stop it, or start another run with --fresh"
@@ -124,6 +126,15 @@ class RunDirectory:
             partial.write(text)
 
     @property
+    def holder(self) -> dict[str, Any]:
+        """pid, host and since of who holds the directory or held it last, as far as it can be read: another process may
+        have been cut off while it wrote it."""
+        who: Any = None
+        with suppress(OSError, ValueError):
+            who = json.loads((self.path / ".holder.json").read_bytes())
+        return {"pid": "?", "host": "?", "since": "?", **(who if isinstance(who, dict) else {})}
+
+    @property
     def held(self) -> bool:
         """Whether this process holds the directory."""
         return self._lock is not None
@@ -134,12 +145,25 @@ class RunDirectory:
             self._lock = None
 
 
-def _holder(file: Path) -> dict[str, Any]:
-    """Who holds a directory, as far as it can be read: another process may have been cut off while it wrote it."""
-    who: Any = None
-    with suppress(OSError, ValueError):
-        who = json.loads(file.read_bytes())
-    return {"pid": "?", "host": "?", "since": "?", **(who if isinstance(who, dict) else {})}
+def is_held(file: Path) -> bool:
+    """Whether a process on this machine, or on another one where the file system tells, holds the lock on the file.
+
+    Looks without taking it: a shared lock, given back at once. False for a file that is not there."""
+    import fcntl
+
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks on this file system
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def previous(path: Path) -> Path:

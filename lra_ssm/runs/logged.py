@@ -2,7 +2,11 @@
 
 import csv
 import io
+import os
 from pathlib import Path
+
+_TAIL = 1 << 14  # bytes at the end that are read first
+_FAR = 1 << 20  # and at most
 
 
 def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -16,3 +20,27 @@ def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     except (UnicodeDecodeError, csv.Error):
         return [], []
     return (columns, rows) if {"step", "epoch"} <= set(columns) else ([], [])
+
+
+def latest(path: Path) -> dict[str, float]:
+    """The last value of every column, by name, read from the file's end; of what was logged long ago none."""
+    try:
+        with open(path, "rb") as file:
+            columns = next(csv.reader([file.readline().decode()]), [])
+            start, size = file.tell(), file.seek(0, os.SEEK_END)
+            found: dict[str, float] = {}
+            tail = _TAIL
+            while True:
+                begin = max(start, size - tail)
+                file.seek(begin)
+                lines = file.read(size - begin).decode(errors="replace").split("\n")
+                # A row whose beginning is not there, and one that is not whole yet.
+                for row in csv.reader(reversed(lines[begin > start : -1])):
+                    for name, text in zip(columns, row, strict=False):
+                        if text and name not in found:
+                            found[name] = float(text)
+                if len(found) == len(columns) or begin == start or tail >= _FAR:
+                    return found
+                tail *= 8
+    except (OSError, ValueError, csv.Error):
+        return {}

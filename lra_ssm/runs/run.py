@@ -39,6 +39,7 @@ from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.metrics import CSVRunLogger, last_logged
 from lra_ssm.runs.provenance import code_version, environment
+from lra_ssm.runs.reached import WriteProgress
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
@@ -114,7 +115,8 @@ class Run(RunDirectory):
     # -- what the Trainer gets -------------------------------------------------------------------------------------
 
     def callbacks(self, given: Sequence[Any] = ()) -> list[Any]:
-        """Seeds by step, stop on NaN, the table of groups, throughput; best.ckpt and last.ckpt. given: the user's."""
+        """Seeds by step, stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt. given: the
+        user's."""
         best = SaveBest(
             dirpath=self.best.parent,
             filename=self.best.stem,
@@ -124,7 +126,8 @@ class Run(RunDirectory):
             save_on_train_epoch_end=False,
         )
         last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
-        return [*fit_callbacks(self.seed, given), best, last, EndFit(last)]
+        reached = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
+        return [*fit_callbacks(self.seed, given), reached, best, last, EndFit(last)]
 
     def loggers(self, given: Any = None) -> Any:
         """metrics.csv, and what the user names beside it; nothing for False."""

@@ -1,0 +1,199 @@
+"""Where each run of a sweep stands: from its directory, its locks and its log; a scheduler may know more."""
+
+import json
+import math
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.cluster.folder import FolderRun, SweepFolder
+from lra_ssm.cluster.logs import Attempt, last_attempt
+from lra_ssm.cluster.queue import Queue
+from lra_ssm.runs.directory import is_held
+from lra_ssm.runs.logged import latest
+
+State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
+STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped", "lost")
+BELIEVED = 600.0  # seconds for which a process on another machine, whose lock is not seen, is believed to live
+_QUIET = 90.0  # seconds without a sign of it that are worth saying
+
+
+@dataclass(frozen=True)
+class RunState:
+    """One run of a sweep as it stands."""
+
+    index: int
+    state: State
+    phase: str = ""  # of a run that is running: starting, training, validating or testing
+    reason: str = ""  # why it failed, waits, was stopped or is lost
+    step: int | None = None  # optimizer steps made
+    of: int | None = None  # of the whole fit, where that is known
+    rate: float | None = None  # recent steps a second, validations included
+    seconds_left: float | None = None
+    train: dict[str, float] = field(default_factory=dict)  # the latest loss, by its name
+    val: dict[str, float] = field(default_factory=dict)  # and metric of the validation
+    test: dict[str, float] = field(default_factory=dict)  # of a run that is done
+    attempts: int = 0
+    silent: float | None = None  # seconds without a sign of a run on another machine
+    path: Path = Path()
+    log: Path = Path()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody goes on with it by himself."""
+        return self.state not in ("waiting", "running")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"path": str(self.path), "log": str(self.log)}
+
+
+def states(folder: SweepFolder, queue: Queue | None = None) -> list[RunState]:
+    """Every run of the sweep."""
+    return [run_state(folder, run, queue or Queue()) for run in folder.runs]
+
+
+def run_state(folder: SweepFolder, run: FolderRun, queue: Queue) -> RunState:
+    """One run of the sweep."""
+    path, log = run.directory.path, folder.log(run.index)
+    record, progress = run.directory.record, _read(path / "progress.json")
+    starts, status = record.get("starts", []), record.get("status")
+    began = _time(starts[-1].get("time")) if starts else 0.0
+    found = RunState(run.index, "waiting", attempts=len(starts), path=path, log=log)
+    if record:
+        found = replace(found, **_reached(path, progress, record))
+    if status == "finished" and (path / "test.json").is_file():
+        return replace(found, state="done", seconds_left=None)
+    attempt = last_attempt(log)
+    if attempt is not None and began > _changed(log) + 1:
+        attempt = None  # started by hand since: the log is of before
+    # Whether the record is of the last attempt: one may have ended before it came to the run's directory.
+    current = bool(record) and (attempt is None or attempt.began is None or began >= attempt.began.timestamp() - 1)
+    training = is_held(path / ".lock") or current and status == "started"
+    in_slurm = queue.answered and run.index in queue.submitted  # and what is not in its queue is not running
+    if is_held(path / ".lock") or is_held(log) or run.index in queue.running:
+        return _running(found, status, training, progress)
+    if run.index in queue.waiting:
+        return replace(found, reason=queue.waiting[run.index], seconds_left=None)
+    if not record and (attempt is None or not _size(log)):
+        return replace(found, reason="not in Slurm's queue any more" if in_slurm else "")
+    host = run.directory.holder["host"] if attempt is None or current else attempt.host
+    over = attempt is not None and attempt.over or current and status not in ("started", "finished")
+    if not over and host != socket.gethostname() and not in_slurm:
+        silent = time.time() - max(map(_changed, (log, *(path / name for name in _SIGNS))))
+        if silent < BELIEVED:
+            found = _running(found, status, training, progress)
+            return replace(found, silent=silent if silent > _QUIET else None)
+    return replace(_ended(found, record if current else {}, attempt or Attempt()), seconds_left=None)
+
+
+_SIGNS = ("progress.json", "metrics.csv", "run.json")
+
+
+def _running(found: RunState, status: Any, training: bool, progress: dict[str, Any]) -> RunState:
+    if training:
+        return replace(found, state="running", phase="validating" if progress.get("validating") else "training")
+    return replace(found, state="running", phase="testing" if status == "finished" else "starting", seconds_left=None)
+
+
+def _ended(found: RunState, record: dict[str, Any], attempt: Attempt) -> RunState:
+    """A run that nobody works at and that is not done. record: of the last attempt, if that came so far."""
+    status, ours = record.get("status"), attempt.ours.partition("; the same command")[0]
+    if attempt.error not in ("", "interrupted"):
+        return replace(found, state="failed", reason=attempt.error)
+    if status == "failed":
+        return replace(found, state="failed", reason=record.get("reason", ""))
+    if status == "interrupted":
+        return replace(found, state="stopped", reason=ours or attempt.others or attempt.ended or "stopped by a signal")
+    if status == "stopped by max_time":
+        return replace(found, state="stopped", reason="trainer.max_time was over")
+    if attempt.error or "stopped by" in f"{attempt.ended} {ours}":
+        where = "in its test" if status == "finished" else "before it trained"
+        return replace(found, state="stopped", reason=f"{ours or attempt.ended or 'stopped by SIGINT'}, {where}")
+    how = attempt.ended or attempt.others or ours
+    if record or attempt.ended or not attempt.last:
+        what = "its test" if status == "finished" else "its process"
+        return replace(found, state="lost", reason=how or f"{what} ended without a word")
+    return replace(found, state="failed", reason=how or f"its log ends with: {attempt.last}")
+
+
+def _reached(path: Path, progress: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Step, rate and metrics of a run that was begun."""
+    logged = latest(path / "metrics.csv")
+    step, of, rate = (_number(progress.get(name)) for name in ("step", "of", "rate"))
+    if step is None and "step" in logged:
+        step = logged["step"] + 1
+    left = (of - step) / rate if of is not None and step is not None and rate else None
+    monitor = str(progress.get("monitor", ""))
+    train = "train/loss" if "train/loss" in logged else ""
+    tested = _read(path / "test.json").get("metrics") if record.get("status") == "finished" else None
+    test = tested if isinstance(tested, dict) else {}
+    return {
+        "step": None if step is None else int(step),
+        "of": None if of is None else int(of),
+        "rate": rate,
+        "seconds_left": None if left is None or left < 0 else left,
+        "train": {train: logged[train]} if train else {},
+        "val": _chosen(logged, "val/", monitor),
+        "test": _chosen(test, "test/", monitor.replace("val/", "test/", 1)),
+    }
+
+
+def _chosen(metrics: dict[str, Any], prefix: str, monitor: str) -> dict[str, float]:
+    """The metric that the best checkpoint is chosen by, else the first one that is no loss."""
+    names = [name for name in metrics if name.startswith(prefix) and _number(metrics[name]) is not None]
+    names.sort(key=lambda name: (name != monitor, name.endswith("/loss"), name))
+    return {name: float(metrics[name]) for name in names[:1]}
+
+
+def seconds_left(found: Iterable[RunState]) -> float | None:
+    """Until all of them are done, if as many go on at once as now; None where nothing tells.
+
+    A run that waits takes as long as the others on average."""
+    found = list(found)
+    running = [run for run in found if run.state == "running"]
+    whole = [run.of / run.rate for run in found if run.of and run.rate]
+    if not running or not whole:
+        return None
+    mean = sum(whole) / len(whole)
+    left = [mean if run.seconds_left is None else run.seconds_left for run in running if run.phase != "testing"]
+    waiting = sum(run.state == "waiting" for run in found)
+    return max([0.0, *left, (sum(left) + mean * waiting) / len(running)])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    ours = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return value if ours else None
+
+
+def _time(text: Any) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return 0.0
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
