@@ -26,6 +26,7 @@ ALLOWED = {
     "progress": LEAVES,
     "bench": {"ops", "layers", "models", "tasks", "datamodules", "runs", *LEAVES},
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
+    "cluster": {"runs", *LEAVES},
     "checkpoints": {"errors", "files"},
     **{leaf: set() for leaf in LEAVES},
     "tables": {"errors"},  # what a cell quotes is made printable
@@ -40,6 +41,7 @@ ALLOWED = {
         "progress",
         "analysis",
         "bench",
+        "cluster",
         "runs",
         "checkpoints",
         *LEAVES,

@@ -26,6 +26,7 @@ COMMANDS = {
     "predict": ("lra_ssm.cli.run", "write a run's predictions and labels, on the validation split or another"),
     "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.submit", "run a sweep: one Slurm array, or some runs at a time here"),
+    "status": ("lra_ssm.cli.status", "show where each run of a sweep stands"),
     "generate": ("lra_ssm.cli.generate", "continue texts with a language model"),
     "inspect": ("lra_ssm.cli.inspect", "show what a trained model remembers, and what in it is near instability"),
     "doctor": ("lra_ssm.cli.doctor", "show versions, hardware, backends and prepared data"),

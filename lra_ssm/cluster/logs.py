@@ -10,10 +10,10 @@ from pathlib import Path
 from lra_ssm.errors import squeeze
 from lra_ssm.runs.provenance import now
 
-_BEGIN, _ENDED = "== attempt ", "== ended: "
+ATTEMPT, _ENDED = "== attempt ", "== ended: "  # what stands in a log before an attempt, and after some
 _ERROR, _OURS = "lra-ssm: error: ", "lra-ssm: "
 _TAIL, _FAR = 1 << 16, 1 << 22  # bytes that are read first, and at most
-_ATTEMPT = re.compile(rf"^{_BEGIN}(\S+) on (\S+)$", re.MULTILINE)
+_ATTEMPT = re.compile(rf"^{ATTEMPT}(\S+) on (\S+)$", re.MULTILINE)
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
 # Slurm's last words, those that say why before those that say that; srun's about exit codes follow our own.
 _SLURM = (
@@ -41,8 +41,8 @@ class Attempt:
 
 
 def begin_line() -> str:
-    """What stands in a log before each attempt; slurm's script writes the same."""
-    return f"{_BEGIN}{now()} on {socket.gethostname()}"
+    """What stands in a log before an attempt; Slurm's script writes the same."""
+    return f"{ATTEMPT}{now()} on {socket.gethostname()}"
 
 
 def ended_line(how: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from lra_ssm.cluster.folder import SweepFolder
+from lra_ssm.cluster.logs import ATTEMPT
 from lra_ssm.errors import InputError, hint
 
 
@@ -175,8 +176,12 @@ def _script(about: str, options: dict[str, Any], profile: Profile, lines: list[s
     flags = [f"--{name}" + ("" if value is None else f"={value}") for name, value in options.items()
              if value is not None or name == "requeue"]  # fmt: skip
     head = ["#!/bin/bash", f"# {about}", *(f"#SBATCH {flag}" for flag in [*flags, *profile.extra])]
+    begin = [
+        f'echo "{ATTEMPT}$(date -u +%Y-%m-%dT%H:%M:%S+00:00) on $(hostname)"',
+        "flock --nonblock 1  # status sees it",
+    ]
     threads = ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"]
-    return "\n".join([*head, "", *profile.before, *threads, "", *lines, ""])
+    return "\n".join([*head, "", *begin, "", *profile.before, *threads, "", *lines, ""])
 
 
 def ranges(indices: list[int]) -> str:

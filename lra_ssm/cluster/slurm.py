@@ -64,32 +64,29 @@ def submissions(folder: SweepFolder) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def queued(folder: SweepFolder) -> dict[int, tuple[str, str]]:
+def queued(folder: SweepFolder, patience: float = _PATIENCE) -> dict[int, tuple[str, str]]:
     """Runs that Slurm has, by their index: the job's state and its reason, in Slurm's words.
 
-    Raises InputError where squeue is not here or does not answer: nothing is known then.
+    Raises InputError where squeue is not here or does not answer within `patience` seconds: nothing is known then.
     """
     jobs = [str(one["job"]) for one in submissions(folder)]
     if not jobs:
         return {}
+    command = ["squeue", "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%K|%T|%r"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=patience, check=False)
+    except OSError as error:
+        raise InputError(f"squeue cannot be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"squeue did not answer within {patience:g} s") from None
+    if done.returncode and "Invalid job id" not in done.stderr:  # which Slurm has forgotten: it has ended
+        raise InputError(f"squeue fails: {squeeze(done.stderr)}")
     known: dict[int, tuple[str, str]] = {}
-    for job in jobs:
-        try:
-            done = subprocess.run(
-                ["squeue", "--noheader", "--array", f"--jobs={job}", "--format=%K|%T|%r"],
-                capture_output=True, text=True, timeout=_PATIENCE, check=False,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise InputError("squeue is not here") from None
-        except subprocess.TimeoutExpired:
-            raise InputError(f"squeue did not answer within {_PATIENCE} s") from None
-        if done.returncode and "Invalid job id" not in done.stderr:  # which Slurm has forgotten: it has ended
-            raise InputError(f"squeue fails: {squeeze(done.stderr)}")
-        for line in done.stdout.splitlines():
-            index, _, rest = line.partition("|")
-            state, _, reason = rest.partition("|")
-            if index.strip().isdecimal():
-                known[int(index)] = (state, reason)
+    for line in done.stdout.splitlines():
+        index, _, rest = line.partition("|")
+        state, _, reason = rest.partition("|")
+        if index.strip().isdecimal():
+            known[int(index)] = (state, reason)
     return known
 
 

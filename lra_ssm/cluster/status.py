@@ -72,17 +72,17 @@ def run_state(folder: SweepFolder, run: FolderRun, queue: Queue) -> RunState:
         attempt = None  # started by hand since: the log is of before
     # Whether the record is of the last attempt: one may have ended before it came to the run's directory.
     current = bool(record) and (attempt is None or attempt.began is None or began >= attempt.began.timestamp() - 1)
+    current |= status == "finished"
     training = is_held(path / ".lock") or current and status == "started"
-    in_slurm = queue.answered and run.index in queue.submitted  # and what is not in its queue is not running
     if is_held(path / ".lock") or is_held(log) or run.index in queue.running:
         return _running(found, status, training, progress)
     if run.index in queue.waiting:
         return replace(found, reason=queue.waiting[run.index], seconds_left=None)
     if not record and (attempt is None or not _size(log)):
-        return replace(found, reason="not in Slurm's queue any more" if in_slurm else "")
+        return replace(found, **_never_came(folder)) if run.index in queue.gone else found
     host = run.directory.holder["host"] if attempt is None or current else attempt.host
     over = attempt is not None and attempt.over or current and status not in ("started", "finished")
-    if not over and host != socket.gethostname() and not in_slurm:
+    if not over and host != socket.gethostname() and run.index not in queue.gone:
         silent = time.time() - max(map(_changed, (log, *(path / name for name in _SIGNS))))
         if silent < BELIEVED:
             found = _running(found, status, training, progress)
@@ -118,6 +118,14 @@ def _ended(found: RunState, record: dict[str, Any], attempt: Attempt) -> RunStat
         what = "its test" if status == "finished" else "its process"
         return replace(found, state="lost", reason=how or f"{what} ended without a word")
     return replace(found, state="failed", reason=how or f"its log ends with: {attempt.last}")
+
+
+def _never_came(folder: SweepFolder) -> dict[str, Any]:
+    """A run that was submitted, and that Slurm has dropped: without data its array is not started."""
+    prepare = folder.path / "logs" / "prepare.log"
+    if (attempt := last_attempt(prepare)) and attempt.error:
+        return {"state": "failed", "reason": f"its data is not prepared: {attempt.error} ({prepare})"}
+    return {"state": "lost", "reason": "Slurm has it no more: cancelled before it started"}
 
 
 def _reached(path: Path, progress: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,111 @@
+"""`lra-ssm status SWEEP`: where each run of a sweep stands."""
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Collection
+from typing import Any
+
+from lra_ssm.cli.output import PlainParser
+from lra_ssm.cluster.folder import SweepFolder
+from lra_ssm.cluster.queue import queue_of
+from lra_ssm.cluster.rows import lines
+from lra_ssm.cluster.status import STATES, RunState, states
+from lra_ssm.errors import InputError, hint
+from lra_ssm.tables import terminal_width
+
+_EVERY = 5.0  # seconds between two drawings
+
+DESCRIPTION = """\
+Shows every run of a sweep: waiting, running (and at what), done (trained and tested), failed with its reason, stopped
+by a signal with its step saved, or lost: its process is gone without a word. It reads the runs' folders and logs, and
+asks squeue where there is one; it needs no scheduler.
+"""
+
+EXAMPLE = """\
+examples:
+  lra-ssm status slurm/sweeps/lra.yaml
+  lra-ssm status slurm/sweeps/lra.yaml --watch
+  lra-ssm status runs/sweeps/lra-0a1b2c3d --state failed,lost
+  lra-ssm status slurm/sweeps/lra.yaml --json | jq '.[] | select(.state == "failed") | .index'
+"""
+
+
+def main(command: str, arguments: list[str]) -> int:
+    given = _parser().parse_args(_with_value(arguments))
+    chosen: Collection[str] = STATES if given.state is None else given.state.split(",")
+    for state in chosen:
+        if state not in STATES:
+            raise InputError(f"--state: there is no state {state!r}; {hint(state, STATES)}")
+    if given.watch is not None and (given.json or not given.watch >= 0.2):
+        raise InputError("--watch draws a table every so many seconds, 0.2 or more; --json prints once")
+    folder = SweepFolder.find(given.sweep)
+    if given.watch is not None and terminal_width() is not None:
+        _watch(folder, chosen, given.watch)
+        return 0
+    while True:
+        every, note = _look(folder)
+        found = [run for run in every if run.state in chosen]
+        if given.json:
+            print(json.dumps(_records(folder, found), indent=1))
+        else:
+            print(lines(folder, found, every, terminal_width()), flush=True)
+        if note:
+            print(note, file=sys.stderr)
+        if given.watch is None or all(run.ended for run in every):
+            return 0
+        time.sleep(given.watch)
+        print()
+
+
+def _parser() -> PlainParser:
+    parser = PlainParser("lra-ssm status", DESCRIPTION, EXAMPLE)
+    parser.add_argument("sweep", metavar="SWEEP", help="a sweep file, or the folder of a sweep")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help=f"draw again until all ended; default: {_EVERY}")
+    parser.add_argument("--state", metavar="STATES", help=f"show these alone: {','.join(STATES)}")
+    parser.add_argument("--json", action="store_true", help="print records, for scripts")
+    return parser
+
+
+def _with_value(arguments: list[str]) -> list[str]:
+    """`--watch` may stand alone, before the sweep too, which argparse would take for its seconds."""
+    number = re.compile(r"[\d.]+")
+    following = [*arguments[1:], ""]
+    return [
+        f"--watch={_EVERY}" if one == "--watch" and not number.fullmatch(after) else one
+        for one, after in zip(arguments, following, strict=True)
+    ]
+
+
+def _look(folder: SweepFolder) -> tuple[list[RunState], str]:
+    """Every run, and why Slurm's part is missing, if it is."""
+    queue = queue_of(folder)
+    return states(folder, queue), queue.note
+
+
+def _records(folder: SweepFolder, found: list[RunState]) -> list[dict[str, Any]]:
+    own = {run.index: {"changes": run.changes, "options": run.options} for run in folder.runs}
+    return [{**run.as_json(), **own[run.index]} for run in found]
+
+
+def _watch(folder: SweepFolder, chosen: Collection[str], seconds: float) -> None:
+    """Draws until every run has ended, or the user has seen enough."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        try:
+            while True:
+                every, note = _look(folder)
+                found = [run for run in every if run.state in chosen]
+                columns, height = shutil.get_terminal_size()
+                text = lines(folder, found, every, columns, height - bool(note))
+                live.update(Text("\n".join(filter(None, [text, note])), overflow="fold"), refresh=True)
+                if all(run.ended for run in every):
+                    return
+                time.sleep(seconds)
+        except KeyboardInterrupt:
+            return
