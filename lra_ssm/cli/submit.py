@@ -127,7 +127,8 @@ def _bar(runs: list[SweepRun]) -> Iterable[SweepRun]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(runs, "checking the runs", console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return track(runs, "checking the runs", console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show_runs(folder: SweepFolder, sweep: Sweep | None) -> None:

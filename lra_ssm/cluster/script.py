@@ -119,6 +119,7 @@ def array_script(folder: SweepFolder, indices: list[int], profile: Profile) -> s
     run = f"{shlex.quote(profile.python)} -m lra_ssm"
     several = profile.processes * profile.nodes > 1
     placed = f" --trainer.devices={profile.processes} --trainer.num_nodes={profile.nodes}" if several else ""
+    together = " --kill-on-bad-exit=1" if several else ""  # what is left of a run would wait for the one that died
     alone = " --nodes=1 --ntasks=1 --ntasks-per-node=1" if several else ""
     one = " --trainer.devices=1 --trainer.num_nodes=1 --trainer.strategy=auto" if several else ""
     what = f"{runs:,} run{'s' if runs > 1 else ''}, a task of the array for each"
@@ -133,7 +134,7 @@ def array_script(folder: SweepFolder, indices: list[int], profile: Profile) -> s
             "",
             "# Trains, or goes on where the attempt before was stopped; a run that is trained is passed over. Slurm's",
             "# signal before the time limit makes it save and queue itself again.",
-            f'srun {run} fit "${{options[@]}}"{placed} || exit',
+            f'srun{together} {run} fit "${{options[@]}}"{placed} || exit',
             "",
             "# Scores the best checkpoint on the test split, on one device: no example is counted twice.",
             f'srun{alone} {run} test "${{options[@]}}"{one}',
