@@ -39,7 +39,7 @@ def write_sweep(folder, name, **parts):
 
 def submit(folder, *options):
     """Submits, and gives the jobs' ids, the array's last."""
-    out = succeed(["submit", *options, "--cpus=1", "--time=10", f"--python={sys.executable}"], folder).out
+    out = succeed(["submit", "--cpus=1", "--time=10", f"--python={sys.executable}", *options], folder).out
     return [line.split()[1].rstrip(":") for line in out.splitlines() if line.startswith("job ")]
 
 
