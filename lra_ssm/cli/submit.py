@@ -11,7 +11,7 @@ from lra_ssm.cli.output import PlainParser
 from lra_ssm.cluster.folder import Resolved, SweepFolder, folder_of, short_names, shown
 from lra_ssm.cluster.script import Profile, ranges, read_profile
 from lra_ssm.cluster.slurm import scripts, submissions, submit, write_scripts
-from lra_ssm.cluster.sweep import Sweep, SweepRun, read_sweep
+from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.tables import table, terminal_width, wrapped
 
@@ -140,7 +140,7 @@ def _show_runs(folder: SweepFolder, sweep: Sweep | None) -> None:
     configs = [run.options[0].rpartition("/")[2].removesuffix(".yaml") for run in folder.runs]
     columns = ["run", "config", *(short[key] for key in keys)]
     rows = [
-        [str(run.index), config, *("" if key not in run.changes else str(run.changes[key]) for key in keys)]
+        [str(run.index), config, *(as_option(run.changes[key]) if key in run.changes else "" for key in keys)]
         for run, config in zip(folder.runs, configs, strict=True)
     ]
     width = terminal_width()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from lra_ssm.cluster.sweep import Sweep, SweepRun, read_sweep
+from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 from lra_ssm.runs.directory import RunDirectory
@@ -169,7 +169,7 @@ def shown(changes: dict[str, Any], common: dict[str, Any] | None = None) -> str:
     """Changes in one line, without those in common: `seed 0, lr 0.001`."""
     left = {key: value for key, value in changes.items() if key not in (common or {})}
     short = short_names(list(left))
-    return ", ".join(f"{short[key]} {value}" for key, value in left.items())
+    return ", ".join(f"{short[key]} {as_option(value)}" for key, value in left.items())
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
