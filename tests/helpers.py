@@ -117,6 +117,9 @@ class KillMe(Callback):
     def on_validation_batch_end(self, *args: Any) -> None:
         self._at("validation_batch_end")
 
+    def on_test_batch_start(self, *args: Any) -> None:
+        self._at("test_batch_start")
+
     def on_validation_end(self, *args: Any) -> None:
         self._at("validation_end")
 

@@ -186,6 +186,11 @@ def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
     asked = (tmp_path / "asked").read_text()
     assert asked.startswith("requeue 11_3\n") and '"status": "interrupted"' in asked
     assert not list(tmp_path.rglob("hpc_ckpt*"))
+    (tmp_path / "asked").unlink()
+    succeed(command, tmp_path)
+    test = ["test", *command[1:]]
+    result = run(test, tmp_path, {"KILL_AT": "test_batch_start:2", "KILL_WITH": "SIGUSR1", **slurm})
+    assert result.code == 138 and (tmp_path / "asked").read_text().startswith("requeue 11_3\n")
 
 
 @pytest.mark.parametrize(

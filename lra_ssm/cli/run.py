@@ -74,6 +74,8 @@ def main(command: str, arguments: list[str]) -> int:
         except Stopped as stop:
             _close(held)
             signals.say_stopped(stop)
+            if command != "fit":  # a fit has asked, if it has made a step; one that has not would be queued for ever
+                signals.ask_for_requeue(stop.signum)
             signals.queue_again()
             for run in held:
                 run.draw_curves()

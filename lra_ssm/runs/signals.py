@@ -57,6 +57,7 @@ class Signals:
         self._lost_at, self._lost_code = 0.0, 1
         self._run: Any = None  # a Run, whose file imports this one
         self._launcher: Any = None
+        self._environment: Any = None
         self._parent = os.getppid()
         self._child = False  # of the first process on this machine
         self._asked: tuple[float, int] | None = None  # when, and for which signal
@@ -103,16 +104,16 @@ class Signals:
         hangs; the one for Slurm saves what no run of ours starts from. `stopping.py` queues the job again.
         """
         self._run, self._launcher = run, trainer.strategy.launcher
-        environment = trainer._accelerator_connector.cluster_environment
+        self._environment = environment = trainer._accelerator_connector.cluster_environment
         self._child = isinstance(environment, LightningEnvironment) and environment.local_rank() > 0
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
-    def asks_for_requeue(self, trainer: Trainer, signum: int) -> bool:
-        """Whether this is the signal that Slurm announces the end of a job's time with (--signal)."""
-        environment = trainer._accelerator_connector.cluster_environment
-        if not (isinstance(environment, SLURMEnvironment) and environment.auto_requeue):
-            return False
-        return signum == (environment.requeue_signal or signal.SIGUSR1)
+    def ask_for_requeue(self, signum: int) -> None:
+        """Has the job queued again, if this is the signal that Slurm announces its time's end with (--signal)."""
+        environment = self._environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            if signum == (environment.requeue_signal or signal.SIGUSR1):
+                self.job = _job()
 
     # -- in the main thread ----------------------------------------------------------------------------------------
 
@@ -266,6 +267,13 @@ class Signals:
             print(f"lra-ssm: {why}", file=sys.stderr, flush=True)
         else:
             os.write(2, f"lra-ssm: {why}\n".encode())
+
+
+def _job() -> str | None:
+    """What Slurm calls this job, in an array its task."""
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
 
 
 _active: Signals | None = None

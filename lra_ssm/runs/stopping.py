@@ -1,6 +1,5 @@
 """How a fit comes to its end: stopped by a signal at a step that is saved, or with a last validation."""
 
-import os
 from typing import Any, Literal
 
 import torch
@@ -73,8 +72,7 @@ class EndFit(Checkpoint):
         if signals := active():
             signals.leaving = True  # from here on the processes end one by one
             signals.stopped_at = trainer.global_step
-            if signals.asks_for_requeue(trainer, signum):
-                signals.job = _job()
+            signals.ask_for_requeue(signum)
         raise Stopped(signum)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -148,10 +146,3 @@ def _over_processes(trainer: Trainer, number: float, operation: Literal["MIN", "
     tensor = torch.tensor(number, dtype=torch.float32, device=trainer.strategy.root_device)
     torch.distributed.all_reduce(tensor, op=getattr(torch.distributed.ReduceOp, operation))
     return tensor.item()
-
-
-def _job() -> str | None:
-    """What Slurm calls this job, in an array its task."""
-    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
-        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ.get("SLURM_JOB_ID")
