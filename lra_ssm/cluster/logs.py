@@ -12,7 +12,7 @@ from lra_ssm.runs.provenance import now
 
 ATTEMPT, _ENDED = "== attempt ", "== ended: "  # what stands in a log before an attempt, and after some
 _ERROR, _OURS = "lra-ssm: error: ", "lra-ssm: "
-_TAIL, _FAR = 1 << 16, 1 << 22  # bytes that are read first, and at most
+_TAIL, _FAR = 1 << 14, 1 << 22  # bytes that are read first, and at most
 _ATTEMPT = re.compile(rf"^{ATTEMPT}(\S+) on (\S+)$", re.MULTILINE)
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
 # Slurm's last words, those that say why before those that say that; srun's about exit codes follow our own.

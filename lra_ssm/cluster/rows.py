@@ -43,14 +43,15 @@ def lines(
     """The table of `found`, and the line for `every` run, in a terminal of width × height."""
     below = [*_reasons(found, width), f"log of run N: {folder.path / 'logs'}/N.log", summary(every)]
     taken = sum(len(line) // (width or len(line) + 1) + 1 for line in below)
-    rows, left_out = list(found), ""
-    drawn = _table(folder, rows, width)
-    while height is not None and len(rows) > 1 and drawn.count("\n") + taken + 3 > height:
-        rows = sorted(rows, key=lambda run: _FIRST.index(run.state))[: max(1, min(len(rows) - 1, height - taken - 4))]
+    rows = list(found)
+    while True:
+        more = [f"… {len(found) - len(rows):,} more runs"] if len(rows) < len(found) else []
+        room = len(rows) if height is None else max(1, height - taken - len(more) - 2)  # the head may take two lines
+        drawn = _table(folder, rows, width) if len(rows) <= room else ""
+        if drawn and (height is None or len(rows) == 1 or drawn.count("\n") + 1 + len(more) + taken <= height):
+            return "\n".join([drawn, *more, *below])
+        rows = sorted(rows, key=lambda run: _FIRST.index(run.state))[: min(len(rows) - 1, room)]
         rows.sort(key=lambda run: run.index)
-        left_out = f"… {len(found) - len(rows):,} more runs"
-        drawn = _table(folder, rows, width)
-    return "\n".join([drawn, *filter(None, [left_out]), *below])
 
 
 def _table(folder: SweepFolder, found: Sequence[RunState], width: int | None) -> str:

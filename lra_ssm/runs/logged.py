@@ -36,6 +36,8 @@ def latest(path: Path) -> dict[str, float]:
                 lines = file.read(size - begin).decode(errors="replace").split("\n")
                 # A row whose beginning is not there, and one that is not whole yet.
                 for row in csv.reader(reversed(lines[begin > start : -1])):
+                    if len(found) == len(columns):
+                        break
                     for name, text in zip(columns, row, strict=False):
                         if text and name not in found:
                             found[name] = float(text)
