@@ -71,7 +71,7 @@ def test_the_run_directory_has_what_the_design_says(trained):
     folder, result = trained
     path = only_run(folder)
     fitted, scored = (
-        {"config.yaml", "run.json", "metrics.csv", "curves.png", "checkpoints"},
+        {"config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints"},
         {"validate.json", "test.json", "predictions-val.csv"},
     )
     names = {p.name for p in path.iterdir() if not p.name.startswith(".")}

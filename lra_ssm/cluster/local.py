@@ -181,7 +181,11 @@ class _Local:
         found = run_state(self.folder, task.run, Queue())
         took = duration(time.monotonic() - task.since)
         metrics = "".join(f", {name} {value:.4g}" for name, value in found.test.items())
-        why = f": {found.reason} ({self.folder.log(task.run.index)})" if found.reason else ""
+        why = (
+            f": {found.reason.removeprefix(found.state).strip()} ({self.folder.log(task.run.index)})"
+            if found.reason
+            else ""
+        )
         self._say(f"run {task.run.index} {found.state} after {took}{metrics}{why}")
 
     # -- what is shown ---------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ class _Local:
             return
         from rich.text import Text
 
-        stopping = "stopping: each run saves; once more ends them at once" if self.asked else ""
+        stopping = "stopping: each run saves; once more ends them at once" if self.asked and self.tasks else ""
         columns, height = shutil.get_terminal_size()
         if not preparing:
             every = states(self.folder)

@@ -12,6 +12,8 @@ from lra_ssm.errors import squeeze
 from lra_ssm.tables import table
 
 _FIRST = ("running", "failed", "lost", "stopped", "waiting", "done")  # where there is no room for all
+_DROPPED = ("train loss", "attempts", "steps/s")  # columns, where a terminal is too narrow for all
+_WHAT = 24  # characters that a run's name needs, if it has so many
 _REASONS = 12  # that are shown under a table
 
 
@@ -70,13 +72,26 @@ def _table(folder: SweepFolder, found: Sequence[RunState], width: int | None) ->
     for run in found:
         going = run.state == "running"
         step = "" if run.step is None else f"{run.step}/{'?' if run.of is None else run.of}"
-        state = run.phase if going else run.state  # training, testing, … say that it is running
-        rate = "" if run.rate is None or not going else f"{run.rate:.{0 if run.rate >= 100 else 2}f}"
+        state = f"running, {run.phase}" if going and run.phase != "training" else run.state
+        rate = (
+            ""
+            if run.rate is None or not going or run.phase == "testing"
+            else f"{run.rate:.{0 if run.rate >= 100 else 2}f}"
+        )
         left = "" if run.seconds_left is None or not going else duration(run.seconds_left)
         loss = "".join(f"{value:.4g}" for value in run.train.values())
         rows.append([str(run.index), what[run.index], state, step, rate, left, metric(run, "val"), metric(run, "test"),
                      loss, str(run.attempts or "")])  # fmt: skip
     kept = [i for i in range(len(columns)) if i < 3 or any(row[i] for row in rows)]
+
+    def least(i: int) -> int:
+        cells = max((len(row[i]) for row in rows), default=0)
+        words = max((len(word) for row in rows for word in row[i].split()), default=0)
+        return max(min(cells, _WHAT) if i == 1 else words, *map(len, columns[i].split())) + 1
+
+    for name in _DROPPED:
+        if width is not None and sum(map(least, kept)) > width + 1 and columns.index(name) in kept:
+            kept.remove(columns.index(name))
     return table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], 3, width)
 
 
@@ -93,7 +108,8 @@ def _reasons(found: Sequence[RunState], width: int | None) -> list[str]:
     for run in found:
         if reason(run):
             groups.setdefault((run.state, reason(run)), []).append(run.index)
-    said = [squeeze(f"{ranges(indices)} {state}: {why}") for (state, why), indices in groups.items()]
+    said = [squeeze(f"{ranges(indices)} {state}: {why.removeprefix(state).strip()}")
+            for (state, why), indices in groups.items()]  # fmt: skip
     more = [f"… {len(said) - _REASONS} more reasons: --json has them all"] if len(said) > _REASONS else []
     return [*said[:_REASONS], *more]
 

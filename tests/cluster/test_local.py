@@ -152,7 +152,7 @@ def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, signum):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, said
     assert calls(tmp_path).count("stopped") == 2 and "test 1" not in said and "run 3 begins" not in said
-    assert re.search(r"run 1 stopped after \S+: stopped by SIGTERM at step 7, saved", said)
+    assert re.search(r"run 1 stopped after \S+: by SIGTERM at step 7, saved", said)
     assert said.endswith("3 runs: 1 waiting, 2 stopped\n") and not alive(tmp_path)
 
 

@@ -191,7 +191,9 @@ def slurm(folder, monkeypatch, script):
 
 
 def test_slurm_knows_what_waits_and_what_runs(folder, monkeypatch):
-    slurm(folder, monkeypatch, 'echo "$@" >> ' + f"{folder.path}/asked; echo '1|RUNNING|None'; echo '2|PENDING|BeginTime'")
+    slurm(
+        folder, monkeypatch, 'echo "$@" >> ' + f"{folder.path}/asked; echo '1|RUNNING|None'; echo '2|PENDING|BeginTime'"
+    )
     run_left(folder, 1, host="elsewhere", ago=9000, quiet=5000)
     run_left(folder, 2, ago=100)
     first, second, third = states(folder, queue_of(folder))
