@@ -258,7 +258,7 @@ def _lock(log: IO[bytes]) -> bool:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """What a new process does before it is Python: asks for SIGTERM at its parent's death, so that it saves and ends."""
+    """What a new process does first: it asks for SIGTERM at its parent's death, so that it saves and ends."""
     system = ctypes.CDLL(None)
 
     def ask() -> None:

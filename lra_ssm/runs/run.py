@@ -115,8 +115,9 @@ class Run(RunDirectory):
     # -- what the Trainer gets -------------------------------------------------------------------------------------
 
     def callbacks(self, given: Sequence[Any] = ()) -> list[Any]:
-        """Seeds by step, stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt. given: the
-        user's."""
+        """Seeds by step, stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt.
+
+        given: the user's."""
         best = SaveBest(
             dirpath=self.best.parent,
             filename=self.best.stem,

@@ -100,7 +100,8 @@ def test_a_failure_is_that_of_the_record_or_of_the_last_attempt(folder):
 @pytest.mark.parametrize(
     "said, reason",
     [
-        (["lra-ssm: error: unknown option --x", "srun: error: n: task 0: Exited with exit code 2"], "unknown option --x"),
+        (["lra-ssm: error: unknown option --x", "srun: error: n: task 0: Exited with exit code 2"],
+         "unknown option --x"),
         (["Traceback (most recent call last):", '  File "a.py", line 1', "    import x", "ImportError: no x"],
          "ImportError: no x"),
         (["slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."],
