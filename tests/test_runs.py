@@ -75,7 +75,7 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path,
     run, metrics = fit(tmp_path / "data")
     assert run.path.parent == tmp_path.joinpath("runs/mine").relative_to(tmp_path)
     assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {
-        "config.yaml", "run.json", "metrics.csv", "curves.png", "checkpoints",
+        "config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints",
     }  # fmt: skip
     record = json.loads((run.path / "run.json").read_text())
     assert record["status"] == "finished" and record["metrics"] == metrics

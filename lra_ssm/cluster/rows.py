@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from lra_ssm.cluster.folder import SweepFolder, shown
 from lra_ssm.cluster.script import ranges
@@ -18,21 +19,29 @@ _REASONS = 12  # that are shown under a table
 
 
 def titles(folder: SweepFolder) -> dict[int, str]:
-    """What each run is, in a few words: the experiment or the config where it is not the same for all, and the changes
-    that not all have."""
+    """What each run is, in a few words: its experiment or config where they are not all the same, and what tells it
+    from the others of that name."""
     runs, base = folder.runs, folder.path.parent.parent
-    every = [{k: v for k, v in run.changes.items() if k != "experiment"} for run in runs]
-    common = {k: v for k, v in every[0].items() if all(c.get(k, ...) == v for c in every)}
     experiments = [run.directory.path.relative_to(base).parent.parts for run in runs]
     while len({parts[:1] for parts in experiments}) == 1 and experiments[0][1:]:
         experiments = [parts[1:] for parts in experiments]
-    configs = [Path(run.options[0].partition("=")[2]).stem for run in runs]
     names = ["/".join(parts) for parts in experiments]
     if len(set(names)) == 1:
-        names = configs if len(set(configs)) > 1 else [""] * len(runs)
-    words = [[name, shown(changes, common)] for name, changes in zip(names, every, strict=True)]
-    first = "/".join(experiments[0])
-    return {run.index: " ".join(filter(None, of)) or first for run, of in zip(runs, words, strict=True)}
+        names = [Path(run.options[0].partition("=")[2]).stem for run in runs]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, run in zip(names, runs, strict=True):
+        groups.setdefault(name, []).append({k: v for k, v in run.changes.items() if k != "experiment"})
+    # What all runs of one name have in common the name stands for.
+    common = {
+        name: {k: v for k, v in every[0].items() if all(c.get(k, ...) == v for c in every)}
+        for name, every in groups.items()
+    }
+    own = [shown({k: v for k, v in run.changes.items() if k != "experiment"}, common[name])
+           for name, run in zip(names, runs, strict=True)]  # fmt: skip
+    said = [
+        " ".join(filter(None, [name if len(groups) > 1 else "", what])) for name, what in zip(names, own, strict=True)
+    ]
+    return {run.index: words or name for run, words, name in zip(runs, said, names, strict=True)}
 
 
 def lines(
@@ -72,7 +81,7 @@ def _table(folder: SweepFolder, found: Sequence[RunState], width: int | None) ->
     for run in found:
         going = run.state == "running"
         step = "" if run.step is None else f"{run.step}/{'?' if run.of is None else run.of}"
-        state = f"running, {run.phase}" if going and run.phase != "training" else run.state
+        state = run.phase if going and run.phase != "training" else run.state  # testing says that it is running
         rate = (
             ""
             if run.rate is None or not going or run.phase == "testing"
@@ -86,8 +95,7 @@ def _table(folder: SweepFolder, found: Sequence[RunState], width: int | None) ->
 
     def least(i: int) -> int:
         cells = max((len(row[i]) for row in rows), default=0)
-        words = max((len(word) for row in rows for word in row[i].split()), default=0)
-        return max(min(cells, _WHAT) if i == 1 else words, *map(len, columns[i].split())) + 1
+        return max(min(cells, _WHAT) if i == 1 else cells, len(columns[i])) + 1
 
     for name in _DROPPED:
         if width is not None and sum(map(least, kept)) > width + 1 and columns.index(name) in kept:

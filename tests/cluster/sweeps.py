@@ -71,7 +71,7 @@ def log_left(folder: SweepFolder, index: int | str, *lines: str, ago: float = 10
 @contextmanager
 def held(file: Path):
     """The file's lock, held by another process."""
-    code = "import sys, filelock\nwith filelock.FileLock(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()"
+    code = "import sys, filelock\nwith filelock.FileLock(sys.argv[1]):\n    print('held', flush=True); sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout.readline() == b"held\n"

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from lra_ssm.cli import main
+from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.cluster.queue import Queue, queue_of
-from lra_ssm.cluster.rows import lines, summary
+from lra_ssm.cluster.rows import lines, summary, titles
 from lra_ssm.cluster.status import RunState, run_state, seconds_left, states
 from lra_ssm.runs.directory import RunDirectory, is_held
 from tests.cluster.sweeps import HERE, at, held, log_left, run_left, sweep_folder
@@ -340,3 +341,22 @@ def test_time_left_is_that_of_the_slowest_or_of_all_who_wait():
     assert seconds_left([running(40), running(90), *[waiting] * 4]) == (60 + 10 + 400) / 2
     assert seconds_left([waiting, done]) is None
     assert summary([running(40), done]) == "2 runs: 1 done, 1 running; about 0:01:00 left"
+
+
+def test_a_run_is_called_by_what_tells_it_from_the_others(tmp_path):
+    def named(runs):
+        folder = sweep_folder(tmp_path / str(len(list(tmp_path.iterdir()))))
+        given = [
+            {"index": i, "options": [f"--config=c/{config}.yaml"], "changes": changes, "path": f"{experiment}/{i}"}
+            for i, (config, experiment, changes) in enumerate(runs, 1)
+        ]
+        (folder.path / "runs.json").write_text(json.dumps({"name": "mine", "source": "mine.yaml", "runs": given}))
+        return list(titles(SweepFolder(folder.path)).values())
+
+    lr = "model.optimizer.lr"
+    assert named([("s4d", "cpu", {lr: 0.1, "x": 1}), ("s4d", "cpu", {lr: 0.2, "x": 1})]) == ["lr 0.1", "lr 0.2"]
+    assert named([("s4d", "cpu", {lr: 0.1}), ("s6", "cpu", {lr: 0.2})]) == ["s4d", "s6"]
+    assert named([("s4d", "cpu", {})]) == ["s4d"]
+    variants = [("tiny", f"cpu/{name}", {"experiment": name, "blocks": blocks, "seed_everything": seed})
+                for seed in (0, 1) for name, blocks in (("one", 1), ("two", 2))]  # fmt: skip
+    assert named(variants) == ["one seed 0", "two seed 0", "one seed 1", "two seed 1"]
