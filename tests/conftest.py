@@ -1,5 +1,7 @@
 import os
+import shutil
 import socket
+import subprocess
 from functools import cache
 
 import pytest
@@ -29,5 +31,10 @@ def _online() -> bool:
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("slurm"):
+        if "slurm" not in item.config.getoption("markexpr"):
+            pytest.skip("submits jobs to Slurm: `pytest -m slurm` runs these")
+        if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, timeout=20).returncode:
+            pytest.skip("needs a running Slurm: sinfo finds none")
     if item.get_closest_marker("network") and not _online():
         pytest.skip("needs the internet")
