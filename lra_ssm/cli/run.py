@@ -41,18 +41,14 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error
-from lra_ssm.runs.identity import DATA_NEUTRAL, run_identity
+from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identity
+from lra_ssm.runs.provenance import now
 from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.trial import try_network
 
-# Options of the commands that cannot change a result; the Trainer's own are in runs/identity.py.
-_NEUTRAL = (
-    "config", "runs_dir", "experiment", "fresh", "strict_resume", "allow_pickle", "weights_only", "verbose",
-    "return_predictions", "split",
-)  # fmt: skip
 # Of the command, not of the run that it starts.
 _OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle")
 
@@ -207,7 +203,7 @@ class RunCLI(LightningCLI):
         """What cannot change a result, by section of the configuration."""
         data = self._config.data  # None where a user's model loads its own
         own = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
-        return {"": _NEUTRAL, "checkpoint": CheckpointSettings.neutral, "data": own}
+        return {"": OPTIONS_NEUTRAL, "checkpoint": CheckpointSettings.neutral, "data": own}
 
     # --- the run directory ---
 
@@ -286,7 +282,7 @@ class RunCLI(LightningCLI):
         if self.run is not None:
             config = {key: value for key, value in self.resolved.items() if key not in _OF_THE_COMMAND}
             self.held.append(self.run)
-            self.run.begin(config, self.trainer, self.datamodule)
+            self.run.begin(config, self.trainer, self.model, self.datamodule)
 
     def _prepare_data(self) -> None:
         """By every process: those that come second wait for the first here, where nothing times out, and a node with
@@ -349,7 +345,10 @@ class RunCLI(LightningCLI):
         if self.scored is None or not self.trainer.is_global_zero:
             return
         metrics = final_metrics(self.trainer)
-        result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics}
+        part = "val" if self.subcommand == "validate" else self.subcommand
+        result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics, "time": now()}
+        if (limit := getattr(self._config.trainer, f"limit_{part}_batches")) is not None:
+            result["limit_batches"] = limit  # it is of a part of the split
         if hasattr(self.datamodule, "provenance"):
             result["data"] = self.datamodule.provenance()
         write_json(self.scored.path / f"{self.subcommand}.json", result)

@@ -1,8 +1,7 @@
 """Which run a configuration is: a hash of everything that decides its result.
 
 What cannot change a result is said beside the settings that it concerns: a data module's `neutral_settings`,
-`CheckpointSettings.neutral`, the options of the commands in cli/run.py; of Lightning's Trainer, which cannot say it,
-here.
+`CheckpointSettings.neutral`; of the commands' options and of Lightning's Trainer, which cannot say it, here.
 """
 
 import copy
@@ -18,6 +17,11 @@ from typing import Any
 
 from lra_ssm.errors import InputError
 
+# Options of the commands.
+OPTIONS_NEUTRAL = (
+    "config", "runs_dir", "experiment", "fresh", "strict_resume", "allow_pickle", "weights_only", "verbose",
+    "return_predictions", "split",
+)  # fmt: skip
 TRAINER_NEUTRAL = (
     "accelerator",
     "default_root_dir",
@@ -45,6 +49,13 @@ def run_identity(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -
     config: plain values. neutral: names that do not count, by section; "" is the top level. Defaults of the Trainer do
     not count either: an argument that a new Lightning brings does not make every run another one.
     """
+    config = what_counts(config, neutral)
+    config["trainer"] = without_trainer_defaults(config["trainer"])
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def what_counts(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A copy of a configuration without what cannot change a result; arguments: as of `run_identity`."""
     config = copy.deepcopy(config)
     if config.get("ckpt_path") in (None, "last", "best"):
         config.pop("ckpt_path", None)
@@ -52,13 +63,12 @@ def run_identity(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -
     if isinstance(callbacks := trainer.get("callbacks"), list):
         # None where there is no other, as without any
         trainer["callbacks"] = [c for c in callbacks if c.get("class_path") not in _SHOWING] or None
-    config["trainer"] = without_trainer_defaults(trainer)
     for section, names in {**neutral, "trainer": TRAINER_NEUTRAL}.items():
         node: Any = (config.get(section) or {}) if section else config
         node = node.get("init_args", node) if "class_path" in node else node
         for name in names:
             node.pop(name, None)
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    return config
 
 
 def without_trainer_defaults(given: Mapping[str, Any]) -> dict[str, Any]:

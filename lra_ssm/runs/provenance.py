@@ -67,3 +67,10 @@ def _git() -> dict[str, Any] | None:
 def now() -> str:
     """The time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def last_sign(run: Path) -> str:
+    """When a run wrote last, as `now` has it: of an attempt that was killed, when it was still alive."""
+    files = [file for file in (run / "metrics.csv", run / "checkpoints" / "last.ckpt") if file.is_file()]
+    seconds = max((file.stat().st_mtime for file in files), default=0.0)
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

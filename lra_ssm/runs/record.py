@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-_KINDS = {"run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict}
+_KINDS = {
+    "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
+    "parameters": int, "neutral": list, "step": int,
+}  # fmt: skip
 
 
 def read_record(file: Path) -> tuple[dict[str, Any], str]:

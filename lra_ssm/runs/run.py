@@ -38,7 +38,7 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.metrics import CSVRunLogger, last_logged
-from lra_ssm.runs.provenance import code_version, environment
+from lra_ssm.runs.provenance import code_version, environment, last_sign, now
 from lra_ssm.runs.reached import WriteProgress
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
@@ -190,7 +190,7 @@ class Run(RunDirectory):
             try:
                 signals.watch(trainer, self)
                 try_network(task, data, trainer)
-                self.begin(self.config, trainer, data)
+                self.begin(self.config, trainer, task, data)
                 # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
                 known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
                 trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
@@ -213,7 +213,7 @@ class Run(RunDirectory):
                 signals.leaving = True
                 self.close()
 
-    def begin(self, config: dict[str, Any], trainer: Trainer, data: Any = None) -> None:
+    def begin(self, config: dict[str, Any], trainer: Trainer, task: LightningModule, data: Any = None) -> None:
         """Takes the directory and writes what the run starts from: config.yaml, and the record.
 
         config: plain values, "experiment" among them. In the first process alone. Raises InputError where another
@@ -232,9 +232,15 @@ class Run(RunDirectory):
         self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
         self.save_config(yaml.safe_dump(config, sort_keys=False))
         self.set_damaged_record_aside()
-        starts = [*self.record.get("starts", []), {**environment(), "source": self.source}]
-        experiment = config["experiment"]
-        record = {"run_id": self.path.name, "experiment": experiment, "status": "started", "starts": starts}
+        starts = [*self._starts(last_sign(self.path)), {**environment(), "source": self.source}]
+        record: dict[str, Any] = {
+            "run_id": self.path.name,
+            "experiment": config["experiment"],
+            "status": "started",
+            "starts": starts,
+            "parameters": sum(p.numel() for p in task.parameters()),
+            "neutral": list(getattr(data, "neutral_settings", DATA_NEUTRAL)),  # of data's settings
+        }
         if manifest is not None:
             record["data"] = manifest
             print(wrapped(squeeze(data.describe())))
@@ -258,7 +264,8 @@ class Run(RunDirectory):
         timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
-        self.write_record(status=status, metrics=metrics, of_last_batch=batch)
+        step = trainer.global_step
+        self.write_record(status=status, metrics=metrics, of_last_batch=batch, step=step, starts=self._starts(now()))
         self.draw_curves()
         if status == "finished":
             self.before_last.unlink(missing_ok=True)
@@ -279,8 +286,15 @@ class Run(RunDirectory):
         """Records why the run cannot go on, where this process holds it."""
         if self.held:
             with suppress(OSError):  # such as the full disk that is the reason
-                self.write_record(status="failed", reason=reason)
+                self.write_record(status="failed", reason=reason, starts=self._starts(now()))
             self.draw_curves()
+
+    def _starts(self, ended: str) -> list[dict[str, Any]]:
+        """The attempts so far, the last one ended at that time where nothing says when it was."""
+        starts: list[dict[str, Any]] = self.record.get("starts", [])
+        if starts and starts[-1].get("ended") is None:
+            starts[-1]["ended"] = max(ended, str(starts[-1].get("time", "")))
+        return starts
 
     def close(self) -> None:
         """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
@@ -291,7 +305,7 @@ class Run(RunDirectory):
             os.environ[_RUN_PATH] = self._outer
         try:
             if self.record.get("status") == "started":
-                self.write_record(status="interrupted")
+                self.write_record(status="interrupted", starts=self._starts(now()))
         except OSError:
             pass
         finally:

@@ -1,0 +1,347 @@
+"""Run directories as records, read without torch or lightning."""
+
+import glob
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lra_ssm.errors import InputError, squeeze
+from lra_ssm.results.settings import SEED, Settings, counting, flat
+from lra_ssm.runs.identity import DATA_NEUTRAL
+from lra_ssm.runs.logged import read_metrics
+from lra_ssm.runs.record import data_digests, read_record
+
+# The data that a task's name stands for; a run of such a task on other data is marked.
+DATA_OF = {
+    "listops": "ListOps",
+    "text": "Text",
+    "retrieval": "Retrieval",
+    "image": "Image",
+    "pathfinder": "Pathfinder",
+    "pathx": "Pathfinder",
+    "scifar": "SCIFAR",
+    "mnist": "MNIST",
+    "wikitext103": "WikiText",
+    "slimpajama6b": "SlimPajama",
+}
+_KINDS = {"lra": "LRA's files", "files": "files of one's own"}  # others are words by themselves
+
+
+@dataclass
+class RunRecord:
+    """One run as its directory has it; empty where a file is missing or damaged, which `problem` says."""
+
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)  # run.json
+    tested: dict[str, Any] = field(default_factory=dict)  # test.json
+    config: dict[str, Any] = field(default_factory=dict)  # config.yaml
+    problem: str = ""
+    planned: bool = False  # a sweep's run that nobody has started
+
+    @property
+    def name(self) -> str:
+        """Experiment and id."""
+        return f"{self.experiment}/{self.path.name}"
+
+    @cached_property
+    def experiment(self) -> str:
+        given = self.config.get("experiment") or self.record.get("experiment")
+        return str(given or "/".join(self.path.parts[-3:-1]))
+
+    @property
+    def task(self) -> str:
+        """The last part but one of the experiment's name; all of a name that has one part."""
+        return self.experiment.split("/")[-2:][0]
+
+    @property
+    def model(self) -> str:
+        """The last part of the experiment's name."""
+        return self.experiment.rpartition("/")[2]
+
+    @property
+    def seed(self) -> Any:
+        return self.config.get(SEED)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What can change the result, the seed apart."""
+        return counting(self.config, self.record.get("neutral", DATA_NEUTRAL))
+
+    @cached_property
+    def all_settings(self) -> Settings:
+        return flat(self.config)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, str]]:
+        """The rows of metrics.csv."""
+        return read_metrics(self.path / "metrics.csv")[1]
+
+    # -- how far it came -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def status(self) -> str:
+        """run.json's; `running` or `killed` where it was begun and has not ended, as far as this machine can tell."""
+        if self.planned:
+            return "not started"
+        if self.problem:
+            return "damaged"
+        status = str(self.record.get("status", "?"))
+        if status == "started":
+            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+                holder = json.loads((self.path / ".holder.json").read_bytes())
+                if holder["host"] == socket.gethostname():
+                    return "running" if _alive(int(holder["pid"])) else "killed"
+        return status
+
+    @property
+    def finished(self) -> bool:
+        return self.record.get("status") == "finished"
+
+    @cached_property
+    def step(self) -> int | None:
+        """Optimizer steps done, as far as they are recorded."""
+        if isinstance(step := self.record.get("step"), int):
+            return step
+        logged = [int(row["step"]) for row in self.metrics if (row["step"] or "").isdecimal()]
+        return max(logged) + 1 if logged else None
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Of a run that steps end."""
+        steps = self._trainer.get("max_steps")
+        return steps if isinstance(steps, int) and steps > 0 else None
+
+    @property
+    def progress(self) -> str:
+        """Steps done of those planned; epochs where they end it."""
+        done = "?" if self.step is None else f"{self.step:,}"
+        if self.finished:
+            return done
+        if self.planned_steps is not None:
+            return f"{done} of {self.planned_steps:,}"
+        epochs = self._trainer.get("max_epochs")
+        epoch = next((row["epoch"] for row in reversed(self.metrics) if row["epoch"]), "0")
+        return f"{done} (epoch {epoch} of {epochs})" if isinstance(epochs, int) and epochs > 0 else done
+
+    @property
+    def _trainer(self) -> dict[str, Any]:
+        trainer = self.config.get("trainer")
+        return trainer if isinstance(trainer, dict) else {}
+
+    @property
+    def missing(self) -> str:
+        """Why the run has no result to be counted; nothing where it has one."""
+        if self.problem:
+            return self.problem
+        if self.status == "failed":
+            return f"failed: {self.record.get('reason', '?')}"
+        if not self.finished:
+            where = "" if self.planned else f", step {self.progress}"
+            return self.status if self.status == "not started" else f"not finished ({self.status}{where})"
+        if not isinstance(self.tested.get("metrics"), dict):
+            return "finished, not tested"
+        ended = [start.get("ended") for start in self.record.get("starts", [])[-1:]]
+        if ended and ended[0] and str(self.tested.get("time") or ended[0]) < ended[0]:
+            return "tested before it was finished"
+        return ""
+
+    # -- what it took ----------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> int | None:
+        return self.record.get("parameters")
+
+    @cached_property
+    def seconds(self) -> tuple[float, bool] | None:
+        """Wall time of all attempts, and whether it was more: of one that has left no end (run.json of earlier
+        versions has none), what training its logged steps took, validation and start not included."""
+        starts = self.record.get("starts", [])
+        known = [_between(start.get("time"), start.get("ended")) for start in starts]
+        if known and None not in known:
+            return sum(filter(None, known)), False
+        least = max(sum(filter(None, known)), self._training_seconds())
+        return (least, True) if least else None
+
+    def _training_seconds(self) -> float:
+        batch = self.all_settings.get("data.batch_size")
+        total, before = 0.0, -1
+        if not isinstance(batch, int):
+            return total
+        batch *= self._trainer.get("accumulate_grad_batches") or 1
+        for row in self.metrics:
+            with suppress(ValueError, TypeError, KeyError, ZeroDivisionError):
+                rate, step = float(row["train/samples_per_s"]), int(row["step"])
+                total, before = total + (step - before) * batch / rate, step
+        return total
+
+    @property
+    def last_start(self) -> dict[str, Any]:
+        starts = self.record.get("starts") or [{}]
+        return dict(starts[-1])
+
+    @cached_property
+    def code(self) -> tuple[str, str]:
+        """Commit (with a + where there were changes) and code version of the last attempt."""
+        git = self.last_start.get("git") or {}
+        commit = str(git.get("commit") or "no commit")[:10] + ("+" if git.get("changed") else "")
+        return commit, str((self.last_start.get("versions") or {}).get("lra_ssm", "?"))
+
+    @property
+    def hardware(self) -> str:
+        found = self.last_start.get("hardware") or {}
+        gpus = found.get("gpus") or []
+        return f"{len(gpus)} × {gpus[0]}" if gpus else f"{found.get('cpu', '?')}, {found.get('cpus', '?')} cores"
+
+    # -- its data --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def data(self) -> tuple[str, str]:
+        """What the data was, in words; and what tells it from other data: the digests of its files."""
+        manifest = self.record.get("data") or self.tested.get("data") or {}
+        source = manifest.get("source") if isinstance(manifest, dict) else None
+        if not isinstance(source, dict):
+            return "", ""
+        kind = str(source.get("kind", "?"))
+        words = [_KINDS.get(kind, kind)]
+        words += ["lossy"] if source.get("lossy") else []
+        words += [f"limit {source['limit']}"] if source.get("limit") else []
+        digests: Any = {}
+        with suppress(KeyError, TypeError, AttributeError):
+            digests = data_digests(self.record.get("data") or {})
+        identity = digests or {k: v for k, v in source.items() if k not in ("files", "archive", "class_names")}
+        return ", ".join(words), json.dumps([manifest.get("inputs"), identity], sort_keys=True, default=str)
+
+    @property
+    def contradiction(self) -> str:
+        """Where the task's name stands for other data than the run's."""
+        cls = str(self.all_settings.get("data", "")).rpartition(".")[2]
+        expected = DATA_OF.get(self.task)
+        return f"its data is {cls}, not {expected}" if cls and expected and cls != expected else ""
+
+    # -- what it gave ----------------------------------------------------------------------------------------------
+
+    def value(self, metric: str) -> float | None:
+        """Of the test split as test.json has it; of another what run.json says of the fit's end."""
+        for found in (self.tested.get("metrics"), self.record.get("metrics")):
+            if isinstance(found, dict) and isinstance(value := found.get(metric), (int, float)):
+                return float(value)
+        return None
+
+    @property
+    def monitor(self) -> str:
+        checkpoint = self.config.get("checkpoint")
+        return str(checkpoint.get("monitor") or "val/loss") if isinstance(checkpoint, dict) else "val/loss"
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """A metric's values by the number of steps done."""
+        found = {}
+        for row in self.metrics:
+            with suppress(ValueError, TypeError, KeyError):
+                found[int(row["step"]) + 1] = float(row[metric])
+        return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _between(start: Any, end: Any) -> float | None:
+    with suppress(TypeError, ValueError):
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    return None
+
+
+def read_run(path: Path) -> RunRecord:
+    """The record of one run's directory, whatever is missing or damaged in it."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    record, damage = read_record(path / "run.json")
+    problems = [f"run.json is damaged: {damage}"] if damage else []
+    config: Any = {}
+    try:
+        config = yaml.load((path / "config.yaml").read_bytes(), loader)
+    except FileNotFoundError:
+        problems.append("it has no config.yaml")
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        problems.append("config.yaml cannot be read")
+    tested: Any = {}
+    try:
+        tested = json.loads((path / "test.json").read_bytes())
+    except FileNotFoundError:
+        pass
+    except (ValueError, RecursionError):
+        problems.append("test.json cannot be read")
+    parts = [part if isinstance(part, dict) else {} for part in (record, tested, config)]
+    return RunRecord(path, *parts, problem=squeeze("; ".join(problems)))
+
+
+def collect(given: list[str]) -> list[RunRecord]:
+    """The runs of folders (run directories, or folders that hold some), globs of them, and sweeps; each once, in order.
+
+    Raises InputError for what is none of these, and where there is no run at all.
+    """
+    found: dict[Path, RunRecord] = {}
+    for name in given:
+        before = len(found)
+        paths = [Path(name)] if os.path.exists(name) else [Path(p) for p in sorted(glob.glob(name, recursive=True))]
+        for path in paths:
+            for record in _runs_of(path):
+                found.setdefault(record.path.resolve(), record)
+        if not paths:
+            raise InputError(f"{name}: there is no such folder; give run directories, folders of runs, or a sweep")
+        if len(found) == before and len(given) == 1:
+            raise InputError(f"{name}: holds no runs (directories with a run.json)")
+    return list(found.values())
+
+
+def _runs_of(path: Path) -> list[RunRecord]:
+    if path.is_file():
+        return [] if path.suffix not in (".yaml", ".yml") else _sweep(_sweep_folder(path))
+    if (path / "runs.json").is_file():
+        return _sweep(path)
+    return [read_run(folder) for folder in _folders(path)]
+
+
+def _folders(path: Path) -> list[Path]:
+    """The run directories at or below a folder; those of a sweep's own folder are elsewhere."""
+    found = []
+    for folder, below, files in os.walk(path):
+        below.sort()
+        if "run.json" in files:
+            found.append(Path(folder))
+            below.clear()
+    return found
+
+
+def _sweep(folder: Path) -> list[RunRecord]:
+    """Every run of a sweep, those too that have not begun."""
+    file = folder / "runs.json"
+    try:
+        runs = json.loads(file.read_bytes())["runs"]
+        pairs = [(Path(run["path"]), dict(run.get("changes") or {})) for run in runs]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is damaged: {squeeze(str(error)) or type(error).__name__}") from error
+    found = []
+    for path, changes in pairs:
+        if (path / "run.json").is_file():
+            found.append(read_run(path))
+        else:
+            found.append(RunRecord(path, config={SEED: changes.get(SEED)}, planned=True))
+    return found
+
+
+def _sweep_folder(file: Path) -> Path:
+    raise InputError(f"{file}: give the sweep's folder, runs/sweeps/…")

@@ -1,0 +1,129 @@
+"""The published rows, and whether a run's settings are those of the config that stands beside one."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lra_ssm
+from lra_ssm.results.collect import RunRecord
+from lra_ssm.runs.identity import DATA_NEUTRAL
+from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
+
+PACKAGE = Path(lra_ssm.__file__).parent
+LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published figure, in the unit it is printed in."""
+
+    task: str
+    model: str
+    value: float
+    std: float | None
+    settings: tuple[tuple[str, Any], ...]
+    step: int | None
+    metric: str
+    percent: bool
+    decimals: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run against the shipped config that stands beside its row."""
+
+    file: str
+    differences: tuple[str, ...]  # "trainer.max_steps 1000 for 80000"
+    data: tuple[str, ...]  # where the published figure stands on other data than the config's
+
+
+def load_yaml(file: Path) -> Any:
+    import yaml
+
+    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@cache
+def published() -> dict[str, Any]:
+    """published.yaml."""
+    found: dict[str, Any] = load_yaml(PACKAGE / "published.yaml")
+    return found
+
+
+@cache
+def rows() -> dict[tuple[str, str], list[Row]]:
+    """Every published figure by task and model, in the file's order."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for table in published()["tables"]:
+        paper = published()["papers"][table["paper"]]
+        metric = table["metric"] if "/" in table["metric"] else f"test/{table['metric']}"
+        for row in table["rows"]:
+            found.setdefault((row["task"], row["model"]), []).append(
+                Row(
+                    row["task"],
+                    row["model"],
+                    float(row["value"]),
+                    row.get("std"),
+                    tuple(row.get("settings", {}).items()),
+                    row.get("step"),
+                    metric,
+                    table.get("unit") == "percent",
+                    table["decimals"],
+                    f"{paper['authors']} {paper['year']}, {table['where']}",
+                )
+            )
+    return found
+
+
+def row_of(run: RunRecord) -> Row | None:
+    """The row whose task and model are the run's and whose settings it has; of several steps the run's last, else the
+    table's last."""
+    found = [
+        row
+        for row in rows().get((run.task, run.model), [])
+        if all(key is not None and run.settings[key] == value for key, value in _named(run.settings, row))
+    ]
+    steps = [row for row in found if row.step is not None]
+    if steps:
+        return next((row for row in steps if row.step == run.planned_steps), steps[-1])
+    return found[0] if found else None
+
+
+def _named(settings: Settings, row: Row) -> list[tuple[str | None, Any]]:
+    """What a row fixes, by the names that a run's settings have for it; None for what no setting is called."""
+    found = []
+    for name, value in row.settings:
+        keys = [key for key in settings if key.endswith(f".{name}")]
+        found.append((keys[0] if len(keys) == 1 else None, value))
+    return found
+
+
+def compare(run: RunRecord, row: Row) -> Comparison | None:
+    """A run's settings against its row's config, leaf by leaf; None where no such config is at hand."""
+    file = config_of(run.task, run.model)
+    if file is None:
+        return None
+    expected = counting(load_yaml(file), run.record.get("neutral", DATA_NEUTRAL))
+    expected |= {key: value for key, value in _named(expected, row) if key is not None}
+    stands_on = {f"data.{key}": value for key, value in published()["data"].get(run.task, {}).items()}
+    data = [
+        f"{key} is {shown(run.settings.get(key, ABSENT))}, the published figure stands on {shown(value)}"
+        for key, value in stands_on.items()
+        if run.settings.get(key) != value
+    ]
+    found = differing([run.settings, expected])
+    told = [
+        f"{key} {shown(ours)} for {shown(theirs)}" for key, (ours, theirs) in found.items() if key not in stands_on
+    ]
+    return Comparison(f"{file.parent.name}/{file.name}", tuple(told), tuple(data))
+
+
+@cache
+def config_of(task: str, model: str) -> Path | None:
+    """The shipped config of a task and model: below the working folder's configs, else below the checkout's."""
+    for folder in (Path("configs"), PACKAGE.parent / "configs"):
+        for file in sorted(folder.glob(f"**/{task}/{model}.yaml")):
+            return file
+    return None
