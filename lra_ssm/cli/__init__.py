@@ -24,6 +24,8 @@ COMMANDS = {
     "validate": ("lra_ssm.cli.run", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.run", "write a run's predictions and labels, on the validation split or another"),
+    "results": ("lra_ssm.cli.results", "what runs gave: a table beside the published rows, curves, ablations"),
+    "runs": ("lra_ssm.cli.runs", "list runs, how far they are and what differs between them"),
     "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: download, generate, or read its files"),
     "submit": ("lra_ssm.cli.submit", "run a sweep: one Slurm array, or some runs at a time here"),
     "status": ("lra_ssm.cli.status", "show where each run of a sweep stands"),

@@ -30,7 +30,7 @@ DATA_OF = {
     "wikitext103": "WikiText",
     "slimpajama6b": "SlimPajama",
 }
-_KINDS = {"lra": "LRA's files", "files": "files of one's own"}  # others are words by themselves
+_KINDS = {"lra": "LRA's files", "files": "own files"}  # others are words by themselves
 
 
 @dataclass
@@ -186,11 +186,14 @@ class RunRecord:
         return dict(starts[-1])
 
     @cached_property
-    def code(self) -> tuple[str, str]:
-        """Commit (with a + where there were changes) and code version of the last attempt."""
-        git = self.last_start.get("git") or {}
-        commit = str(git.get("commit") or "no commit")[:10] + ("+" if git.get("changed") else "")
-        return commit, str((self.last_start.get("versions") or {}).get("lra_ssm", "?"))
+    def code(self) -> str:
+        """Code version and commit (with a + where there were changes) of every attempt, each once."""
+        found = []
+        for start in self.record.get("starts", []):
+            git = start.get("git") or {}
+            commit = f"{str(git['commit'])[:10]}{'+' if git.get('changed') else ''}" if git.get("commit") else "none"
+            found.append(f"{(start.get('versions') or {}).get('lra_ssm', '?')} (commit {commit})")
+        return ", then ".join(dict.fromkeys(found)) or "?"
 
     @property
     def hardware(self) -> str:

@@ -74,3 +74,10 @@ def last_sign(run: Path) -> str:
     files = [file for file in (run / "metrics.csv", run / "checkpoints" / "last.ckpt") if file.is_file()]
     seconds = max((file.stat().st_mtime for file in files), default=0.0)
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def ended(starts: list[dict[str, Any]], when: str) -> list[dict[str, Any]]:
+    """A run's attempts, the last one with its end where it has none; no earlier than it began."""
+    if starts and "ended" not in starts[-1]:
+        starts[-1]["ended"] = max(when, str(starts[-1].get("time", "")))
+    return starts

@@ -38,7 +38,7 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.metrics import CSVRunLogger, last_logged
-from lra_ssm.runs.provenance import code_version, environment, last_sign, now
+from lra_ssm.runs.provenance import code_version, ended, environment, last_sign, now
 from lra_ssm.runs.reached import WriteProgress
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
@@ -61,6 +61,7 @@ class Run(RunDirectory):
     given: dict[str, Any]  # and its Trainer's arguments
     source: dict[str, str] = {}  # digests of the user's code
     _outer: str | None = None
+    _begun = False  # whether this attempt stands in the record
 
     @classmethod
     def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
@@ -232,7 +233,8 @@ class Run(RunDirectory):
         self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
         self.save_config(yaml.safe_dump(config, sort_keys=False))
         self.set_damaged_record_aside()
-        starts = [*self._starts(last_sign(self.path)), {**environment(), "source": self.source}]
+        before = ended(self.record.get("starts", []), last_sign(self.path))
+        starts = [*before, {**environment(), "source": self.source}]
         record: dict[str, Any] = {
             "run_id": self.path.name,
             "experiment": config["experiment"],
@@ -245,6 +247,7 @@ class Run(RunDirectory):
             record["data"] = manifest
             print(wrapped(squeeze(data.describe())))
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
+        self._begun = True
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
@@ -264,8 +267,8 @@ class Run(RunDirectory):
         timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
-        step = trainer.global_step
-        self.write_record(status=status, metrics=metrics, of_last_batch=batch, step=step, starts=self._starts(now()))
+        done = {"status": status, "metrics": metrics, "of_last_batch": batch, "step": trainer.global_step}
+        self.write_record(**done, **self._ended())
         self.draw_curves()
         if status == "finished":
             self.before_last.unlink(missing_ok=True)
@@ -286,15 +289,14 @@ class Run(RunDirectory):
         """Records why the run cannot go on, where this process holds it."""
         if self.held:
             with suppress(OSError):  # such as the full disk that is the reason
-                self.write_record(status="failed", reason=reason, starts=self._starts(now()))
+                self.write_record(status="failed", reason=reason, **self._ended())
             self.draw_curves()
 
-    def _starts(self, ended: str) -> list[dict[str, Any]]:
-        """The attempts so far, the last one ended at that time where nothing says when it was."""
-        starts: list[dict[str, Any]] = self.record.get("starts", [])
-        if starts and starts[-1].get("ended") is None:
-            starts[-1]["ended"] = max(ended, str(starts[-1].get("time", "")))
-        return starts
+    def _ended(self) -> dict[str, Any]:
+        """For the record: its attempts, this one ended; nothing before it was begun."""
+        if not self._begun:
+            return {}
+        return {"starts": ended(self.record.get("starts", []), now())}
 
     def close(self) -> None:
         """Gives the directory back; a run that was begun and has not ended is recorded as interrupted."""
@@ -305,7 +307,7 @@ class Run(RunDirectory):
             os.environ[_RUN_PATH] = self._outer
         try:
             if self.record.get("status") == "started":
-                self.write_record(status="interrupted", starts=self._starts(now()))
+                self.write_record(status="interrupted", **self._ended())
         except OSError:
             pass
         finally:

@@ -1,0 +1,75 @@
+"""`lra-ssm results`: what runs gave, as a table beside the published rows, as curves, by a setting."""
+
+from pathlib import Path
+
+from lra_ssm.cli.output import PlainParser
+from lra_ssm.errors import InputError
+from lra_ssm.files import replacing
+from lra_ssm.results.collect import collect
+from lra_ssm.results.groups import group
+from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
+from lra_ssm.tables import terminal_width
+
+DESCRIPTION = """\
+Shows what tested runs gave: a row per task, model and settings, mean ± standard deviation over seeds, beside the
+published row. Task and model are the last two parts of a run's experiment (lra/listops/s4d). Runs of other settings or
+data have rows of their own; what is incomplete or mixed is said in notes."""
+
+EXAMPLE = """\
+examples:
+  lra-ssm results runs/lra
+  lra-ssm results runs/lra --grid --out=table.tex
+  lra-ssm results runs/lra --curves=curves.png
+  lra-ssm results runs/scifar/b2s6 --by=num_blocks,bias --plot=ablation.png
+"""
+_FORMATS = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".txt": "text"}
+
+
+def main(command: str, arguments: list[str]) -> int:
+    parser = PlainParser("lra-ssm results", DESCRIPTION, EXAMPLE)
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUNS", help="run directories, folders of runs, globs, or a sweep's file or folder"
+    )
+    parser.add_argument("--metric", help="such as test/loss or val/accuracy; default: the published row's, the task's")
+    parser.add_argument("--by", metavar="KEY[,KEY]", help="settings that make rows: model.optimizer.lr, or its end, lr")
+    parser.add_argument("--grid", action="store_true", help="models down, tasks across, with LRA's average")
+    parser.add_argument("--format", choices=list(_FORMATS.values()), help="default: text, or what --out ends with")
+    parser.add_argument("--each", action="store_true", help="of CSV: a row per run, with every setting that differs")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="written in place of being printed: .md, .csv, .tex")
+    parser.add_argument("--curves", type=Path, metavar="FILE.png", help="draws the validation metric over the steps")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draws the metric over what --by names")
+    options = parser.parse_args(arguments)
+    if options.out is not None and options.out.suffix not in _FORMATS and options.format is None:
+        raise InputError(f"--out {options.out}: what it is to be is not known; end it with {', '.join(_FORMATS)}")
+    form = options.format or (_FORMATS[options.out.suffix] if options.out is not None else "text")
+    by = [name for name in (options.by or "").split(",") if name]
+    if options.plot is not None and len(by) not in (1, 2):
+        raise InputError("--plot draws over one setting or two: name them with --by=KEY or --by=KEY,KEY")
+    if options.each and form != "csv":
+        raise InputError("--each is of CSV: add --format=csv or --out=FILE.csv")
+    if options.each and options.grid or options.grid and form == "csv":
+        raise InputError("--grid is a table to be read: text, markdown or latex")
+    groups = group(collect(options.runs), options.metric, by)
+    if form == "csv":
+        text = each_to_csv(groups) if options.each else to_csv(groups, by)
+    else:
+        found = grid(groups) if options.grid else results_table(groups, by)
+        in_terminal = form == "text" and options.out is None
+        text = found.text(terminal_width() if in_terminal else None) if form == "text" else getattr(found, form)()
+    if options.out is None:
+        print(text.rstrip("\n"))
+    else:
+        with replacing(options.out) as file:
+            file.write(text.rstrip("\n") + "\n")
+        print(options.out)
+    if options.curves is not None:
+        from lra_ssm.results.curves import draw_curves
+
+        draw_curves(groups, options.curves)
+        print(options.curves)
+    if options.plot is not None:
+        from lra_ssm.results.ablation import draw_ablation
+
+        draw_ablation(groups, by, options.plot)
+        print(options.plot)
+    return 0

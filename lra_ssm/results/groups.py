@@ -1,0 +1,203 @@
+"""Runs that may be averaged: the same task, model, settings and data, and nothing but the seed between them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import mean, stdev
+from typing import Any
+
+from lra_ssm.results.collect import RunRecord
+from lra_ssm.results.published import LRA, Comparison, Row, compare, published, row_of
+from lra_ssm.results.settings import ABSENT, SEED, Settings, differing, resolve, short_names, shown
+
+_MOST_NAMED = 4  # differing settings that stand in a row; the others in its note
+
+
+@dataclass
+class Group:
+    """One row of a table. Values are in the metric's own unit: accuracies and figures of published rows in percent."""
+
+    task: str
+    model: str
+    runs: list[RunRecord]
+    metric: str
+    row: Row | None = None
+    by: tuple[Any, ...] = ()
+    variant: str = ""  # what tells it from other groups of its task and model
+    notes: list[str] = field(default_factory=list)
+    counted: list[RunRecord] = field(default_factory=list)
+
+    @property
+    def percent(self) -> bool:
+        return self.metric.endswith("accuracy")
+
+    @property
+    def decimals(self) -> int:
+        if self.comparable is not None:
+            return self.comparable.decimals
+        return 2 if self.percent or self.metric.endswith("perplexity") else 4
+
+    @cached_property
+    def values(self) -> list[float]:
+        found = [run.value(self.metric) for run in self.counted]
+        return [(100 if self.percent else 1) * value for value in found if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample's, of at least two seeds; nan where a value is."""
+        if len(self.values) < 2:
+            return None
+        return stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
+
+    @property
+    def comparable(self) -> Row | None:
+        """The published row, where it is of the same metric."""
+        return self.row if self.row is not None and self.row.metric == self.metric else None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.mean is None or self.comparable is None else self.mean - self.comparable.value
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The settings against the row's config; of any run, as all have the same."""
+        return compare(self.runs[0], self.row) if self.row is not None and self.runs[0].config.get("model") else None
+
+    @property
+    def settings(self) -> Settings:
+        return self.runs[0].settings
+
+    @property
+    def parameters(self) -> int | None:
+        return next((run.parameters for run in self.runs if run.parameters is not None), None)
+
+    @property
+    def steps(self) -> int | None:
+        """Of the counted runs: the mean, which is every one's unless something stopped one early."""
+        found = [run.step for run in self.counted if run.step is not None]
+        return round(mean(found)) if found else None
+
+    @property
+    def seconds(self) -> tuple[float, bool] | None:
+        """Wall time of a counted run, the mean; and whether it was more."""
+        found = [run.seconds for run in self.counted if run.seconds is not None]
+        return (mean(s for s, _ in found), any(least for _, least in found)) if found else None
+
+
+def default_metric(run: RunRecord) -> str:
+    """Of a task without a published row: accuracy, of a language model perplexity, else the loss."""
+    metrics = run.tested.get("metrics") or {}
+    for name in ("test/accuracy", "test/perplexity"):
+        if name in metrics:
+            return name
+    return "test/loss" if metrics else run.monitor.replace("val/", "test/")
+
+
+def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str] = ()) -> list[Group]:
+    """Groups in the order of LRA's tasks and of published.yaml's models. metric: of every group, else its row's or
+    its task's. by: settings that tell groups apart, by a name or the end of one; InputError where there is none."""
+    keys = {key for run in runs for key in run.all_settings}
+    names = [resolve(name, keys) for name in by]
+    found: dict[Any, list[RunRecord]] = {}
+    unknown = []  # of which nothing says what settings they have, or would have had
+    for run in runs:
+        settings = json.dumps(run.settings, sort_keys=True, default=str)
+        key = (run.task, run.model, settings, run.data[1], run.seed if SEED in names else None)
+        if run.config.get("model"):
+            found.setdefault(key, []).append(run)
+        else:
+            unknown.append((key, run))
+    for key, run in unknown:
+        same = [members for other, members in found.items() if other[:2] == key[:2]]
+        (same[0] if len(same) == 1 else found.setdefault(key, [])).append(run)
+    groups = []
+    for (task, model, *_), members in found.items():
+        row = next((row for row in map(row_of, members) if row is not None), None)
+        counted = next((run for run in members if not run.missing), members[0])
+        used = metric or (row.metric if row and counted.value(row.metric) is not None else default_metric(counted))
+        values = tuple(members[0].all_settings.get(key, ABSENT) for key in names)
+        groups.append(Group(task, model, members, used, row, values))
+    groups.sort(key=_place)
+    _name_variants(groups, names)
+    for one in groups:
+        _count(one)
+    return groups
+
+
+def _place(group: Group) -> tuple[Any, ...]:
+    models = list(published()["models"])
+    task = LRA.index(group.task) if group.task in LRA else len(LRA)
+    model = models.index(group.model) if group.model in models else len(models)
+    return task, group.task, model, group.model, [_sortable(value) for value in group.by]
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (0, float(value), "") if number else (1, 0.0, shown(value))
+
+
+def _name_variants(groups: list[Group], by: Sequence[str]) -> None:
+    """Says in each row what tells it from the others of its task and model."""
+    for first in {(g.task, g.model): g for g in groups}.values():
+        same = [g for g in groups if (g.task, g.model) == (first.task, first.model) and g.runs[0].config.get("model")]
+        differ = {key: values for key, values in differing(g.settings for g in same).items() if key not in by}
+        short = short_names({key for g in same for key in g.settings})
+        several_data = len({g.runs[0].data[1] for g in same if g.runs[0].data[1]}) > 1
+        for i, one in enumerate(same):
+            told = [f"{short[key]}={shown(values[i])}" for key, values in differ.items()]
+            words, identity = one.runs[0].data
+            if several_data and identity:
+                alone = len({g.runs[0].data[1] for g in same if g.runs[0].data[0] == words}) == 1
+                digest = "" if alone else f" {hashlib.sha256(identity.encode()).hexdigest()[:6]}"
+                told.append(f"data: {words}{digest}")
+            one.variant = ", ".join(told[:_MOST_NAMED])
+            if len(told) > _MOST_NAMED:
+                one.variant += f", {len(told) - _MOST_NAMED} more"
+                one.notes.append(f"differs also in {', '.join(told[_MOST_NAMED:])}")
+
+
+def _count(group: Group) -> None:
+    """Which runs are averaged, and in notes why others are not and what is mixed in those that are."""
+    left_out = [(run, run.missing) for run in group.runs if run.missing]
+    candidates = [run for run in group.runs if not run.missing]
+    left_out += [(run, f"has no {group.metric}") for run in candidates if run.value(group.metric) is None]
+    left_out += [
+        (run, f"tested on a part of the split (limit {run.tested['limit_batches']})")
+        for run in candidates
+        if "limit_batches" in run.tested
+    ]
+    out = [run for run, _ in left_out]
+    latest: dict[Any, RunRecord] = {}
+    for run in sorted((r for r in candidates if r not in out), key=lambda r: str(r.last_start.get("time"))):
+        if run.seed in latest:
+            left_out.append((latest[run.seed], f"seed {run.seed} again in {run.path.name}, which counts"))
+        latest[run.seed] = run
+    group.counted = sorted(latest.values(), key=lambda run: _sortable(run.seed))
+    if left_out:
+        several = f"{len(left_out)} of {len(group.runs)} runs not counted"
+        group.notes.insert(0, f"{several}: " + "; ".join(f"{run.path}: {why}" for run, why in left_out))
+    for what, of in (("code", lambda r: r.code), ("hardware", lambda r: r.hardware), ("checkpoint", _scored)):
+        seeds: dict[str, list[str]] = {}
+        for run in group.counted:
+            seeds.setdefault(of(run), []).append(shown(run.seed))
+        if len(seeds) > 1 or any(", then " in text for text in seeds):
+            told = "; ".join(f"{text}: seed{'s' * (len(s) > 1)} {', '.join(s)}" for text, s in seeds.items())
+            group.notes.append(f"not all by the same {what}: {told}")
+    if text := group.runs[0].contradiction:
+        group.notes.append(f"the task is named {group.task}; {text}")
+    if group.comparison is not None:
+        if group.comparison.differences:
+            more = "; ".join(group.comparison.differences)
+            group.notes.append(f"differs from configs/…/{group.comparison.file}: {more}")
+        group.notes += group.comparison.data
+
+
+def _scored(run: RunRecord) -> str:
+    return str(run.tested.get("checkpoint", "?")).replace("\\", "/").rpartition("/")[2]
