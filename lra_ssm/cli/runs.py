@@ -9,8 +9,8 @@ from lra_ssm.results.tables import duration
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\
-Lists runs: how far each is, its last and best validation metric, its test metric, how long it took, and the settings
-in which they differ."""
+Lists runs: how far each is, its best validation metric (the last one, with …, while it is not at its end), its test
+metric, how long it took, and the settings in which they differ. Accuracies are in percent."""
 
 EXAMPLE = """\
 examples:
@@ -30,15 +30,45 @@ def main(command: str, arguments: list[str]) -> int:
     runs = sorted(collect(options.runs), key=lambda run: (run.experiment, run.path.name))
     keys, more = _keys(runs, options.keys)
     short = short_names({key for run in runs for key in run.all_settings})
-    columns = ["run", "id", "status", "step", "validation", "test", "started", "time"]
-    rows = [_row(run) + [shown(run.all_settings[k]) if k in run.all_settings else "" for k in keys] for run in runs]
-    print(table([*columns, *[short[key] for key in keys]], rows, 3, terminal_width()))
+    cells = _columns(runs) | {short[key]: [_shown(run, key) for run in runs] for key in keys}
+    width = terminal_width()
+    # In a narrow terminal what differs is told below, and the rest stays readable.
+    for name in [*[short[key] for key in reversed(keys)], "started", "time"] if options.keys is None else []:
+        if width is None or sum(max(map(len, [n, *column])) + 1 for n, column in cells.items()) <= width:
+            break
+        cells.pop(name, None)
+    more = [key for key in keys if short[key] not in cells] + more
+    print(table(list(cells), [list(row) for row in zip(*cells.values(), strict=True)], 3, width))
     for run in runs:
         if run.status in ("failed", "damaged"):
             print(wrapped(f"{run.name}: {run.missing}"))
     if more:
         print(wrapped(f"they differ also in {', '.join(short[key] for key in more)} (--keys)"))
     return 0
+
+
+def _columns(runs: list[RunRecord]) -> dict[str, list[str]]:
+    """What every run has, by the columns' names; a metric's name stands above where it is the same of all."""
+    found: dict[str, list[str]] = {
+        "run": [run.experiment for run in runs],
+        "id": [run.path.name for run in runs],
+        "status": [run.status for run in runs],
+        "step": [run.progress for run in runs],
+    }
+    for split, of in (("val", _validation), ("test", _tested)):
+        pairs = [of(run) for run in runs]
+        names = {name for name, figure in pairs if figure}
+        one = len(names) == 1
+        title = f"{split} {names.pop()}" if one else split
+        found[title] = [figure if one or not figure else f"{name} {figure}" for name, figure in pairs]
+    starts = [str((run.record.get("starts") or [{}])[0].get("time") or "") for run in runs]
+    found["started"] = [time[:16].replace("T", " ") for time in starts]
+    found["time"] = ["" if run.seconds is None else duration(run.seconds) for run in runs]
+    return found
+
+
+def _shown(run: RunRecord, key: str) -> str:
+    return shown(run.all_settings[key]) if key in run.all_settings else ""
 
 
 def _keys(runs: list[RunRecord], given: str | None) -> tuple[list[str], list[str]]:
@@ -58,25 +88,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def _row(run: RunRecord) -> list[str]:
-    first = (run.record.get("starts") or [{}])[0].get("time")
-    started = str(first)[:16].replace("T", " ") if first else ""
+def _tested(run: RunRecord) -> tuple[str, str]:
     tested = run.tested.get("metrics") or {}
-    names = ["test/accuracy", "test/perplexity", "test/loss"]
-    test = next((f"{n.removeprefix('test/')} {_figure(n, tested[n])}" for n in names if n in tested), "")
-    took = "" if run.seconds is None else duration(run.seconds)
-    return [run.experiment, run.path.name, run.status, run.progress, _validation(run), test, started, took]
+    name = next((name for name in ("test/accuracy", "test/perplexity", "test/loss") if name in tested), "test/")
+    return name.removeprefix("test/"), _figure(name, tested[name]) if name in tested else ""
 
 
-def _validation(run: RunRecord) -> str:
-    """The best value of the monitored metric where the fit has ended, else the last."""
+def _validation(run: RunRecord) -> tuple[str, str]:
+    """The best value of the monitored metric where the fit has ended, else the last one, marked …"""
     name = run.monitor
-    words = name.removeprefix("val/")
     best = (run.record.get("metrics") or {}).get(f"best {name}")
     if isinstance(best, (int, float)):
-        return f"{words} {_figure(name, best)}"
+        return name.removeprefix("val/"), _figure(name, best)
     curve = run.curve(name)
-    return f"{words} {_figure(name, curve[max(curve)])} (last)" if curve else ""
+    return name.removeprefix("val/"), f"… {_figure(name, curve[max(curve)])}" if curve else ""
 
 
 def _figure(name: str, value: Any) -> str:

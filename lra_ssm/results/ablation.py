@@ -1,13 +1,14 @@
 """A metric over one setting or two: lines, bars or a heat map."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.errors import InputError
 from lra_ssm.results.groups import Group
-from lra_ssm.results.pictures import FAINT, INK, axis_name, line_style, save, tidy
+from lra_ssm.results.pictures import INK, axis_name, line_name, panels_of, save, seeds, styles, tidy
 from lra_ssm.results.settings import shown
 from lra_ssm.results.tables import spread
 
@@ -18,65 +19,62 @@ def draw_ablation(groups: Sequence[Group], by: Sequence[str], path: Path) -> Non
 
     Raises InputError where no group has a value.
     """
-    from matplotlib.figure import Figure
-
     drawn = [g for g in groups if g.mean is not None]
     if not drawn:
         raise InputError("no run that counts is finished and tested: nothing to draw")
     families: dict[tuple[str, ...], list[Group]] = {}
     for g in drawn:
-        families.setdefault((g.task, g.metric) if len(by) == 1 else (g.task, g.metric, g.model, g.variant), []).append(g)
-    columns = min(len(families), 3)
-    rows = -(-len(families) // columns)
-    figure = Figure(figsize=(max(6.5, 5.6 * columns), 0.4 + 4.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, members in zip(panels, families.values(), strict=False):
-        if len(by) == 1:
-            _lines(axes, members, by[0])
-        else:
+        families.setdefault((g.task, g.metric) if len(by) == 1 else (g.task, g.metric, g.model, g.variant), []).append(
+            g
+        )
+    figure, panels = panels_of(len(families), 4.2)
+    style = styles(drawn)
+    for axes, members in zip(panels, families.values(), strict=True):
+        if len(by) == 2:
             _heat_map(figure, axes, members, by)
-    for axes in panels[len(families) :]:
-        axes.set_visible(False)
+            continue
+        numbers = all(_is_number(g.by[0]) for g in members)
+        (_lines if numbers else _bars)(axes, members, style)
+        deviation = "; error bars: ± one standard deviation over seeds" if any(g.std for g in members) else ""
+        axes.set_title(f"{members[0].task}{deviation}", fontsize=9)
+        axes.set(xlabel=by[0], ylabel=axis_name(members[0].metric))
+        tidy(axes)
     save(figure, path)
 
 
-def _lines(axes: Any, groups: Sequence[Group], name: str) -> None:
-    values = sorted({g.by[0] for g in groups if _is_number(g.by[0])})
-    numbers = all(_is_number(g.by[0]) for g in groups)
+def _lines(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) -> None:
+    """Over numbers, on a logarithmic axis where they span more than a decade and a half."""
+    for name in dict.fromkeys(map(line_name, groups)):
+        own = [g for g in groups if line_name(g) == name]
+        places, means, errors = [g.by[0] for g in own], [g.mean for g in own], [g.std or 0.0 for g in own]
+        label = f"{name} {seeds(len(g.values) for g in own)}"
+        axes.errorbar(places, means, errors, marker="o", markersize=4, capsize=3, label=label, **style[name])
+        rows = [(g.by[0], g.comparable.value) for g in own if g.comparable and math.isfinite(g.comparable.value)]
+        if rows:
+            color = style[name]["color"]
+            axes.plot(*zip(*rows, strict=True), "D", color=color, markerfacecolor="white", label=f"{name}, published")
+    values = [g.by[0] for g in groups]
+    if min(values) > 0 and max(values) >= 30 * min(values):
+        axes.set_xscale("log")
+
+
+def _bars(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) -> None:
+    """Over words, beside each other those of one word; the value stands above its bar."""
     words = list(dict.fromkeys(shown(g.by[0]) for g in groups))
-    lines = list(dict.fromkeys((g.model, g.variant) for g in groups))
-    width = 0.8 / len(lines)
-    for number, line in enumerate(lines):
-        own = [g for g in groups if (g.model, g.variant) == line]
-        seeds = sorted({len(g.values) for g in own})
-        label = ", ".join(filter(None, line)) + f" ({'–'.join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} seeds)"
-        means, errors = [g.mean for g in own], [g.std or 0.0 for g in own]
-        style = line_style(number)
-        theirs = [(g.by[0], g.comparable) for g in own]
-        if numbers:
-            places: list[float] = [g.by[0] for g in own]
-            axes.errorbar(places, means, errors, marker="o", markersize=4, capsize=3, label=label, **style)
-        else:
-            places = [words.index(shown(g.by[0])) + (number - (len(lines) - 1) / 2) * width for g in own]
-            axes.bar(places, means, width, yerr=errors if any(errors) else None, capsize=3, label=label, color=style["color"])  # fmt: skip
-        printed = [(p, r.value) for p, (_, r) in zip(places, theirs, strict=True) if r and math.isfinite(r.value)]
-        if printed:
-            axes.plot(*zip(*printed, strict=True), "D", color=style["color"], markerfacecolor="white", label=f"{line[0]}, published")  # fmt: skip
-    if numbers:
-        if values[0] > 0 and values[-1] >= 30 * values[0]:
-            axes.set_xscale("log")
-    else:
-        axes.set_xticks(range(len(words)), words)
-        shown_values = [g.mean or 0.0 for g in groups]
-        if min(shown_values) > 0 and max(shown_values) < 2 * min(shown_values):
-            room = max(max(shown_values) - min(shown_values), 0.02 * max(shown_values))
-            axes.set_ylim(bottom=max(0.0, min(shown_values) - room))
-            axes.annotate("axis cut", (0.01, 0.01), xycoords="axes fraction", fontsize=7, color=FAINT)
-    deviation = "; error bars: ± one standard deviation over seeds" if any(g.std for g in groups) else ""
-    axes.set_title(f"{groups[0].task}{deviation}", fontsize=9)
-    axes.set(xlabel=name, ylabel=axis_name(groups[0].metric))
-    tidy(axes)
-    axes.legend(frameon=False, fontsize=8)
+    width = 0.85 / max(Counter(shown(g.by[0]) for g in groups).values())
+    for number, word in enumerate(words):
+        own = [g for g in groups if shown(g.by[0]) == word]
+        for i, g in enumerate(own):
+            place = number + (i - (len(own) - 1) / 2) * width
+            hatch = {"-": "", "--": "//", ":": "..", "-.": "xx"}[style[line_name(g)]["linestyle"]]
+            label = f"{line_name(g)} {seeds([len(g.values)])}"
+            bar = {"color": style[line_name(g)]["color"], "hatch": hatch, "edgecolor": "white", "label": label}
+            axes.bar(place, g.mean, 0.95 * width, yerr=g.std, capsize=3, **bar)
+            height = (g.mean or 0.0) + (g.std or 0.0)
+            axes.annotate(f"{g.mean:.{g.decimals}f}", (place, height), (0, 2), textcoords="offset points",
+                          ha="center", fontsize=7, color=INK, rotation=90 if len(groups) > 8 else 0)  # fmt: skip
+    axes.set_xticks(range(len(words)), words)
+    axes.margins(y=0.18)
 
 
 def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: Sequence[str]) -> None:

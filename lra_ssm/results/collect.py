@@ -287,8 +287,8 @@ def read_run(path: Path) -> RunRecord:
         pass
     except (ValueError, RecursionError):
         problems.append("test.json cannot be read")
-    parts = [part if isinstance(part, dict) else {} for part in (record, tested, config)]
-    return RunRecord(path, *parts, problem=squeeze("; ".join(problems)))
+    tested, config = (part if isinstance(part, dict) else {} for part in (tested, config))
+    return RunRecord(path, record, tested, config, squeeze("; ".join(problems)))
 
 
 def collect(given: list[str]) -> list[RunRecord]:

@@ -1,5 +1,6 @@
 """Learning curves of many runs: a panel per task, a line per row of the table, a band over its seeds."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -8,7 +9,7 @@ from typing import Any
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import Group
-from lra_ssm.results.pictures import axis_name, line_style, save, tidy
+from lra_ssm.results.pictures import axis_name, line_name, panels_of, save, seeds, styles, tidy
 
 _MOST_MARKED = 40
 
@@ -20,42 +21,29 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
     of the sample. A run that does not count is a thin line of its row's color. Raises InputError where nothing was
     logged.
     """
-    from matplotlib.figure import Figure
-
     drawn = [g for g in groups if any(run.curve(run.monitor) for run in g.runs)]
     if not drawn:
         raise InputError("no run has logged a validation metric yet: nothing to draw")
     tasks = list(dict.fromkeys(g.task for g in drawn))
-    columns = min(len(tasks), 3)
-    rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(max(7.0, 5.2 * columns), 0.6 + 3.9 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    names = list(dict.fromkeys(_name(g) for g in drawn))
-    for axes, task in zip(panels, tasks, strict=False):
+    style = styles(drawn)
+    figure, panels = panels_of(len(tasks), 3.9)
+    for axes, task in zip(panels, tasks, strict=True):
         own = [g for g in drawn if g.task == task]
-        metrics = list(dict.fromkeys(g.runs[0].monitor for g in own))
+        metric = own[0].runs[0].monitor
         for g in own:
-            if g.runs[0].monitor == metrics[0]:
-                _draw(axes, g, metrics[0], line_style(names.index(_name(g))))
-        axes.set(title=task, xlabel="training step", ylabel=axis_name(metrics[0]))
-        if metrics[0].endswith("perplexity"):
+            _draw(axes, g, metric, style[line_name(g)])
+        axes.set(title=task, xlabel="training step", ylabel=axis_name(metric))
+        if metric.endswith("perplexity"):
             axes.set_yscale("log")
         tidy(axes)
-        axes.legend(frameon=False, fontsize=8)
-    for axes in panels[len(tasks) :]:
-        axes.set_visible(False)
-    figure.suptitle("mean over seeds; band: ± one standard deviation over seeds; thin: runs that do not count", fontsize=9)  # fmt: skip
+    said = "mean over seeds; band: ± one standard deviation over seeds; thin: runs that do not count"
+    figure.suptitle(said, fontsize=9)
     save(figure, path)
 
 
-def _name(g: Group) -> str:
-    return ", ".join([g.model, *map(str, g.by), *[g.variant] * bool(g.variant)])
-
-
 def _draw(axes: Any, g: Group, metric: str, style: dict[str, Any]) -> None:
-    scale = 100 if metric.endswith("accuracy") else 1
-    curves = [_scaled(run, metric, scale) for run in g.counted if run.curve(metric)]
-    label = f"{_name(g)} ({len(curves)} seed{'s' * (len(curves) != 1)})"
+    curves = [curve for run in g.counted if (curve := _scaled(run, metric))]
+    label: str | None = f"{line_name(g)} {seeds([len(curves)])}"
     if curves:
         steps = sorted(set.intersection(*map(set, curves)))
         means = [mean(curve[step] for curve in curves) for step in steps]
@@ -65,13 +53,15 @@ def _draw(axes: Any, g: Group, metric: str, style: dict[str, Any]) -> None:
             spread = [stdev(curve[step] for curve in curves) for step in steps]
             low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        label = ""
+        label = None
     for run in g.runs:
-        if run not in g.counted and (curve := _scaled(run, metric, scale)):
+        if run not in g.counted and (curve := _scaled(run, metric)):
             steps = sorted(curve)
-            axes.plot(steps, [curve[s] for s in steps], linewidth=0.8, alpha=0.7, label=label or None, **style)
-            label = ""
+            axes.plot(steps, [curve[s] for s in steps], ".", markersize=3, linewidth=0.8, alpha=0.7, label=label, **style)  # fmt: skip
+            label = None
 
 
-def _scaled(run: RunRecord, metric: str, scale: float) -> dict[int, float]:
-    return {step: scale * value for step, value in run.curve(metric).items()}
+def _scaled(run: RunRecord, metric: str) -> dict[int, float]:
+    """Finite values by step, accuracies in percent."""
+    scale = 100 if metric.endswith("accuracy") else 1
+    return {step: scale * value for step, value in run.curve(metric).items() if math.isfinite(value)}

@@ -1,19 +1,53 @@
 """What the pictures of results share."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
+from lra_ssm.results.groups import Group
 
-INK, FAINT = "#222222", "#777777"
-COLORS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8b4fbf", "#c0392b", "#8c6d31", "#e377c2", "#5f6b76", "#b5bd00", "#17becf")
-DASHES = ("-", "--", ":", "-.")
+INK = "#222222"
+_COLORS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8b4fbf", "#c0392b", "#8c6d31", "#e377c2", "#5f6b76", "#b5bd00", "#17becf")
+_DASHES = ("-", "--", ":", "-.")
+_MOST_INSIDE = 4  # entries of a legend that stands in its panel
 
 
-def line_style(number: int) -> dict[str, Any]:
-    """Color and dash of the line of that number: 40 that can be told apart."""
-    return {"color": COLORS[number % len(COLORS)], "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
+def styles(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Of every line's name how it is drawn: a color for each model, a dash for each of its variants."""
+    models, found, variants = list(dict.fromkeys(g.model for g in groups)), {}, Counter[str]()
+    for g in groups:
+        if line_name(g) not in found:
+            number = models.index(g.model)
+            dash = _DASHES[(variants[g.model] + number // len(_COLORS)) % len(_DASHES)]
+            found[line_name(g)] = {"color": _COLORS[number % len(_COLORS)], "linestyle": dash}
+            variants[g.model] += 1
+    return found
+
+
+def line_name(g: Group) -> str:
+    return ", ".join(filter(None, (g.model, g.variant)))
+
+
+def seeds(counts: Iterable[int]) -> str:
+    """(3 seeds), (1 to 3 seeds)."""
+    least, most = min(found := list(counts)), max(found)
+    return f"({least} to {most} seeds)" if least != most else f"({most} seed{'s' * (most != 1)})"
+
+
+def panels_of(count: int, height: float) -> tuple[Any, list[Any]]:
+    """A figure and so many panels in it, at most three beside each other."""
+    from matplotlib.figure import Figure
+
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(max(7.0, 5.2 * columns), 0.6 + height * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flatten())
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
 
 
 def axis_name(metric: str) -> str:
@@ -24,9 +58,13 @@ def axis_name(metric: str) -> str:
 
 
 def tidy(axes: Any) -> None:
+    """A grid, no frame, and a legend: beside the panel where it would cover much of it."""
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    count = len(axes.get_legend_handles_labels()[1])
+    outside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if count > _MOST_INSIDE else {}
+    axes.legend(frameon=False, fontsize=8, **outside)
 
 
 def save(figure: Any, path: Path) -> None:

@@ -114,9 +114,7 @@ def compare(run: RunRecord, row: Row) -> Comparison | None:
         if run.settings.get(key) != value
     ]
     found = differing([run.settings, expected])
-    told = [
-        f"{key} {shown(ours)} for {shown(theirs)}" for key, (ours, theirs) in found.items() if key not in stands_on
-    ]
+    told = [f"{key} {shown(ours)} for {shown(theirs)}" for key, (ours, theirs) in found.items() if key not in stands_on]
     return Comparison(f"{file.parent.name}/{file.name}", tuple(told), tuple(data))
 
 
