@@ -27,6 +27,7 @@ ALLOWED = {
     "bench": {"ops", "layers", "models", "tasks", "datamodules", "runs", *LEAVES},
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", *LEAVES},
+    "results": {"runs", *LEAVES},
     "checkpoints": {"errors", "files"},
     **{leaf: set() for leaf in LEAVES},
     "tables": {"errors"},  # what a cell quotes is made printable
@@ -43,6 +44,7 @@ ALLOWED = {
         "bench",
         "cluster",
         "runs",
+        "results",
         "checkpoints",
         *LEAVES,
     },

@@ -1,8 +1,10 @@
 """`lra-ssm results`: what runs gave, as a table beside the published rows, as curves, by a setting."""
 
 from pathlib import Path
+from typing import Any
 
 from lra_ssm.cli.output import PlainParser
+from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 from lra_ssm.results.collect import collect
@@ -49,7 +51,7 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("--each is of CSV: add --format=csv or --out=FILE.csv")
     if options.each and options.grid or options.grid and form == "csv":
         raise InputError("--grid is a table to be read: text, markdown or latex")
-    groups = group(collect(options.runs), options.metric, by)
+    groups = group(collect(options.runs, runs_of_sweep), options.metric, by)
     if form == "csv":
         text = each_to_csv(groups) if options.each else to_csv(groups, by)
     else:
@@ -73,3 +75,8 @@ def main(command: str, arguments: list[str]) -> int:
         draw_ablation(groups, by, options.plot)
         print(options.plot)
     return 0
+
+
+def runs_of_sweep(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The runs of a sweep file or folder: their directories and what each changes."""
+    return [(run.directory.path, run.changes) for run in SweepFolder.find(path).runs]

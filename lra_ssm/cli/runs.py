@@ -3,6 +3,7 @@
 from typing import Any
 
 from lra_ssm.cli.output import PlainParser
+from lra_ssm.cli.results import runs_of_sweep
 from lra_ssm.results.collect import RunRecord, collect
 from lra_ssm.results.settings import SEED, differing, resolve, short_names, shown
 from lra_ssm.results.tables import duration
@@ -27,7 +28,7 @@ def main(command: str, arguments: list[str]) -> int:
     )
     parser.add_argument("--keys", metavar="KEY[,KEY]", help="settings to show, by their names or the ends of them")
     options = parser.parse_args(arguments)
-    runs = sorted(collect(options.runs), key=lambda run: (run.experiment, run.path.name))
+    runs = sorted(collect(options.runs, runs_of_sweep), key=lambda run: (run.experiment, run.path.name))
     keys, more = _keys(runs, options.keys)
     short = short_names({key for run in runs for key in run.all_settings})
     cells = _columns(runs) | {short[key]: [_shown(run, key) for run in runs] for key in keys}

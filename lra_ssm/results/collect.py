@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -291,35 +292,35 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(path, record, tested, config, squeeze("; ".join(problems)))
 
 
-def collect(given: list[str]) -> list[RunRecord]:
+# The runs of a sweep, by its file or folder: their directories and what each changes.
+Sweep = Callable[[Path], list[tuple[Path, dict[str, Any]]]]
+
+
+def collect(given: list[str], sweep: Sweep) -> list[RunRecord]:
     """The runs of folders (run directories, or folders that hold some), globs of them, and sweeps; each once, in order.
 
-    Raises InputError for what is none of these, and where there is no run at all.
+    Of a sweep every run, those too that have not begun. Raises InputError for what is none of these.
     """
     found: dict[Path, RunRecord] = {}
     for name in given:
-        before = len(found)
-        paths = [Path(name)] if os.path.exists(name) else [Path(p) for p in sorted(glob.glob(name, recursive=True))]
-        for path in paths:
-            for record in _runs_of(path):
-                found.setdefault(record.path.resolve(), record)
+        paths = [Path(name)] if os.path.exists(name) else [Path(path) for path in sorted(glob.glob(name))]
         if not paths:
             raise InputError(f"{name}: there is no such folder; give run directories, folders of runs, or a sweep")
-        if len(found) == before and len(given) == 1:
+        before = len(found)
+        for path in paths:
+            if path.is_file() or (path / "runs.json").is_file():
+                read = [_planned(*run) for run in sweep(path)]
+            else:
+                read = [read_run(folder) for folder in _folders(path)]
+            for record in read:
+                found.setdefault(record.path.resolve(), record)
+        if len(found) == before == 0:
             raise InputError(f"{name}: holds no runs (directories with a run.json)")
     return list(found.values())
 
 
-def _runs_of(path: Path) -> list[RunRecord]:
-    if path.is_file():
-        return [] if path.suffix not in (".yaml", ".yml") else _sweep(_sweep_folder(path))
-    if (path / "runs.json").is_file():
-        return _sweep(path)
-    return [read_run(folder) for folder in _folders(path)]
-
-
 def _folders(path: Path) -> list[Path]:
-    """The run directories at or below a folder; those of a sweep's own folder are elsewhere."""
+    """The run directories at or below a folder."""
     found = []
     for folder, below, files in os.walk(path):
         below.sort()
@@ -329,22 +330,8 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
-def _sweep(folder: Path) -> list[RunRecord]:
-    """Every run of a sweep, those too that have not begun."""
-    file = folder / "runs.json"
-    try:
-        runs = json.loads(file.read_bytes())["runs"]
-        pairs = [(Path(run["path"]), dict(run.get("changes") or {})) for run in runs]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file} is damaged: {squeeze(str(error)) or type(error).__name__}") from error
-    found = []
-    for path, changes in pairs:
-        if (path / "run.json").is_file():
-            found.append(read_run(path))
-        else:
-            found.append(RunRecord(path, config={SEED: changes.get(SEED)}, planned=True))
-    return found
-
-
-def _sweep_folder(file: Path) -> Path:
-    raise InputError(f"{file}: give the sweep's folder, runs/sweeps/…")
+def _planned(path: Path, changes: dict[str, Any]) -> RunRecord:
+    """A run of a sweep, begun or not."""
+    if (path / "run.json").is_file():
+        return read_run(path)
+    return RunRecord(path, config={SEED: changes.get(SEED)}, planned=True)

@@ -57,7 +57,8 @@ def _draw(axes: Any, g: Group, metric: str, style: dict[str, Any]) -> None:
     for run in g.runs:
         if run not in g.counted and (curve := _scaled(run, metric)):
             steps = sorted(curve)
-            axes.plot(steps, [curve[s] for s in steps], ".", markersize=3, linewidth=0.8, alpha=0.7, label=label, **style)  # fmt: skip
+            thin = {"marker": ".", "markersize": 3, "linewidth": 0.8, "alpha": 0.7, **style}
+            axes.plot(steps, [curve[s] for s in steps], label=label, **thin)
             label = None
 
 

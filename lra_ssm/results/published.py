@@ -7,8 +7,8 @@ from typing import Any
 
 import lra_ssm
 from lra_ssm.results.collect import RunRecord
-from lra_ssm.runs.identity import DATA_NEUTRAL
 from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
+from lra_ssm.runs.identity import DATA_NEUTRAL
 
 PACKAGE = Path(lra_ssm.__file__).parent
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
@@ -28,6 +28,7 @@ class Row:
     percent: bool
     decimals: int
     where: str
+    config: str  # whether our config has its settings: see published.yaml
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                     table.get("unit") == "percent",
                     table["decimals"],
                     f"{paper['authors']} {paper['year']}, {table['where']}",
+                    table.get("settings") or published()["models"][row["model"]].get("settings", ""),
                 )
             )
     return found

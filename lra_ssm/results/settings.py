@@ -79,9 +79,10 @@ def shown(value: Any) -> str:
 
 
 def short_names(keys: Collection[str]) -> dict[str, str]:
-    """Of each name the shortest end that no other has."""
+    """Of each name the shortest end that no other has; of the seed's `seed`."""
     ends = Counter(end for key in keys for end in _ends(key))
-    return {key: next(end for end in _ends(key) if ends[end] == 1 or end == key) for key in keys}
+    named = {key: next(end for end in _ends(key) if ends[end] == 1 or end == key) for key in keys}
+    return named | ({SEED: "seed"} if SEED in named else {})
 
 
 def _ends(key: str) -> list[str]:
@@ -91,6 +92,7 @@ def _ends(key: str) -> list[str]:
 
 def resolve(name: str, keys: Collection[str]) -> str:
     """The setting that a user means by its name, or by the end of it. Raises InputError: none, or several."""
+    name = SEED if name == "seed" else name
     if name in keys:
         return name
     found = sorted(key for key in keys if key.endswith(f".{name}"))

@@ -2,20 +2,22 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import Group
 from lra_ssm.results.published import LRA, published
 from lra_ssm.results.settings import shown
 from lra_ssm.tables import table, wrapped
 
 NONE = "–"
-# What a model's own `settings` in published.yaml says of its configs.
+# What published.yaml's `settings` says of the configs beside a row.
 _SETTINGS = {
     "yes": "has the row's settings",
     "where published": "has the row's settings where they are published",
     "believed": "has the settings of the code believed behind the row",
+    "public code": "has the settings of the authors' public code",
     "not published": "stands beside a row whose settings are not published",
     "no": "has other settings than the row's",
 }
@@ -187,12 +189,16 @@ def _sources(groups: Sequence[Group]) -> list[str]:
     if compared:
         where = dict.fromkeys(g.comparable.where for g in compared if g.comparable)
         told.append(f"published: {'; '.join(where)}; difference: ours less theirs")
-        for model in dict.fromkeys(g.model for g in compared):
-            said = published()["models"][model].get("settings")
+        for model, said in dict.fromkeys((g.model, g.comparable.config) for g in compared if g.comparable):
             if said:
                 told.append(f"config of {model}: {_SETTINGS[said]} (docs/reproduction.md)")
     runs = [run for g in groups for run in g.counted]
-    for what, of in (("data", lambda r: f"{r.task}: {r.data[0]}"), ("code", lambda r: r.code), ("hardware", lambda r: r.hardware)):  # fmt: skip
+    whats: dict[str, Callable[[RunRecord], str]] = {
+        "data": lambda run: f"{run.task}: {run.data[0]}",
+        "code": lambda run: run.code,
+        "hardware": lambda run: run.hardware,
+    }
+    for what, of in whats.items():
         counts: dict[str, int] = {}
         for run in runs:
             counts[of(run)] = counts.get(of(run), 0) + 1
@@ -205,8 +211,8 @@ def _sources(groups: Sequence[Group]) -> list[str]:
 
 def to_csv(groups: Sequence[Group], by: Sequence[str] = ()) -> str:
     """A row per group, in numbers; a deviation of one seed is empty."""
-    head = ["task", "model", *by, "variant", "metric", "mean", "std", "seeds", "parameters", "steps", "seconds",
-            "seconds_at_least", "published", "published_std", "difference", "config", "settings_that_differ", "notes"]  # fmt: skip
+    head = ["task", "model", *by, "variant", "metric", "mean", "std", "seeds", "parameters", "steps", "seconds"]
+    head += ["seconds_at_least", "published", "published_std", "difference", "config", "settings_that_differ", "notes"]
     lines = []
     for g in groups:
         seconds, least = g.seconds or (None, None)
