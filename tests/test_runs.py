@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.models import Classifier
 from lra_ssm.runs import CheckpointSettings, Run
+from lra_ssm.runs.provenance import now
 from lra_ssm.tasks import Classification, OptimizerSettings
 
 QUIET = {
@@ -264,6 +265,30 @@ def test_a_start_that_fails_gives_the_directory_back_and_leaves_no_reason(tmp_pa
     task, data = parts(tmp_path / "data")
     run.fit(Trainer(**run.trainer_arguments()), task, data)
     assert run.finished and "reason" not in run.record
+
+
+def test_the_record_says_how_large_it_is_and_when_each_attempt_ended(tmp_path):
+    task, data = parts(tmp_path / "data")
+    trainer = {**QUIET, "max_epochs": 1, "callbacks": [Stop(2)]}
+    run = Run.of(task, data, trainer=trainer, checkpoints=CheckpointSettings(1))
+    with pytest.raises(RuntimeError, match="stopped here"):
+        run.fit(Trainer(**run.trainer_arguments()), task, data)
+    (start,) = run.record["starts"]
+    assert run.record["status"] == "failed" and start["time"] <= start["ended"] <= now()
+    assert run.record["parameters"] == sum(p.numel() for p in task.parameters())
+    assert run.record["neutral"] == list(data.neutral_settings)
+    # Killed, it would have written no end: that is when it last wrote.
+    last = datetime.fromisoformat(start["time"]) + timedelta(hours=1)
+    run.write_record(status="started", starts=[{k: v for k, v in start.items() if k != "ended"}])
+    for file in (run.path / "metrics.csv", run.last):
+        os.utime(file, (last.timestamp(),) * 2)
+    trainer = {**QUIET, "max_epochs": 1, "callbacks": [Stop(100)]}
+    again = Run.of(task, data, trainer=trainer, checkpoints=CheckpointSettings(1))
+    again.path = run.path
+    again.fit(Trainer(**again.trainer_arguments()), task, data)
+    killed, finished = again.record["starts"]
+    assert datetime.fromisoformat(killed["ended"]) == last and finished["ended"] >= finished["time"]
+    assert again.record["step"] == 6
 
 
 def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):

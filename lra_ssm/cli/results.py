@@ -61,8 +61,11 @@ def main(command: str, arguments: list[str]) -> int:
     if options.out is None:
         print(text.rstrip("\n"))
     else:
-        with replacing(options.out) as file:
-            file.write(text.rstrip("\n") + "\n")
+        try:
+            with replacing(options.out) as file:
+                file.write(text.rstrip("\n") + "\n")
+        except OSError as error:
+            raise InputError(f"--out {options.out}: cannot be written ({error.strerror or error})") from error
         print(options.out)
     if options.curves is not None:
         from lra_ssm.results.curves import draw_curves

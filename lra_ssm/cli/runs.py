@@ -77,9 +77,13 @@ def _keys(runs: list[RunRecord], given: str | None) -> tuple[list[str], list[str
     if given is not None:
         known = {key for run in runs for key in run.all_settings}
         return [resolve(name, known) for name in given.split(",") if name], []
-    found = differing(run.settings for run in runs if run.config.get("model"))
-    # Which data and classes follow from the experiment's name more often than not: numbers first.
-    ordered = sorted(found, key=lambda key: (not all(map(_is_number, found[key])), key))
+    known = [run for run in runs if run.config.get("model")]
+    found = differing(run.settings for run in known)
+    # What an experiment's name does not tell already stands first, then numbers.
+    within: set[str] = set()
+    for name in {run.experiment for run in known}:
+        within |= differing(run.settings for run in known if run.experiment == name).keys()
+    ordered = sorted(found, key=lambda key: (key not in within, not all(map(_is_number, found[key])), key))
     seeds = [SEED] if len({run.seed for run in runs}) > 1 else []
     kept = [*seeds, *ordered][:_MOST_KEYS]
     return kept, ordered[len(kept) - len(seeds) :]

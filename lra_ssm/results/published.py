@@ -55,9 +55,11 @@ def published() -> dict[str, Any]:
 
 @cache
 def rows() -> dict[tuple[str, str], list[Row]]:
-    """Every published figure by task and model, in the file's order."""
+    """Every published figure that a run measures, by task and model, in the file's order."""
     found: dict[tuple[str, str], list[Row]] = {}
     for table in published()["tables"]:
+        if " " in table["metric"]:  # a count of several runs
+            continue
         paper = published()["papers"][table["paper"]]
         metric = table["metric"] if "/" in table["metric"] else f"test/{table['metric']}"
         for row in table["rows"]:
@@ -120,10 +122,9 @@ def compare(run: RunRecord, row: Row) -> Comparison | None:
     return Comparison(f"{file.parent.name}/{file.name}", tuple(told), tuple(data))
 
 
-@cache
 def config_of(task: str, model: str) -> Path | None:
-    """The shipped config of a task and model: below the working folder's configs, else below the checkout's."""
-    for folder in (Path("configs"), PACKAGE.parent / "configs"):
+    """The shipped config of a task and model: of the checkout, else below the working folder."""
+    for folder in (PACKAGE.parent / "configs", Path("configs")):
         for file in sorted(folder.glob(f"**/{task}/{model}.yaml")):
             return file
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import Group
-from lra_ssm.results.published import LRA, published
+from lra_ssm.results.published import LRA
 from lra_ssm.results.settings import shown
 from lra_ssm.tables import table, wrapped
 

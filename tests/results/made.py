@@ -1,0 +1,53 @@
+"""Run directories as a fit and a test leave them, without either."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+from lra_ssm.results.collect import collect
+from lra_ssm.results.settings import TRAINER_DEFAULTS
+
+ROOT = Path(__file__).parents[2]
+DATA = {"source": {"kind": "generated", "limit": None}, "splits": {}, "inputs": "tokens"}
+CODE = {"lra_ssm": "0.1.0+0123456789ab"}
+
+
+def config_of(name, seed=0, changes=None):
+    """The resolved config of a fit of a shipped one; changes by dotted name, `init_args` included."""
+    config = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+    config["seed_everything"] = seed
+    config["trainer"] = {**TRAINER_DEFAULTS, "num_nodes": 1, "devices": "auto", "callbacks": None, **config["trainer"]}
+    for key, value in (changes or {}).items():
+        node = config
+        *path, last = key.split(".")
+        for part in path:
+            node = node[part]
+        node[last] = value
+    return config
+
+
+def make_run(folder, name="lra/listops/s4d", seed=0, value=0.6, changes=None, run_id=None, curve=(), data=DATA,
+             status="finished", tested=True, minutes=10, commit="a" * 40, **record):  # fmt: skip
+    """Writes a run below folder/runs and returns its directory. value: its test accuracy; record: more of run.json."""
+    config = config_of(name, seed, changes)
+    path = folder / "runs" / config["experiment"] / (run_id or f"{len(list(folder.rglob('run.json'))):010x}")
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    start = {"time": f"2026-01-0{1 + seed % 9}T00:00:00+00:00", "versions": CODE, "git": {"commit": commit}}
+    if status != "started":
+        start["ended"] = f"2026-01-0{1 + seed % 9}T00:{minutes:02}:00+00:00"
+    made = {"run_id": path.name, "experiment": config["experiment"], "status": status, "starts": [start],
+            "parameters": 1234, "step": 80000, "data": data, "metrics": {"best val/accuracy": value}}  # fmt: skip
+    (path / "run.json").write_text(json.dumps({**made, **record}))
+    lines = ["step,epoch,val/accuracy", *(f"{step - 1},0,{v}" for step, v in curve)]
+    (path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    if tested:
+        metrics = {"test/accuracy": value, "test/loss": 1 - value}
+        result = {"checkpoint": "checkpoints/best.ckpt", "metrics": metrics, "data": data}
+        (path / "test.json").write_text(json.dumps(result | (tested if isinstance(tested, dict) else {})))
+    return path
+
+
+def read(*folders):
+    return collect([str(folder) for folder in folders], lambda path: [])

@@ -1,0 +1,145 @@
+"""What is averaged, and what is told instead."""
+
+import math
+from statistics import mean, stdev
+
+import pytest
+
+from lra_ssm.errors import InputError
+from lra_ssm.results.groups import group
+from tests.results.made import DATA, make_run, read
+
+LR = "model.init_args.optimizer.lr"
+
+
+def test_seeds_are_averaged_with_the_samples_deviation(tmp_path):
+    values = [0.60, 0.62, 0.67]
+    for seed, value in enumerate(values):
+        make_run(tmp_path, seed=seed, value=value, minutes=10 + seed)
+    (found,) = group(read(tmp_path))
+    assert found.mean == pytest.approx(100 * mean(values)) and found.std == pytest.approx(100 * stdev(values))
+    assert found.difference == pytest.approx(100 * mean(values) - 60.47)
+    assert (found.parameters, found.steps, found.seconds) == (1234, 80000, (660.0, False))
+    make_run(tmp_path, "lra/image/lru")
+    one = group(read(tmp_path))[1]
+    assert one.task == "image" and one.std is None
+
+
+def test_other_settings_and_other_data_are_other_rows(tmp_path):
+    make_run(tmp_path, seed=0, value=0.5)
+    make_run(tmp_path, seed=1, value=0.7)
+    make_run(tmp_path, seed=0, value=0.9, changes={LR: 0.02})
+    make_run(tmp_path, seed=1, value=0.2, data={**DATA, "source": {"kind": "lra"}})
+    found = {g.variant: (g.mean, len(g.values)) for g in group(read(tmp_path))}
+    assert found == {
+        "lr=0.01, data: generated": (pytest.approx(60), 2),
+        "lr=0.02, data: generated": (pytest.approx(90), 1),
+        "lr=0.01, data: LRA's files": (pytest.approx(20), 1),
+    }
+
+
+def test_data_of_the_same_words_is_told_apart_by_its_digest(tmp_path):
+    for digest in "12":
+        splits = {"train": {"arrays": {"x": {"file": "a", "sha256": digest}}}}
+        make_run(tmp_path, data={**DATA, "splits": splits})
+    found = [g.variant for g in group(read(tmp_path))]
+    assert len(set(found)) == 2 and all(v.startswith("data: generated ") and len(v.split()[-1]) == 6 for v in found)
+
+
+def test_what_is_not_finished_or_tested_is_counted_and_named(tmp_path):
+    good = make_run(tmp_path, seed=0)
+    killed = make_run(tmp_path, seed=1, status="interrupted", step=300, tested=False)
+    untested = make_run(tmp_path, seed=2, tested=False)
+    part = make_run(tmp_path, seed=3, tested={"limit_batches": 2})
+    (found,) = group(read(tmp_path))
+    assert [run.path.name for run in found.counted] == [good.name] and found.values == [60.0]
+    (note, *_) = found.notes
+    assert note.startswith("3 of 4 runs not counted: ")
+    for path, why in ((killed, "not finished (interrupted, step 300 of 80,000)"), (untested, "finished, not tested"),
+                      (part, "tested on a part of the split (limit 2)")):  # fmt: skip
+        assert f"{path}: {why}" in note
+
+
+def test_a_seed_twice_counts_once(tmp_path):
+    make_run(tmp_path, seed=0, value=0.5, run_id="a")
+    start = {"time": "2026-03-01T00:00:00+00:00"}
+    make_run(tmp_path, seed=0, value=0.7, run_id="a-2", starts=[start])
+    (found,) = group(read(tmp_path))
+    assert found.values == [pytest.approx(70)] and found.std is None
+    assert "/a: seed 0 again in a-2, which counts" in found.notes[0]
+
+
+def test_other_code_and_another_checkpoint_are_told(tmp_path):
+    make_run(tmp_path, seed=0)
+    make_run(tmp_path, seed=1, commit="b" * 40)
+    make_run(tmp_path, seed=2, tested={"checkpoint": "runs/x/checkpoints/last.ckpt"})
+    (found,) = group(read(tmp_path))
+    code, checkpoint = (next(n for n in found.notes if f"the same {w}:" in n) for w in ("code", "checkpoint"))
+    assert f"commit {'a' * 10}): seeds 0, 2; " in code and f"commit {'b' * 10}): seed 1" in code
+    assert checkpoint.endswith("best.ckpt: seeds 0, 1; last.ckpt: seed 2")
+    assert not any("hardware" in note for note in found.notes)
+
+
+def test_a_run_that_went_on_with_other_code_is_told(tmp_path):
+    starts = [
+        {"time": "2026-01-01T00:00:00+00:00", "git": {"commit": c * 40}, "versions": {"lra_ssm": "1"}} for c in "ab"
+    ]
+    make_run(tmp_path, starts=starts)
+    (found,) = group(read(tmp_path))
+    assert any("(commit aaaaaaaaaa), then 1 (commit bbbbbbbbbb): seed 0" in note for note in found.notes)
+
+
+def test_runs_that_have_not_begun_belong_to_the_row_of_their_model(tmp_path):
+    make_run(tmp_path, seed=0)
+    runs = read(tmp_path)
+    from lra_ssm.results.collect import RunRecord
+
+    for seed in (1, 2):
+        runs.append(
+            RunRecord(tmp_path / f"runs/lra/listops/s4d/{seed}", config={"seed_everything": seed}, planned=True)
+        )
+    runs.append(RunRecord(tmp_path / "runs/lra/listops/b2s6/3", config={"seed_everything": 0}, planned=True))
+    first, second = group(runs)
+    assert (
+        len(first.runs) == 3
+        and first.notes[0].startswith("2 of 3 runs not counted")
+        and "not started" in first.notes[0]
+    )
+    assert (second.model, second.mean) == ("b2s6", None)
+
+
+def test_metrics_are_the_rows_the_tasks_or_the_users(tmp_path):
+    make_run(tmp_path, "mnist/stable_ssm", value=0.9)
+    make_run(tmp_path, "mnist/s4d", value=0.8)
+    by_loss, by_accuracy = group(read(tmp_path))[::-1]
+    assert (by_loss.metric, by_loss.values, by_loss.decimals) == ("test/loss", [pytest.approx(0.1)], 6)
+    assert (by_accuracy.metric, by_accuracy.values) == ("test/accuracy", [80.0])
+    chosen = group(read(tmp_path), "test/accuracy")
+    assert [g.mean for g in chosen] == [80.0, 90.0] and all(
+        g.comparable is None and g.difference is None for g in chosen
+    )
+    (best, _) = group(read(tmp_path), "best val/accuracy")
+    assert best.mean == 80.0
+    (missing, _) = group(read(tmp_path), "test/f1")
+    assert missing.mean is None and "has no test/f1" in missing.notes[0]
+
+
+def test_by_a_setting_other_differences_stay_rows(tmp_path):
+    for lr in (0.01, 0.001):
+        for seed in (0, 1):
+            make_run(tmp_path, seed=seed, value=0.5 + lr + 0.1 * seed, changes={LR: lr})
+    make_run(tmp_path, changes={LR: 0.001, "trainer.max_steps": 5}, value=0.3)
+    found = group(read(tmp_path), by=["lr"])
+    assert [(g.by, g.variant, len(g.values)) for g in found] == [
+        ((0.001,), "max_steps=80000", 2), ((0.001,), "max_steps=5", 1), ((0.01,), "max_steps=80000", 2)
+    ]  # fmt: skip
+    assert [g.by for g in group(read(tmp_path)[:2], by=["seed"])] == [(0,), (1,)]
+    with pytest.raises(InputError, match="no run has a setting 'rl'"):
+        group(read(tmp_path), by=["rl"])
+
+
+def test_a_value_that_is_nan_makes_the_mean_nan(tmp_path):
+    make_run(tmp_path, "mnist/s4d", seed=0, value=math.nan)
+    make_run(tmp_path, "mnist/s4d", seed=1)
+    (found,) = group(read(tmp_path))
+    assert math.isnan(found.mean) and math.isnan(found.std)

@@ -1,0 +1,91 @@
+"""Which published row a run stands beside, and whether its settings are those of the row's config."""
+
+import pytest
+import yaml
+
+from lra_ssm.results.published import compare, config_of, row_of
+from tests.results.made import ROOT, make_run, read
+
+CONFIGS = [
+    path.relative_to(ROOT / "configs").with_suffix("")
+    for folder in ("lra", "scifar", "mnist", "lm/slimpajama6b")
+    for path in sorted((ROOT / "configs" / folder).rglob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_shipped_config_is_the_config_of_its_row(config, tmp_path):
+    make_run(tmp_path, str(config))
+    (run,) = read(tmp_path)
+    row = row_of(run)
+    assert config_of(run.task, run.model) == ROOT / "configs" / f"{config}.yaml"
+    if row is None:
+        assert run.model in ("s6", "s4d", "lru", "b2s6") and "lm" not in config.parts
+        return
+    found = compare(run, row)
+    assert found.differences == () and found.file == f"{run.task}/{run.model}.yaml"
+    # Where our config has other data than the published figures, its header says how to have theirs.
+    header = (ROOT / "configs" / f"{config}.yaml").read_text()
+    others = {
+        ("data.source is generated", "--data.source=lra"),
+        ("data.validation is held_out", "--data.validation=test"),
+    }
+    for said, option in others:
+        assert any(text.startswith(said) for text in found.data) == (option in header), config
+
+
+def test_what_differs_is_told_leaf_by_leaf(tmp_path):
+    changes = {"trainer.max_steps": 1000, "data.init_args.source": "lra", "trainer.precision": "bf16-mixed"}
+    make_run(tmp_path, changes=changes)
+    (run,) = read(tmp_path)
+    found = compare(run, row_of(run))
+    assert found.differences == ("trainer.max_steps 1000 for 80000", "trainer.precision bf16-mixed for 32-true")
+    assert found.data == ()  # the row stands on LRA's files
+
+
+def test_a_row_of_a_table_that_varies_settings_is_the_one_that_has_the_runs(tmp_path):
+    layer, optimizer = "model.init_args.network.init_args.layer.init_args", "model.init_args.optimizer"
+    make_run(tmp_path, "scifar/b2s6", changes={f"{layer}.num_blocks": 2, f"{layer}.bias": False}, run_id="a")
+    make_run(tmp_path, "scifar/b2s6", changes={f"{layer}.num_blocks": 3}, run_id="b")
+    changes = {f"{layer}.parameterization": "exp", f"{optimizer}.lr": 0.05}
+    make_run(tmp_path, "mnist/stable_ssm", changes=changes, run_id="c")
+    ablated, none, rate = sorted(read(tmp_path), key=lambda run: run.path.name)
+    assert (row_of(ablated).value, row_of(ablated).std) == (79.44, 1.10) and compare(
+        ablated, row_of(ablated)
+    ).differences == ()
+    assert row_of(none) is None
+    row = row_of(rate)
+    assert (row.metric, row.value) == ("test/loss", 0.868350)
+    assert not [text for text in compare(rate, row).differences if ".lr " in f" {text}" and "recurrent" not in text]
+
+
+def test_of_a_figure_over_steps_the_row_is_at_the_runs_last(tmp_path):
+    make_run(tmp_path, "lm/slimpajama6b/s6", changes={"trainer.max_steps": 13104}, run_id="a")
+    make_run(tmp_path, "lm/slimpajama6b/s6", changes={"trainer.max_steps": 5}, run_id="b")
+    rows = [row_of(run) for run in sorted(read(tmp_path), key=lambda run: run.path.name)]
+    assert [(row.step, row.value, row.metric) for row in rows] == [
+        (13104, 27.0171, "test/perplexity"), (28830, 21.0785, "test/perplexity")
+    ]  # fmt: skip
+
+
+def test_a_run_without_a_config_beside_it_is_not_compared(tmp_path, monkeypatch):
+    make_run(tmp_path, changes={"experiment": "mine/listops/s5"})
+    (run,) = read(tmp_path)
+    assert row_of(run).value == 62.15 and compare(run, row_of(run)) is None
+
+
+def test_reproduction_says_of_the_settings_what_published_yaml_says():
+    published = yaml.safe_load((ROOT / "lra_ssm/published.yaml").read_text())
+    begins = {"yes": "yes", "where published": "where published", "no": "no", "not published": "not published",
+              "believed": "those of the code believed", "public code": "the authors' public code's"}  # fmt: skip
+    lines = [
+        line.split(" | ") for line in (ROOT / "docs/reproduction.md").read_text().splitlines() if ".yaml) | " in line
+    ]
+    seen = set()
+    for _, link, number, said, *_ in lines:
+        model = link[1:].partition("]")[0]
+        if number != "none":
+            assert said.startswith(begins[published["models"][model]["settings"]]), (link, said)
+            seen.add(model)
+    assert seen == {name for name, model in published["models"].items() if "settings" in model}
+    assert all(table["settings"] in begins for table in published["tables"] if "settings" in table)

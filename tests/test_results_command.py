@@ -1,0 +1,161 @@
+"""`lra-ssm results` and `lra-ssm runs`: what they print, write and refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.results.made import make_run
+from tests.runner import in_process, only_run, refused, succeed
+
+LR = "model.init_args.optimizer.lr"
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for lr in (0.001, 0.01, 0.1):
+        for seed in (0, 1):
+            curve = [(1000 * i, 0.1 * i + seed / 20) for i in range(1, 6)]
+            make_run(tmp_path, seed=seed, value=0.5 + lr + seed / 10, changes={LR: lr}, curve=curve)
+    make_run(tmp_path, "lra/text/b2s6", status="failed", reason="the loss is nan", tested=False, curve=[(500, 0.6)])
+    return tmp_path
+
+
+def said(arguments, capsys):
+    code, out, errors = in_process(arguments, capsys)
+    assert code == 0, errors
+    return out
+
+
+def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
+    import shutil
+
+    shutil.copytree(trained[0], tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    path = only_run(Path())
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    succeed(["test", "--config", str(path / "config.yaml")], Path.cwd())
+    score = json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"]
+    out = said(["results", "runs"], capsys)
+    assert f"{100 * score:.2f}" in out and "data: tiny: generated" in out and "not counted" not in out
+    out = said(["runs", "--keys=num_blocks"], capsys)
+    assert path.name in out and "finished" in out and f"{100 * score:.2f}" in out
+    assert out.splitlines()[0].split()[-1] == "num_blocks" and out.splitlines()[1].split()[-1] == "2"
+    assert config["seed_everything"] == 1
+
+
+def test_formats_and_files(made, capsys):
+    text = said(["results", "runs"], capsys)
+    assert "lr=0.001" in text and "the loss is nan" in text and "57.41" not in text
+    assert said(["results", "runs", "--format=markdown"], capsys).startswith("| task | model |")
+    for suffix, begins in (("md", "| task |"), ("tex", r"\begin{tabular}"), ("csv", "task,model,"), ("txt", "task ")):
+        assert said(["results", "runs", f"--out=table.{suffix}"], capsys) == f"table.{suffix}\n"
+        assert Path(f"table.{suffix}").read_text().startswith(begins)
+    assert Path("table.txt").read_text() == text
+    each = said(["results", "runs", "--format=csv", "--each"], capsys)
+    assert len(each.splitlines()) == 8
+    assert said(["results", "runs", "--grid"], capsys).splitlines()[0].split()[-2:] == ["listops", "text"]
+
+
+@pytest.mark.parametrize("by", ["lr", "lr,seed", "max_length", "layer"])
+def test_pictures(by, made, capsys):
+    out = said(["results", "runs", "--curves=curves.png", f"--by={by}", "--plot=by.png"], capsys)
+    assert out.endswith("curves.png\nby.png\n")
+    for name in ("curves.png", "by.png"):
+        with Image.open(name) as picture:
+            assert picture.format == "PNG" and len(picture.convert("RGB").getcolors(10**7)) > 20
+
+
+def test_what_the_pictures_draw(made):
+    """The lines and cells themselves, of the figures before they are written."""
+    import matplotlib
+
+    from lra_ssm.results import ablation, curves
+    from lra_ssm.results.collect import collect
+    from lra_ssm.results.groups import group
+
+    kept = []
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (ablation, curves):
+            patch.setattr(module, "save", lambda figure, path: kept.append(figure))
+        runs = collect(["runs"], lambda path: [])
+        curves.draw_curves(group(runs), Path("x.png"))
+        ablation.draw_ablation(group(runs, by=["lr"]), ["lr"], Path("x.png"))
+        ablation.draw_ablation(group(runs, by=["layer"]), ["layer"], Path("x.png"))
+        ablation.draw_ablation(group(runs, by=["lr", "max_steps"]), ["lr", "max_steps"], Path("x.png"))
+    learned, lines, bars, cells = kept
+    listops, text = learned.axes
+    assert (listops.get_title(), listops.get_xlabel(), listops.get_ylabel()) == (
+        "listops",
+        "training step",
+        "validation accuracy, %",
+    )
+    line = listops.lines[0]
+    assert line.get_label() == "s4d, lr=0.001 (2 seeds)" and line.get_xdata()[0] == 1000
+    assert line.get_ydata()[0] == pytest.approx(12.5) and len(listops.collections) == 3  # a band each
+    low, high = (listops.collections[0].get_paths()[0].vertices[:, 1].__getattribute__(f)() for f in ("min", "max"))
+    assert (low, high) == (pytest.approx(12.5 - 50**0.5 / 2), pytest.approx(52.5 + 50**0.5 / 2))
+    assert text.lines[0].get_label() == "b2s6 (0 seeds)" and "standard deviation" in learned.get_suptitle()
+    (panel,) = lines.axes
+    assert panel.get_xscale() == "log" and panel.get_xlabel() == "lr" and panel.get_ylabel() == "test accuracy, %"
+    assert list(panel.lines[0].get_xdata()) == [0.001, 0.01, 0.1]
+    assert list(panel.lines[0].get_ydata()) == pytest.approx([55.1, 56, 65])
+    assert any(text.get_text() == "s4d (2 seeds)" for text in panel.get_legend().get_texts())
+    (panel,) = bars.axes
+    assert sorted(round(bar.get_height(), 1) for bar in panel.patches) == [55.1, 56.0, 65.0]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["S4D"]
+    panel = cells.axes[0]
+    assert [text.get_text() for text in panel.texts] == [f"{v}\n± 7.07\n(2)" for v in ("55.10", "56.00", "65.00")]
+    assert isinstance(panel, matplotlib.axes.Axes) and (panel.get_xlabel(), panel.get_ylabel()) == ("max_steps", "lr")
+
+
+def test_runs_are_listed_with_what_differs(made, capsys):
+    out = said(["runs"], capsys).splitlines()
+    assert out[0].split()[:4] == ["run", "id", "status", "step"] and "lr" in out[0].split()
+    assert [line.split()[0] for line in out[1:8]] == ["lra/listops/s4d"] * 6 + ["lra/text/b2s6"]
+    assert any("the loss is nan" in line for line in out[8:]) and any("they differ also in" in line for line in out)
+    narrow = made / "runs/lra/listops"
+    assert said(["runs", str(narrow)], capsys).splitlines()[0].split()[-2:] == ["seed", "lr"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_list_fits_the_terminal_and_keeps_its_names_whole(columns, made, capsys, monkeypatch):
+    from lra_ssm import tables
+
+    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    from lra_ssm.cli import runs as command
+
+    monkeypatch.setattr(command, "terminal_width", lambda: columns)
+    lines = said(["runs"], capsys).splitlines()
+    assert max(map(len, lines)) <= columns
+    if columns >= 80:
+        assert sum("lra/listops/s4d" in line.split() for line in lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere"], "nowhere: there is no such folder"),
+        (["runs", "--by=rl"], "no run has a setting 'rl'"),
+        (["runs", "--by=bias"], "no run has a setting 'bias'"),
+        (["runs", "--plot=x.png"], "--plot draws over one setting or two"),
+        (["runs", "--plot=x.png", "--by=lr,seed,max_steps"], "--plot draws over one setting or two"),
+        (["runs", "--out=table.pdf"], "--out table.pdf: what it is to be is not known"),
+        (["runs", "--each"], "--each is of CSV"),
+        (["runs", "--grid", "--format=csv"], "--grid is a table to be read"),
+        (["runs", "--out=no/such/table.md"], "no/such/table.md"),
+        (["runs", "--curves=no/such/x.png"], "no/such/x.png: cannot be written"),
+        (["runs/lra/text", "--by=lr", "--plot=x.png"], "nothing to draw"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, line, made, capsys):
+    if "--by=bias" in arguments:
+        arguments = ["runs/lra/listops", *arguments[1:]]
+    before = sorted(made.rglob("*"))
+    assert line in refused(["results", *arguments], capsys)
+    assert sorted(made.rglob("*")) == before
