@@ -12,8 +12,10 @@ from lra_ssm.results.pictures import INK, axis_name, line_name, panels_of, save,
 from lra_ssm.results.settings import shown
 from lra_ssm.results.tables import spread
 
+_MOST_TICKS = 10  # values that stand on an axis, each
 
-def draw_ablation(groups: Sequence[Group], by: Sequence[str], path: Path) -> None:
+
+def draw_ablation(groups: Sequence[Group], by: list[str], path: Path) -> None:
     """Draws groups over the settings that tell them apart: over one a line (bars where its values are words), over two
     a heat map with the values in its cells. Bars of error are one standard deviation over seeds.
 
@@ -28,12 +30,12 @@ def draw_ablation(groups: Sequence[Group], by: Sequence[str], path: Path) -> Non
             g
         )
     figure, panels = panels_of(len(families), 4.2)
-    style = styles(drawn)
+    style = styles(drawn, by=False)
     for axes, members in zip(panels, families.values(), strict=True):
         if len(by) == 2:
             _heat_map(figure, axes, members, by)
             continue
-        numbers = all(_is_number(g.by[0]) for g in members)
+        numbers = all(_is_number(_by(g)[0]) for g in members)
         (_lines if numbers else _bars)(axes, members, style)
         deviation = "; error bars: ± one standard deviation over seeds" if any(g.std for g in members) else ""
         axes.set_title(f"{members[0].task}{deviation}", fontsize=9)
@@ -44,31 +46,40 @@ def draw_ablation(groups: Sequence[Group], by: Sequence[str], path: Path) -> Non
 
 def _lines(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) -> None:
     """Over numbers, on a logarithmic axis where they span more than a decade and a half."""
-    for name in dict.fromkeys(map(line_name, groups)):
-        own = [g for g in groups if line_name(g) == name]
-        places, means, errors = [g.by[0] for g in own], [g.mean for g in own], [g.std or 0.0 for g in own]
+    for name in dict.fromkeys(line_name(g, by=False) for g in groups):
+        own = [g for g in groups if line_name(g, by=False) == name]
+        places, means, errors = [_by(g)[0] for g in own], [g.mean for g in own], [g.std or 0.0 for g in own]
         label = f"{name} {seeds(len(g.values) for g in own)}"
         axes.errorbar(places, means, errors, marker="o", markersize=4, capsize=3, label=label, **style[name])
-        rows = [(g.by[0], g.comparable.value) for g in own if g.comparable and math.isfinite(g.comparable.value)]
+        rows = [(_by(g)[0], g.comparable.value) for g in own if g.comparable and math.isfinite(g.comparable.value)]
         if rows:
-            color = style[name]["color"]
-            axes.plot(*zip(*rows, strict=True), "D", color=color, markerfacecolor="white", label=f"{name}, published")
-    values = [g.by[0] for g in groups]
+            mark = {"-": "D", "--": "s", ":": "^", "-.": "v"}[style[name]["linestyle"]]
+            look = {"color": style[name]["color"], "markerfacecolor": "white", "label": f"{name}, published"}
+            axes.plot(*zip(*rows, strict=True), mark, **look)
+    values = sorted({_by(g)[0] for g in groups})
     if min(values) > 0 and max(values) >= 30 * min(values):
         axes.set_xscale("log")
+    if len(values) <= _MOST_TICKS:
+        axes.set_xticks(values, map(shown, values))
+        axes.minorticks_off()
 
 
 def _bars(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) -> None:
     """Over words, beside each other those of one word; the value stands above its bar."""
-    words = list(dict.fromkeys(shown(g.by[0]) for g in groups))
-    width = 0.85 / max(Counter(shown(g.by[0]) for g in groups).values())
+    words = list(dict.fromkeys(shown(_by(g)[0]) for g in groups))
+    width = 0.85 / max(Counter(shown(_by(g)[0]) for g in groups).values())
     for number, word in enumerate(words):
-        own = [g for g in groups if shown(g.by[0]) == word]
+        own = [g for g in groups if shown(_by(g)[0]) == word]
         for i, g in enumerate(own):
             place = number + (i - (len(own) - 1) / 2) * width
-            hatch = {"-": "", "--": "//", ":": "..", "-.": "xx"}[style[line_name(g)]["linestyle"]]
-            label = f"{line_name(g)} {seeds([len(g.values)])}"
-            bar = {"color": style[line_name(g)]["color"], "hatch": hatch, "edgecolor": "white", "label": label}
+            hatch = {"-": "", "--": "//", ":": "..", "-.": "xx"}[style[line_name(g, by=False)]["linestyle"]]
+            label = f"{line_name(g, by=False)} {seeds([len(g.values)])}"
+            bar = {
+                "color": style[line_name(g, by=False)]["color"],
+                "hatch": hatch,
+                "edgecolor": "white",
+                "label": label,
+            }
             axes.bar(place, g.mean, 0.95 * width, yerr=g.std, capsize=3, **bar)
             height = (g.mean or 0.0) + (g.std or 0.0)
             axes.annotate(f"{g.mean:.{g.decimals}f}", (place, height), (0, 2), textcoords="offset points",
@@ -77,12 +88,14 @@ def _bars(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) 
     axes.margins(y=0.18)
 
 
-def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: Sequence[str]) -> None:
-    down, across = ([*dict.fromkeys(g.by[i] for g in sorted(groups, key=lambda g: _order(g.by[i])))] for i in (0, 1))
+def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: list[str]) -> None:
+    down, across = (
+        [*dict.fromkeys(_by(g)[i] for g in sorted(groups, key=lambda g: _order(_by(g)[i])))] for i in (0, 1)
+    )
     cells = [[math.nan] * len(across) for _ in down]
     text = {}
     for g in groups:
-        place = down.index(g.by[0]), across.index(g.by[1])
+        place = down.index(_by(g)[0]), across.index(_by(g)[1])
         cells[place[0]][place[1]] = float(g.mean or 0.0)
         text[place] = f"{spread(g).replace(' ± ', chr(10) + '± ')}\n({len(g.values)})"
     mapped = axes.imshow(cells, cmap="viridis", aspect="auto")
@@ -99,6 +112,10 @@ def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: Sequence[str]
     axes.set_title(f"{title}; in the cells mean {deviation}(seeds)", fontsize=9)
     axes.set(xlabel=by[1], ylabel=by[0])
     figure.colorbar(mapped, ax=axes, label=axis_name(one.metric))
+
+
+def _by(g: Group) -> list[Any]:
+    return list(g.by.values())
 
 
 def _is_number(value: Any) -> bool:

@@ -25,7 +25,7 @@ def draw_curves(groups: Sequence[Group], path: Path) -> None:
     if not drawn:
         raise InputError("no run has logged a validation metric yet: nothing to draw")
     tasks = list(dict.fromkeys(g.task for g in drawn))
-    style = styles(drawn)
+    style = styles(drawn, by=True)
     figure, panels = panels_of(len(tasks), 3.9)
     for axes, task in zip(panels, tasks, strict=True):
         own = [g for g in drawn if g.task == task]

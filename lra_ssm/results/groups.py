@@ -25,7 +25,7 @@ class Group:
     runs: list[RunRecord]
     metric: str
     row: Row | None = None
-    by: tuple[Any, ...] = ()
+    by: dict[str, Any] = field(default_factory=dict)  # values of the settings that make rows, by the user's names
     variant: str = ""  # what tells it from other groups of its task and model
     notes: list[str] = field(default_factory=list)
     counted: list[RunRecord] = field(default_factory=list)
@@ -122,7 +122,7 @@ def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str
         row = next((row for row in map(row_of, members) if row is not None), None)
         counted = next((run for run in members if not run.missing), members[0])
         used = metric or (row.metric if row and counted.value(row.metric) is not None else default_metric(counted))
-        values = tuple(members[0].all_settings.get(key, ABSENT) for key in names)
+        values = {given: members[0].all_settings.get(key, ABSENT) for given, key in zip(by, names, strict=True)}
         groups.append(Group(task, model, members, used, row, values))
     groups.sort(key=_place)
     _name_variants(groups, names)
@@ -135,7 +135,7 @@ def _place(group: Group) -> tuple[Any, ...]:
     models = list(published()["models"])
     task = LRA.index(group.task) if group.task in LRA else len(LRA)
     model = models.index(group.model) if group.model in models else len(models)
-    return task, group.task, model, group.model, [_sortable(value) for value in group.by]
+    return task, group.task, model, group.model, [_sortable(value) for value in group.by.values()]
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:

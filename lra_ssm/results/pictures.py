@@ -1,6 +1,5 @@
 """What the pictures of results share."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 from lra_ssm.results.groups import Group
+from lra_ssm.results.settings import shown
 
 INK = "#222222"
 _COLORS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8b4fbf", "#c0392b", "#8c6d31", "#e377c2", "#5f6b76", "#b5bd00", "#17becf")
@@ -15,20 +15,25 @@ _DASHES = ("-", "--", ":", "-.")
 _MOST_INSIDE = 4  # entries of a legend that stands in its panel
 
 
-def styles(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """Of every line's name how it is drawn: a color for each model, a dash for each of its variants."""
-    models, found, variants = list(dict.fromkeys(g.model for g in groups)), {}, Counter[str]()
-    for g in groups:
-        if line_name(g) not in found:
-            number = models.index(g.model)
-            dash = _DASHES[(variants[g.model] + number // len(_COLORS)) % len(_DASHES)]
-            found[line_name(g)] = {"color": _COLORS[number % len(_COLORS)], "linestyle": dash}
-            variants[g.model] += 1
+def styles(groups: Sequence[Group], by: bool) -> dict[str, dict[str, Any]]:
+    """Of every line's name how it is drawn: a color for each model and a dash for each of its variants; a color for
+    each line where there is one model, or more variants than dashes."""
+    models = list(dict.fromkeys(g.model for g in groups))
+    lines = list(dict.fromkeys((g.model, line_name(g, by)) for g in groups))
+    variants = {model: [name for m, name in lines if m == model] for model in models}
+    by_model = len(models) > 1 and max(map(len, variants.values())) <= len(_DASHES)
+    found = {}
+    for number, (model, name) in enumerate(lines):
+        color = models.index(model) if by_model else number
+        dash = (variants[model].index(name) if by_model else 0) + color // len(_COLORS)
+        found[name] = {"color": _COLORS[color % len(_COLORS)], "linestyle": _DASHES[dash % len(_DASHES)]}
     return found
 
 
-def line_name(g: Group) -> str:
-    return ", ".join(filter(None, (g.model, g.variant)))
+def line_name(g: Group, by: bool = True) -> str:
+    """A group's model and what tells it from others; by: with its values of the settings that make rows."""
+    values = [f"{name}={shown(value)}" for name, value in g.by.items()] if by else []
+    return ", ".join(filter(None, (g.model, *values, g.variant)))
 
 
 def seeds(counts: Iterable[int]) -> str:

@@ -75,7 +75,13 @@ def results_table(groups: Sequence[Group], by: Sequence[str] = ()) -> Table:
     letters = Letters()
     rows = []
     for g in groups:
-        cells = [g.task, g.model, *map(shown, g.by), *[g.variant] * variants, *[metric_name(g)] * (len(metrics) > 1)]
+        cells = [
+            g.task,
+            g.model,
+            *map(shown, g.by.values()),
+            *[g.variant] * variants,
+            *[metric_name(g)] * (len(metrics) > 1),
+        ]
         cells += [spread(g), _seeds(g), _count(g.parameters), _count(g.steps), duration(g.seconds)]
         if rows_known:
             cells += [published_value(g), signed(g.difference, g.decimals), _settings(g)]
@@ -90,13 +96,14 @@ def grid(groups: Sequence[Group]) -> Table:
     lra = set(LRA) <= set(tasks)
     letters = Letters()
     rows = []
-    lines = dict.fromkeys((g.model, g.by, g.variant) for g in groups)
-    for model, by, variant in lines:
-        own = {g.task: g for g in groups if (g.model, g.by, g.variant) == (model, by, variant)}
+    lines = dict.fromkeys((g.model, *map(shown, g.by.values()), g.variant) for g in groups)
+    for line in lines:
+        model = line[0]
+        own = {g.task: g for g in groups if (g.model, *map(shown, g.by.values()), g.variant) == line}
         cells = [spread(g) + (f" ({len(g.values)})" if g.values else "") for g in own.values()]
         cells = [f"{cell} {letters.of(g.notes)}".strip() for cell, g in zip(cells, own.values(), strict=True)]
         means = [own[task].mean for task in LRA if task in own]
-        label = ", ".join([model, *map(shown, by), *[variant] * bool(variant)])
+        label = ", ".join(filter(None, line))
         rows.append([label, *_across(dict(zip(own, cells, strict=True)), tasks), *_average(means, lra)])
         if any(g.comparable for g in own.values()):
             printed = {task: published_value(g) for task, g in own.items()}
@@ -218,7 +225,7 @@ def to_csv(groups: Sequence[Group], by: Sequence[str] = ()) -> str:
         seconds, least = g.seconds or (None, None)
         row, c = g.comparable, g.comparison
         lines.append(
-            [g.task, g.model, *map(shown, g.by), g.variant, metric_name(g), g.mean, g.std, len(g.values), g.parameters,
+            [g.task, g.model, *map(shown, g.by.values()), g.variant, metric_name(g), g.mean, g.std, len(g.values), g.parameters,
              g.steps, seconds, least, row and row.value, row and row.std, g.difference, c and c.file,
              "; ".join(c.differences) if c else None, " | ".join(g.notes)]
         )  # fmt: skip

@@ -130,10 +130,10 @@ def test_by_a_setting_other_differences_stay_rows(tmp_path):
             make_run(tmp_path, seed=seed, value=0.5 + lr + 0.1 * seed, changes={LR: lr})
     make_run(tmp_path, changes={LR: 0.001, "trainer.max_steps": 5}, value=0.3)
     found = group(read(tmp_path), by=["lr"])
-    assert [(g.by, g.variant, len(g.values)) for g in found] == [
-        ((0.001,), "max_steps=80000", 2), ((0.001,), "max_steps=5", 1), ((0.01,), "max_steps=80000", 2)
+    assert [(g.by["lr"], g.variant, len(g.values)) for g in found] == [
+        (0.001, "max_steps=80000", 2), (0.001, "max_steps=5", 1), (0.01, "max_steps=80000", 2)
     ]  # fmt: skip
-    assert [g.by for g in group(read(tmp_path)[:2], by=["seed"])] == [(0,), (1,)]
+    assert [g.by for g in group(read(tmp_path)[:2], by=["seed"])] == [{"seed": 0}, {"seed": 1}]
     with pytest.raises(InputError, match="no run has a setting 'rl'"):
         group(read(tmp_path), by=["rl"])
 
