@@ -75,8 +75,8 @@ def _shown(run: RunRecord, key: str) -> str:
 def _keys(runs: list[RunRecord], given: str | None) -> tuple[list[str], list[str]]:
     """The settings to show, and those that differ too."""
     if given is not None:
-        known = {key for run in runs for key in run.all_settings}
-        return [resolve(name, known) for name in given.split(",") if name], []
+        names = {key for run in runs for key in run.all_settings}
+        return [resolve(name, names) for name in given.split(",") if name], []
     known = [run for run in runs if run.config.get("model")]
     found = differing(run.settings for run in known)
     # What an experiment's name does not tell already stands first, then numbers.

@@ -14,9 +14,10 @@ from typing import Any
 
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.results.settings import SEED, Settings, counting, flat
+from lra_ssm.runs.directory import RunDirectory, is_held
 from lra_ssm.runs.identity import DATA_NEUTRAL
 from lra_ssm.runs.logged import read_metrics
-from lra_ssm.runs.record import data_digests, read_record
+from lra_ssm.runs.record import data_digests, read_progress, read_record
 
 # The data that a task's name stands for; a run of such a task on other data is marked.
 DATA_OF = {
@@ -42,6 +43,7 @@ class RunRecord:
     record: dict[str, Any] = field(default_factory=dict)  # run.json
     tested: dict[str, Any] = field(default_factory=dict)  # test.json
     config: dict[str, Any] = field(default_factory=dict)  # config.yaml
+    reached: dict[str, Any] = field(default_factory=dict)  # progress.json
     problem: str = ""
     planned: bool = False  # a sweep's run that nobody has started
 
@@ -93,12 +95,10 @@ class RunRecord:
         if self.problem:
             return "damaged"
         status = str(self.record.get("status", "?"))
-        if status == "started":
-            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-                holder = json.loads((self.path / ".holder.json").read_bytes())
-                if holder["host"] == socket.gethostname():
-                    return "running" if _alive(int(holder["pid"])) else "killed"
-        return status
+        if status == "started" and is_held(self.path / ".lock"):
+            return "running"
+        here = RunDirectory(self.path).holder["host"] == socket.gethostname()
+        return "killed" if status == "started" and here else status
 
     @property
     def finished(self) -> bool:
@@ -107,28 +107,24 @@ class RunRecord:
     @cached_property
     def step(self) -> int | None:
         """Optimizer steps done, as far as they are recorded."""
-        if isinstance(step := self.record.get("step"), int):
+        if isinstance(step := self.reached.get("step"), int):
             return step
         logged = [int(row["step"]) for row in self.metrics if (row["step"] or "").isdecimal()]
         return max(logged) + 1 if logged else None
 
     @property
     def planned_steps(self) -> int | None:
-        """Of a run that steps end."""
-        steps = self._trainer.get("max_steps")
-        return steps if isinstance(steps, int) and steps > 0 else None
+        """Of the whole fit; of one that epochs end only where progress.json has it."""
+        for steps in (self.reached.get("of"), self._trainer.get("max_steps")):
+            if isinstance(steps, int) and steps > 0:
+                return steps
+        return None
 
     @property
     def progress(self) -> str:
-        """Steps done of those planned; epochs where they end it."""
+        """Steps done, and while it is not at its end of how many."""
         done = "?" if self.step is None else f"{self.step:,}"
-        if self.finished:
-            return done
-        if self.planned_steps is not None:
-            return f"{done} of {self.planned_steps:,}"
-        epochs = self._trainer.get("max_epochs")
-        epoch = next((row["epoch"] for row in reversed(self.metrics) if row["epoch"]), "0")
-        return f"{done} (epoch {epoch} of {epochs})" if isinstance(epochs, int) and epochs > 0 else done
+        return done if self.finished or self.planned_steps is None else f"{done} of {self.planned_steps:,}"
 
     @property
     def _trainer(self) -> dict[str, Any]:
@@ -166,6 +162,9 @@ class RunRecord:
         known = [_between(start.get("time"), start.get("ended")) for start in starts]
         if known and None not in known:
             return sum(filter(None, known)), False
+        so_far = _between(self.last_start.get("time"), self.reached.get("time")) or 0.0
+        if known and known[-1] is None:
+            known[-1] = max(0.0, so_far)
         least = max(sum(filter(None, known)), self._training_seconds())
         return (least, True) if least else None
 
@@ -251,16 +250,6 @@ class RunRecord:
         return found
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
 def _between(start: Any, end: Any) -> float | None:
     with suppress(TypeError, ValueError):
         return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
@@ -289,7 +278,7 @@ def read_run(path: Path) -> RunRecord:
     except (ValueError, RecursionError):
         problems.append("test.json cannot be read")
     tested, config = (part if isinstance(part, dict) else {} for part in (tested, config))
-    return RunRecord(path, record, tested, config, squeeze("; ".join(problems)))
+    return RunRecord(path, record, tested, config, read_progress(path), squeeze("; ".join(problems)))
 
 
 # The runs of a sweep, by its file or folder: their directories and what each changes.

@@ -225,8 +225,8 @@ def to_csv(groups: Sequence[Group], by: Sequence[str] = ()) -> str:
         seconds, least = g.seconds or (None, None)
         row, c = g.comparable, g.comparison
         lines.append(
-            [g.task, g.model, *map(shown, g.by.values()), g.variant, metric_name(g), g.mean, g.std, len(g.values), g.parameters,
-             g.steps, seconds, least, row and row.value, row and row.std, g.difference, c and c.file,
+            [g.task, g.model, *map(shown, g.by.values()), g.variant, metric_name(g), g.mean, g.std, len(g.values),
+             g.parameters, g.steps, seconds, least, row and row.value, row and row.std, g.difference, c and c.file,
              "; ".join(c.differences) if c else None, " | ".join(g.notes)]
         )  # fmt: skip
     return _csv(head, lines)

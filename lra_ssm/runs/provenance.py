@@ -69,15 +69,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def last_sign(run: Path) -> str:
-    """When a run wrote last, as `now` has it: of an attempt that was killed, when it was still alive."""
-    files = [file for file in (run / "metrics.csv", run / "checkpoints" / "last.ckpt") if file.is_file()]
-    seconds = max((file.stat().st_mtime for file in files), default=0.0)
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def ended(starts: list[dict[str, Any]], when: str) -> list[dict[str, Any]]:
-    """A run's attempts, the last one with its end where it has none; no earlier than it began."""
-    if starts and "ended" not in starts[-1]:
-        starts[-1]["ended"] = max(when, str(starts[-1].get("time", "")))
+def ended(starts: list[dict[str, Any]], when: Any) -> list[dict[str, Any]]:
+    """A run's attempts, the last one with its end where it has none and `when` is a time after its beginning."""
+    if starts and "ended" not in starts[-1] and isinstance(when, str) and when >= str(starts[-1].get("time")):
+        starts[-1]["ended"] = when
     return starts

@@ -6,7 +6,7 @@ from typing import Any
 
 _KINDS = {
     "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
-    "parameters": int, "neutral": list, "step": int,
+    "parameters": int, "neutral": list,
 }  # fmt: skip
 
 
@@ -41,6 +41,15 @@ def _problem(record: Any) -> str:
     except (KeyError, TypeError, AttributeError):
         return "data has not the digests of its files"
     return ""
+
+
+def read_progress(run: Path) -> dict[str, Any]:
+    """What progress.json of a run's directory says; nothing where there is none, or it is damaged."""
+    try:
+        progress = json.loads((run / "progress.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return progress if isinstance(progress, dict) else {}
 
 
 def data_digests(manifest: dict[str, Any]) -> dict[str, str]:

@@ -38,8 +38,9 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
 from lra_ssm.runs.metrics import CSVRunLogger, last_logged
-from lra_ssm.runs.provenance import code_version, ended, environment, last_sign, now
+from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.reached import WriteProgress
+from lra_ssm.runs.record import read_progress
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
@@ -233,7 +234,8 @@ class Run(RunDirectory):
         self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
         self.save_config(yaml.safe_dump(config, sort_keys=False))
         self.set_damaged_record_aside()
-        before = ended(self.record.get("starts", []), last_sign(self.path))
+        # A killed attempt has left no end, but when it wrote last how far it was.
+        before = ended(self.record.get("starts", []), read_progress(self.path).get("time"))
         starts = [*before, {**environment(), "source": self.source}]
         record: dict[str, Any] = {
             "run_id": self.path.name,
@@ -267,8 +269,7 @@ class Run(RunDirectory):
         timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
-        done = {"status": status, "metrics": metrics, "of_last_batch": batch, "step": trainer.global_step}
-        self.write_record(**done, **self._ended())
+        self.write_record(status=status, metrics=metrics, of_last_batch=batch, **self._ended())
         self.draw_curves()
         if status == "finished":
             self.before_last.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ def config_of(name, seed=0, changes=None):
 
 
 def make_run(folder, name="lra/listops/s4d", seed=0, value=0.6, changes=None, run_id=None, curve=(), data=DATA,
-             status="finished", tested=True, minutes=10, commit="a" * 40, **record):  # fmt: skip
+             status="finished", tested=True, step=80000, minutes=10, commit="a" * 40, **record):  # fmt: skip
     """Writes a run below folder/runs and returns its directory. value: its test accuracy; record: more of run.json."""
     config = config_of(name, seed, changes)
     path = folder / "runs" / config["experiment"] / (run_id or f"{len(list(folder.rglob('run.json'))):010x}")
@@ -38,8 +38,9 @@ def make_run(folder, name="lra/listops/s4d", seed=0, value=0.6, changes=None, ru
     if status != "started":
         start["ended"] = f"2026-01-0{1 + seed % 9}T00:{minutes:02}:00+00:00"
     made = {"run_id": path.name, "experiment": config["experiment"], "status": status, "starts": [start],
-            "parameters": 1234, "step": 80000, "data": data, "metrics": {"best val/accuracy": value}}  # fmt: skip
+            "parameters": 1234, "data": data, "metrics": {"best val/accuracy": value}}  # fmt: skip
     (path / "run.json").write_text(json.dumps({**made, **record}))
+    (path / "progress.json").write_text(json.dumps({"step": step, "of": None, "time": start["time"]}))
     lines = ["step,epoch,val/accuracy", *(f"{step - 1},0,{v}" for step, v in curve)]
     (path / "metrics.csv").write_text("\n".join(lines) + "\n")
     if tested:

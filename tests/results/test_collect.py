@@ -1,7 +1,6 @@
 """Run directories are read, whatever is missing in them, and never by torch."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import collect
+from lra_ssm.runs.directory import RunDirectory
 from tests.results.made import DATA, make_run, read
 from tests.runner import only_run
 
@@ -68,11 +68,16 @@ def test_what_cannot_be_counted_says_why(made, missing, tmp_path):
 
 def test_a_run_that_has_not_ended_is_running_or_killed(tmp_path):
     path = make_run(tmp_path, status="started", tested=False)
-    holder = {"pid": os.getpid(), "host": socket.gethostname()}
-    dead, elsewhere = holder | {"pid": 2**22 - 1}, holder | {"host": "n7"}
-    for given, status in ((holder, "running"), (dead, "killed"), (elsewhere, "started"), ({}, "started")):
-        (path / ".holder.json").write_text(json.dumps(given))
-        assert read(tmp_path)[0].status == status
+    assert read(tmp_path)[0].status == "started"  # nobody knows where
+    (path / ".holder.json").write_text(json.dumps({"pid": 1, "host": "another"}))
+    assert read(tmp_path)[0].status == "started"
+    (path / ".holder.json").write_text(json.dumps({"pid": 1, "host": socket.gethostname()}))
+    assert read(tmp_path)[0].status == "killed"
+    run = RunDirectory(path)
+    run.lock()
+    assert read(tmp_path)[0].status == "running"
+    run.release()
+    assert read(tmp_path)[0].status == "killed"
 
 
 def test_time_is_of_all_attempts_and_a_bound_where_one_left_no_end(tmp_path):
@@ -85,6 +90,8 @@ def test_time_is_of_all_attempts_and_a_bound_where_one_left_no_end(tmp_path):
     (path / "run.json").write_text(json.dumps(record | {"starts": [{"time": "2026-01-01T00:00:00+00:00"}]}))
     (path / "metrics.csv").write_text("step,epoch,train/samples_per_s\n49,0,100\n149,0,50\n")
     assert read(tmp_path)[0].seconds == (50 * 50 / 100 + 100 * 50 / 50, True)  # 50 examples a step
+    (path / "progress.json").write_text('{"time": "2026-01-01T00:10:00+00:00"}')
+    assert read(tmp_path)[0].seconds == (600.0, True)
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "test.json"])
