@@ -49,7 +49,9 @@ def test_waiting_threads_sleep_before_torch_is_there_unless_the_user_says_otherw
         assert out.splitlines()[-1] == expected
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "prepare", "generate", "doctor", "bench"])
+@pytest.mark.parametrize(
+    "command", ["fit", "validate", "test", "predict", "prepare", "generate", "results", "runs", "doctor", "bench"]
+)
 def test_every_command_has_help(command, tmp_path):
     out = succeed([command, "--help"], tmp_path).out
     assert "usage" in out and "example" in out

@@ -45,6 +45,13 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
     assert path.name in out and "finished" in out and f"{100 * score:.2f}" in out
     assert out.splitlines()[0].split()[-1] == "num_blocks" and out.splitlines()[1].split()[-1] == "2"
     assert config["seed_everything"] == 1
+    assert json.loads((path / "test.json").read_text())["time"] >= ended_at(path)
+    succeed(["test", "--config", str(path / "config.yaml"), "--trainer.limit_test_batches=1"], Path.cwd())
+    assert "tested on a part of the split (limit 1)" in said(["results", "runs"], capsys)
+
+
+def ended_at(path):
+    return json.loads((path / "run.json").read_text())["starts"][-1]["ended"]
 
 
 def test_formats_and_files(made, capsys):

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningCLI
 
-from lra_ssm.cli import COMMANDS, generate
+from lra_ssm.cli import COMMANDS, generate, results, runs
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.cli.prepare import DATASETS, LOADING
 from lra_ssm.cli.run import RunCLI
@@ -20,7 +20,9 @@ from lra_ssm.layers.spec import own_arguments
 from lra_ssm.runs.signals import Signals
 from lra_ssm.tasks import OptimizerSettings
 
-FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir", "prompt_file")  # options that take a path
+# Options that take a path.
+FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir", "prompt_file", "out", "curves", "plot")
+_PARSERS = {"generate": generate.parser, "results": results.parser, "runs": runs.parser}
 
 
 def print_completion(arguments: list[str]) -> int:
@@ -75,8 +77,8 @@ def _parser(program: str, run_options: dict[str, list[str]]) -> argparse.Argumen
             options: dict[str, Any] = {f"--{name}": None for name in ("summary", "picture", "debug", *names)}
         elif command in run_options:
             options = dict.fromkeys(run_options[command]) | _of_our_classes()
-        elif command == "generate":
-            options = dict.fromkeys(o for o in generate.parser()._option_string_actions if o.startswith("--"))
+        elif command in _PARSERS:
+            options = dict.fromkeys(o for o in _PARSERS[command]()._option_string_actions if o.startswith("--"))
         else:
             options = {"--debug": None}
         for option, choices in options.items():

@@ -27,20 +27,24 @@ examples:
 _FORMATS = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".txt": "text"}
 
 
-def main(command: str, arguments: list[str]) -> int:
-    parser = PlainParser("lra-ssm results", DESCRIPTION, EXAMPLE)
-    parser.add_argument(
+def parser() -> PlainParser:
+    found = PlainParser("lra-ssm results", DESCRIPTION, EXAMPLE)
+    found.add_argument(
         "runs", nargs="+", metavar="RUNS", help="run directories, folders of runs, globs, or a sweep's file or folder"
     )
-    parser.add_argument("--metric", help="such as test/loss or val/accuracy; default: the published row's, the task's")
-    parser.add_argument("--by", metavar="KEY[,KEY]", help="settings that make rows: model.optimizer.lr, or its end, lr")
-    parser.add_argument("--grid", action="store_true", help="models down, tasks across, with LRA's average")
-    parser.add_argument("--format", choices=list(_FORMATS.values()), help="default: text, or what --out ends with")
-    parser.add_argument("--each", action="store_true", help="of CSV: a row per run, with every setting that differs")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="written in place of being printed: .md, .csv, .tex")
-    parser.add_argument("--curves", type=Path, metavar="FILE.png", help="draws the validation metric over the steps")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draws the metric over what --by names")
-    options = parser.parse_args(arguments)
+    found.add_argument("--metric", help="such as test/loss or val/accuracy; default: the published row's, the task's")
+    found.add_argument("--by", metavar="KEY[,KEY]", help="settings that make rows: model.optimizer.lr, or its end, lr")
+    found.add_argument("--grid", action="store_true", help="models down, tasks across, with LRA's average")
+    found.add_argument("--format", choices=list(_FORMATS.values()), help="default: text, or what --out ends with")
+    found.add_argument("--each", action="store_true", help="of CSV: a row per run, with every setting that differs")
+    found.add_argument("--out", type=Path, metavar="FILE", help="written in place of being printed: .md, .csv, .tex")
+    found.add_argument("--curves", type=Path, metavar="FILE.png", help="draws the validation metric over the steps")
+    found.add_argument("--plot", type=Path, metavar="FILE.png", help="draws the metric over what --by names")
+    return found
+
+
+def main(command: str, arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
     if options.out is not None and options.out.suffix not in _FORMATS and options.format is None:
         raise InputError(f"--out {options.out}: what it is to be is not known; end it with {', '.join(_FORMATS)}")
     form = options.format or (_FORMATS[options.out.suffix] if options.out is not None else "text")

@@ -21,13 +21,17 @@ examples:
 _MOST_KEYS = 4  # columns of what differs, unless --keys names them
 
 
-def main(command: str, arguments: list[str]) -> int:
-    parser = PlainParser("lra-ssm runs", DESCRIPTION, EXAMPLE)
-    parser.add_argument(
+def parser() -> PlainParser:
+    found = PlainParser("lra-ssm runs", DESCRIPTION, EXAMPLE)
+    found.add_argument(
         "runs", nargs="*", default=["runs"], metavar="RUNS", help="as `lra-ssm results` takes them; default: runs"
     )
-    parser.add_argument("--keys", metavar="KEY[,KEY]", help="settings to show, by their names or the ends of them")
-    options = parser.parse_args(arguments)
+    found.add_argument("--keys", metavar="KEY[,KEY]", help="settings to show, by their names or the ends of them")
+    return found
+
+
+def main(command: str, arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
     runs = sorted(collect(options.runs, runs_of_sweep), key=lambda run: (run.experiment, run.path.name))
     keys, more = _keys(runs, options.keys)
     short = short_names({key for run in runs for key in run.all_settings})
