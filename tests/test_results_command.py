@@ -119,6 +119,24 @@ def test_what_the_pictures_draw(made):
     assert isinstance(panel, matplotlib.axes.Axes) and (panel.get_xlabel(), panel.get_ylabel()) == ("max_steps", "lr")
 
 
+def test_published_values_stand_in_a_plot_over_what_their_table_varies(tmp_path, monkeypatch):
+    from lra_ssm.results import ablation
+    from lra_ssm.results.collect import collect
+    from lra_ssm.results.groups import group
+
+    kept = []
+    monkeypatch.setattr(ablation, "save", lambda figure, path: kept.append(figure))
+    for blocks in (1, 2, 3):
+        layer = "model.init_args.network.init_args.layer.init_args"
+        make_run(tmp_path, "scifar/b2s6", changes={f"{layer}.num_blocks": blocks})
+    runs = collect([str(tmp_path)], lambda path: [])
+    for key in ("num_blocks", "n_layers"):
+        ablation.draw_ablation(group(runs, by=[key]), [key], Path("x.png"))
+    (marks,) = [line for line in kept[0].axes[0].lines if line.get_label() == "b2s6, published"]
+    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([1, 2], [81.56, 84.83])
+    assert not [line for line in kept[1].axes[0].lines if "published" in str(line.get_label())]
+
+
 def test_runs_are_listed_with_what_differs(made, capsys):
     out = said(["runs"], capsys).splitlines()
     assert out[0].split()[:4] == ["run", "id", "status", "step"] and "lr" in out[0].split()

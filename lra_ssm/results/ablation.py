@@ -51,7 +51,10 @@ def _lines(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]])
         places, means, errors = [_by(g)[0] for g in own], [g.mean for g in own], [g.std or 0.0 for g in own]
         label = f"{name} {seeds(len(g.values) for g in own)}"
         axes.errorbar(places, means, errors, marker="o", markersize=4, capsize=3, label=label, **style[name])
-        rows = [(_by(g)[0], g.comparable.value) for g in own if g.comparable and math.isfinite(g.comparable.value)]
+        # Of a table that varies the same setting; any other row stands at none of these values.
+        (key,) = own[0].by
+        rows = [(_by(g)[0], r.value) for g in own if (r := g.comparable) and key.rpartition(".")[2] in dict(r.settings)]
+        rows = [row for row in rows if math.isfinite(row[1])]
         if rows:
             mark = {"-": "D", "--": "s", ":": "^", "-.": "v"}[style[name]["linestyle"]]
             look = {"color": style[name]["color"], "markerfacecolor": "white", "label": f"{name}, published"}

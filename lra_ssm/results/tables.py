@@ -97,18 +97,19 @@ def grid(groups: Sequence[Group]) -> Table:
     letters = Letters()
     rows = []
     lines = dict.fromkeys((g.model, *map(shown, g.by.values()), g.variant) for g in groups)
-    for line in lines:
-        model = line[0]
-        own = {g.task: g for g in groups if (g.model, *map(shown, g.by.values()), g.variant) == line}
+    for name in lines:
+        model = name[0]
+        own = {g.task: g for g in groups if (g.model, *map(shown, g.by.values()), g.variant) == name}
         cells = [spread(g) + (f" ({len(g.values)})" if g.values else "") for g in own.values()]
         cells = [f"{cell} {letters.of(g.notes)}".strip() for cell, g in zip(cells, own.values(), strict=True)]
         means = [own[task].mean for task in LRA if task in own]
-        label = ", ".join(filter(None, line))
+        label = ", ".join(filter(None, name))
         rows.append([label, *_across(dict(zip(own, cells, strict=True)), tasks), *_average(means, lra)])
         if any(g.comparable for g in own.values()):
             printed = {task: published_value(g) for task, g in own.items()}
             values = [g.comparable.value for task in LRA if (g := own.get(task)) and g.comparable]
-            rows.append([f"{model}, published", *_across(printed, tasks), *_average(values, lra)])
+            line = [f"{model}, published", *_across(printed, tasks), *_average(values, lra)]
+            rows = [row for row in rows if row != line] + [line]  # once, below the last one that it stands beside
     head = ["mean ± std (seeds)", *tasks, *["average"] * lra]
     return Table(head, rows, 1, [*letters.notes(), *_sources(groups)])
 
