@@ -121,9 +121,13 @@ def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str
     for (task, model, *_), members in found.items():
         row = next((row for row in map(row_of, members) if row is not None), None)
         counted = next((run for run in members if not run.missing), members[0])
-        used = metric or (row.metric if row and counted.value(row.metric) is not None else default_metric(counted))
+        used = row.metric if row and counted.value(row.metric) is not None else default_metric(counted)
         values = {given: members[0].all_settings.get(key, ABSENT) for given, key in zip(by, names, strict=True)}
-        groups.append(Group(task, model, members, used, row, values))
+        groups.append(Group(task, model, members, metric or used, row, values))
+    known = {g.task: g.metric for g in groups if any(run.tested for run in g.runs)}
+    for one in groups:
+        if not any(run.tested for run in one.runs):  # what its task's others have
+            one.metric = metric or known.get(one.task, one.metric)
     groups.sort(key=_place)
     _name_variants(groups, names)
     for one in groups:

@@ -105,7 +105,7 @@ def test_runs_that_have_not_begun_belong_to_the_row_of_their_model(tmp_path):
         and first.notes[0].startswith("2 of 3 runs not counted")
         and "not started" in first.notes[0]
     )
-    assert (second.model, second.mean) == ("b2s6", None)
+    assert (second.model, second.mean, second.metric) == ("b2s6", None, "test/accuracy")
 
 
 def test_metrics_are_the_rows_the_tasks_or_the_users(tmp_path):
