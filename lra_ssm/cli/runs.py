@@ -5,8 +5,9 @@ from typing import Any
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.results import runs_of_sweep
 from lra_ssm.results.collect import RunRecord, collect
-from lra_ssm.results.settings import SEED, differing, resolve, short_names, shown
+from lra_ssm.results.settings import differing, resolve, shown
 from lra_ssm.results.tables import duration
+from lra_ssm.runs.identity import SEED, short_names
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\

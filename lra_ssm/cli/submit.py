@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cluster.folder import Resolved, SweepFolder, folder_of, short_names, shown
+from lra_ssm.cluster.folder import Resolved, SweepFolder, folder_of, shown
 from lra_ssm.cluster.script import Profile, ranges, read_profile
 from lra_ssm.cluster.slurm import scripts, submissions, submit, write_scripts
 from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
+from lra_ssm.runs.identity import short_names
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\

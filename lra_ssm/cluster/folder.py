@@ -27,6 +27,7 @@ from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, write_json
 from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.identity import short_names
 
 SWEEPS = "sweeps"  # the folder below runs_dir
 
@@ -168,19 +169,8 @@ def folder_of(sweep: Sweep) -> Path:
 def shown(changes: dict[str, Any], common: dict[str, Any] | None = None) -> str:
     """Changes in one line, without those in common: `seed 0, lr 0.001`."""
     left = {key: value for key, value in changes.items() if key not in (common or {})}
-    short = short_names(list(left))
+    short = short_names(left)
     return ", ".join(f"{short[key]} {as_option(value)}" for key, value in left.items())
-
-
-def short_names(keys: list[str]) -> dict[str, str]:
-    """The shortest ends of dotted names that tell them apart; of the seed `seed`."""
-    found = {}
-    for key in keys:
-        parts = key.split(".")
-        ends = [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]
-        others = [other for other in keys if other != key]
-        found[key] = next(end for end in ends if end == key or not any(f".{o}".endswith(f".{end}") for o in others))
-    return {key: "seed" if key == "seed_everything" else name for key, name in found.items()}
 
 
 def _copies(sweep: Sweep) -> dict[Path, str]:

@@ -15,6 +15,7 @@ from lra_ssm.cluster.logs import Attempt, last_attempt
 from lra_ssm.cluster.queue import Queue
 from lra_ssm.runs.directory import is_held
 from lra_ssm.runs.logged import latest
+from lra_ssm.runs.record import read_progress
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
 STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped", "lost")
@@ -59,7 +60,7 @@ def states(folder: SweepFolder, queue: Queue | None = None) -> list[RunState]:
 def run_state(folder: SweepFolder, run: FolderRun, queue: Queue) -> RunState:
     """One run of the sweep."""
     path, log = run.directory.path, folder.log(run.index)
-    record, progress = run.directory.record, _read(path / "progress.json")
+    record, progress = run.directory.record, read_progress(path)
     starts, status = record.get("starts", []), record.get("status")
     began = _time(starts[-1].get("time")) if starts else 0.0
     found = RunState(run.index, "waiting", attempts=len(starts), path=path, log=log)

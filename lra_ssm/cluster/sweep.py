@@ -35,11 +35,11 @@ from typing import Any
 import yaml
 
 from lra_ssm.errors import InputError, hint
+from lra_ssm.runs.identity import SEED
 
 _PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants", "random")
 _RANGE = ("from", "to", "points", "scale")
 _MOST = 10_000  # runs
-_SEED = "seed_everything"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
         fixed = _mapping(group["set"], "set") | _mapping(options, f"{where}.variants.{variant}")
         for *settings, draw in product(*grid, drawn):
             changes = {} if experiment is None else {"experiment": _named(experiment, config, variant, where)}
-            changes |= {} if seed is None else {_SEED: seed}
+            changes |= {} if seed is None else {SEED: seed}
             for setting in (fixed, *settings, draw):
                 changes |= setting
             yield config, changes

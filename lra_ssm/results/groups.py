@@ -11,7 +11,8 @@ from typing import Any
 
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.published import LRA, Comparison, Row, compare, published, row_of
-from lra_ssm.results.settings import ABSENT, SEED, Settings, differing, resolve, short_names, shown
+from lra_ssm.results.settings import ABSENT, Settings, differing, resolve, shown
+from lra_ssm.runs.identity import SEED, short_names
 
 _MOST_NAMED = 4  # differing settings that stand in a row; the others in its note
 

@@ -1,17 +1,15 @@
 """A run's settings by dotted name, as users write them: `model.network.layer` is a class, what is below it is its."""
 
 import difflib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lra_ssm.errors import InputError
-from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, what_counts
+from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, ends, what_counts
 
 Settings = dict[str, Any]
 
 ABSENT = "not set"
-SEED = "seed_everything"
 CHECKPOINT_NEUTRAL = ("every_n_steps",)  # CheckpointSettings.neutral, which loads torch
 # Of Lightning's Trainer the defaults that are not empty (None, False, 0); a test holds them to its signature.
 TRAINER_DEFAULTS = {
@@ -78,18 +76,6 @@ def shown(value: Any) -> str:
     return name if isinstance(value, str) and "/" not in value and name[:1].isupper() else str(value)
 
 
-def short_names(keys: Collection[str]) -> dict[str, str]:
-    """Of each name the shortest end that no other has; of the seed's `seed`."""
-    ends = Counter(end for key in keys for end in _ends(key))
-    named = {key: next(end for end in _ends(key) if ends[end] == 1 or end == key) for key in keys}
-    return named | ({SEED: "seed"} if SEED in named else {})
-
-
-def _ends(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]
-
-
 def resolve(name: str, keys: Collection[str]) -> str:
     """The setting that a user means by its name, or by the end of it. Raises InputError: none, or several."""
     name = SEED if name == "seed" else name
@@ -100,6 +86,6 @@ def resolve(name: str, keys: Collection[str]) -> str:
         return found[0]
     if found:
         raise InputError(f"{name!r} may be any of {', '.join(found)}: give more of its name")
-    near = difflib.get_close_matches(name, {end for key in keys for end in _ends(key)}, n=1)
+    near = difflib.get_close_matches(name, {end for key in keys for end in ends(key)}, n=1)
     more = f"did you mean {near[0]!r}?" if near else "lra-ssm runs shows those that differ"
     raise InputError(f"no run has a setting {name!r}; {more}")

@@ -8,7 +8,8 @@ import copy
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -22,6 +23,7 @@ OPTIONS_NEUTRAL = (
     "config", "runs_dir", "experiment", "fresh", "strict_resume", "allow_pickle", "weights_only", "verbose",
     "return_predictions", "split",
 )  # fmt: skip
+SEED = "seed_everything"
 TRAINER_NEUTRAL = (
     "accelerator",
     "default_root_dir",
@@ -145,3 +147,16 @@ def described(thing: Any, what: str, settings: Any) -> dict[str, Any]:
             " call save_hyperparameters() in it, or give what decides the result as settings"
         )
     return {"class_path": class_path(thing), "init_args": plain(dict(thing.hparams), what)}
+
+
+def short_names(keys: Collection[str]) -> dict[str, str]:
+    """Of each name the shortest end that no other has; of the seed's `seed`."""
+    count = Counter(end for key in keys for end in ends(key))
+    named = {key: next(end for end in ends(key) if count[end] == 1 or end == key) for key in keys}
+    return named | ({SEED: "seed"} if SEED in named else {})
+
+
+def ends(key: str) -> list[str]:
+    """A dotted name's ends, the shortest first."""
+    parts = key.split(".")
+    return [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]

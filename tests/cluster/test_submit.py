@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lra_ssm.cluster.folder import SweepFolder, short_names
+from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.cluster.script import Profile, array_script, ranges, read_profile
 from lra_ssm.errors import InputError
+from lra_ssm.runs.identity import short_names
 from tests.runner import TINY, in_process
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,8 @@ import pytest
 
 from lra_ssm.errors import InputError
 from lra_ssm.results import settings
-from lra_ssm.results.settings import ABSENT, counting, differing, flat, resolve, short_names, shown
+from lra_ssm.results.settings import ABSENT, counting, differing, flat, resolve, shown
+from lra_ssm.runs.identity import short_names
 from tests.results.made import config_of
 
 
