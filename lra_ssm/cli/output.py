@@ -1,4 +1,4 @@
-"""What a command says and where its loggers write."""
+"""What a command says, and where TensorBoard writes."""
 
 import argparse
 import logging
@@ -73,18 +73,12 @@ def quiet() -> None:
         logging.getLogger(f"lightning.pytorch.{name}").addFilter(NoNoise())
 
 
-def place_loggers(given: Any, run: Path, experiment: str) -> None:
-    """wandb and TensorBoard loggers of a configuration learn the run's identity where it leaves them open."""
+def place_tensorboard(given: Any, run: Path) -> None:
+    """TensorBoard loggers of a configuration write into the run directory where it leaves that open."""
+    open_values = {"name": "lightning_logs", "version": None, "save_dir": "."}
+    ours = {"name": "tensorboard", "version": "", "save_dir": str(run)}
     for logger in given if isinstance(given, list) else [given]:
-        name = getattr(logger, "class_path", "").rpartition(".")[2]
-        if name == "WandbLogger":  # the fixed id keeps a requeued job in the same wandb run
-            open_values: dict[str, Any] = {"id": None, "name": None, "save_dir": "."}
-            ours = {"id": run.name, "name": f"{experiment}/{run.name}", "save_dir": str(run)}
-        elif name == "TensorBoardLogger":
-            open_values = {"name": "lightning_logs", "version": None, "save_dir": "."}
-            ours = {"name": "tensorboard", "version": "", "save_dir": str(run)}
-        else:
-            continue
-        for key, value in ours.items():
-            if logger.init_args.get(key) == open_values[key]:
-                logger.init_args[key] = value
+        if getattr(logger, "class_path", "").rpartition(".")[2] == "TensorBoardLogger":
+            for key, value in ours.items():
+                if logger.init_args.get(key) == open_values[key]:
+                    logger.init_args[key] = value

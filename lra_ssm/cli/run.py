@@ -7,6 +7,7 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 import json
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
-from lra_ssm.cli.output import add_debug, place_loggers, quiet
+from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared import what_is_prepared
 from lra_ssm.cli.starting import check_start_tokenizer, start_from
@@ -37,6 +38,7 @@ from lra_ssm.runs.checks import (
     check_tokenizer,
     check_vocabulary,
     existing,
+    load_checkpoint,
     newest,
 )
 from lra_ssm.runs.directory import RunDirectory
@@ -48,6 +50,7 @@ from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.trial import try_network
+from lra_ssm.runs.wandb_logging import finish, identify, summarize
 
 # Of the command, not of the run that it starts.
 _OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle")
@@ -62,9 +65,10 @@ def main(command: str, arguments: list[str]) -> int:
     held: list[Run] = []
     with listening() as signals:
         patience: float | None = 0.0  # seconds that the processes beside this one have to end by themselves
+        code = 1
         try:
             RunCLI([command, *arguments], held, signals)
-            patience = None
+            patience, code = None, 0
         except _Done:
             pass
         except Stopped as stop:
@@ -91,6 +95,8 @@ def main(command: str, arguments: list[str]) -> int:
             _close(held)
             if patience is not None:
                 signals.end_children(patience)
+            for run in held:
+                run.finish_loggers(code)
     return 0
 
 
@@ -189,7 +195,7 @@ class RunCLI(LightningCLI):
             self._find_own_run(run_id)
         freeze_specifications(config.model)
         if directory := self.run or self.scored:
-            place_loggers(config.trainer.logger, directory.path, config.experiment)
+            place_tensorboard(config.trainer.logger, directory.path)
 
     def resolve(self) -> str:
         """Takes the configuration as plain values; returns the run that it is."""
@@ -303,8 +309,15 @@ class RunCLI(LightningCLI):
             elif self._config.init_from:
                 check_start_tokenizer(self._config.init_from, self.initial, self.datamodule)
 
-    before_validate = _prepare_data
-    before_test = _prepare_data
+    def _before_scoring(self) -> None:
+        self._prepare_data()
+        if self.trainer.loggers and self.checkpoint is not None:
+            with suppress(Exception):  # a checkpoint from elsewhere has none, or others
+                # What is logged belongs to the step that is scored; Lightning would say 0.
+                self.trainer.fit_loop.load_state_dict(load_checkpoint(self.checkpoint)["loops"]["fit_loop"])
+
+    before_validate = _before_scoring
+    before_test = _before_scoring
     before_predict = _prepare_data
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -321,6 +334,8 @@ class RunCLI(LightningCLI):
             callbacks += fit_callbacks(self._config.seed_everything, callbacks)
         else:
             loggers = chosen_loggers(config.get("logger"))
+            if self.scored is not None:
+                identify(loggers, self.scored, self.scored.record)
         directory = run or self.scored
         if self.subcommand == "predict":
             # A checkpoint from outside a run directory gets its predictions into the working folder.
@@ -342,9 +357,15 @@ class RunCLI(LightningCLI):
             self.run.end(self.trainer)
 
     def _after_evaluation(self) -> None:
-        if self.scored is None or not self.trainer.is_global_zero:
+        if not self.trainer.is_global_zero:
             return
         metrics = final_metrics(self.trainer)
+        if self.scored is not None:
+            # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
+            summarize(self.trainer.loggers, {**self.scored.record.get("metrics", {}), **metrics})
+        finish(self.trainer.loggers, 0)
+        if self.scored is None:
+            return
         part = "val" if self.subcommand == "validate" else self.subcommand
         result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics, "time": now()}
         if (limit := getattr(self._config.trainer, f"limit_{part}_batches")) is not None:

@@ -1,5 +1,7 @@
 """What the user is told of an error that ended a run, by the commands and in a notebook."""
 
+import sys
+
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.errors import InputError, UserCodeError, in_user_code, raised_here, squeeze
@@ -14,6 +16,9 @@ def input_error(error: BaseException) -> InputError | None:
         return InputError(one_reason(error))
     if reason := lost_loader(error):
         return InputError(reason)
+    if "wandb" in sys.modules and isinstance(error, sys.modules["wandb"].Error):
+        more = "trainer.logger.offline=true (or WANDB_MODE=offline) needs no account and no server"
+        return InputError(f"wandb: {squeeze(str(error)).rstrip('. ')}; {more}")
     if isinstance(error, ValueError) and raised_here(error) and not in_user_code(error):
         return UserCodeError(str(error))
     return in_user_code(error)

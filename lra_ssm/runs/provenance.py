@@ -1,6 +1,7 @@
-"""What made a result: versions, git commit, hardware, command."""
+"""What made a result: versions, git commit, hardware, command, Slurm job."""
 
 import hashlib
+import os
 import platform
 import socket
 import subprocess
@@ -17,6 +18,9 @@ from lra_ssm.machine import available_cores, cpu_name
 # What can change a run's numbers: not the commands' words, the bench, or how a run is recorded.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/saving.py")
 
+# Of the job that a start is part of.
+_SLURM = ("job_id", "array_job_id", "array_task_id", "restart_count", "job_partition")
+
 
 @cache
 def code_version() -> str:
@@ -30,7 +34,7 @@ def code_version() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, git commit, hardware and command line, for the run's record."""
+    """Versions, git commit, hardware, command line and, in a job, Slurm's ids, for the run's record."""
     packages = ("torch", "lightning", "torchmetrics", "numpy", "triton", "mamba-ssm", "causal-conv1d")
     versions: dict[str, str | None] = {"python": platform.python_version(), "lra_ssm": code_version()}
     for package in packages:
@@ -49,7 +53,9 @@ def environment() -> dict[str, Any]:
         "cpus": available_cores(),
         "gpus": gpus,
     }
-    return {"time": now(), "command": sys.argv, "versions": versions, "git": _git(), "hardware": hardware}
+    here = {"time": now(), "command": sys.argv, "versions": versions, "git": _git(), "hardware": hardware}
+    slurm = {name: os.environ[f"SLURM_{name.upper()}"] for name in _SLURM if f"SLURM_{name.upper()}" in os.environ}
+    return {**here, "slurm": slurm} if slurm else here
 
 
 def _git() -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 _KINDS = {
     "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
-    "parameters": int, "neutral": list,
+    "parameters": int, "neutral": list, "wandb": dict,
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.stopping import EndFit
 from lra_ssm.runs.trial import try_network
+from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
 from lra_ssm.tables import wrapped
 
 # Set by the first process for the ones that Lightning starts beside it (DDP): they share its run directory.
@@ -63,6 +64,7 @@ class Run(RunDirectory):
     source: dict[str, str] = {}  # digests of the user's code
     _outer: str | None = None
     _begun = False  # whether this attempt stands in the record
+    _loggers: Sequence[Any] = ()
 
     @classmethod
     def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
@@ -189,6 +191,7 @@ class Run(RunDirectory):
             check_checkpoint(self.checkpoint, task, source=self.source)
             check_tokenizer(self.checkpoint, data)
         with listening() as signals:
+            code = 1
             try:
                 signals.watch(trainer, self)
                 try_network(task, data, trainer)
@@ -196,7 +199,8 @@ class Run(RunDirectory):
                 # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
                 known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
                 trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
-                return self.end(trainer)
+                metrics, code = self.end(trainer), 0
+                return metrics
             except Stopped as stop:
                 self.close()
                 signals.say_stopped(stop)
@@ -214,6 +218,7 @@ class Run(RunDirectory):
             finally:
                 signals.leaving = True
                 self.close()
+                self.finish_loggers(code)
 
     def begin(self, config: dict[str, Any], trainer: Trainer, task: LightningModule, data: Any = None) -> None:
         """Takes the directory and writes what the run starts from: config.yaml, and the record.
@@ -245,6 +250,9 @@ class Run(RunDirectory):
             "parameters": sum(p.numel() for p in task.parameters()),
             "neutral": list(getattr(data, "neutral_settings", DATA_NEUTRAL)),  # of data's settings
         }
+        self._loggers = trainer.loggers
+        if in_wandb := identify(trainer.loggers, self, {**self.record, **record}) or self.record.get("wandb"):
+            record["wandb"] = in_wandb
         if manifest is not None:
             record["data"] = manifest
             print(wrapped(squeeze(data.describe())))
@@ -255,6 +263,8 @@ class Run(RunDirectory):
             if isinstance(logger, CSVRunLogger):
                 logger.forget_from(int(load_checkpoint(self.checkpoint)["global_step"]) if self.checkpoint else 0)
             logger.log_hyperparams(config)  # Lightning logs the model's settings alone
+        used = data.provenance() if hasattr(data, "provenance") else None
+        attach(trainer.loggers, {"run": str(self.path), **starts[-1], "data": used})
 
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Records how the fit ended; returns its metrics, the best one by name among them."""
@@ -270,6 +280,7 @@ class Run(RunDirectory):
         left = [timer.time_remaining() for timer in timers]
         status = "stopped by max_time" if any(t is not None and t <= 0 for t in left) else "finished"
         self.write_record(status=status, metrics=metrics, of_last_batch=batch, **self._ended())
+        summarize(trainer.loggers, metrics)
         self.draw_curves()
         if status == "finished":
             self.before_last.unlink(missing_ok=True)
@@ -313,6 +324,12 @@ class Run(RunDirectory):
             pass
         finally:
             self.release()
+
+    def finish_loggers(self, code: int) -> None:
+        """Ends wandb's run, if there is one. It may wait for a server: everything else is done before, and given back.
+
+        code: 0 where the run came to its end, by which wandb calls it finished; else it is failed there."""
+        finish(self._loggers, code)
 
 
 _fitted: WeakSet[LightningModule] = WeakSet()  # tasks that a run has begun to train
