@@ -359,20 +359,18 @@ class RunCLI(LightningCLI):
     def _after_evaluation(self) -> None:
         if not self.trainer.is_global_zero:
             return
-        metrics = final_metrics(self.trainer)
         if self.scored is not None:
+            metrics = final_metrics(self.trainer)
+            part = "val" if self.subcommand == "validate" else self.subcommand
+            result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics, "time": now()}
+            if (limit := getattr(self._config.trainer, f"limit_{part}_batches")) is not None:
+                result["limit_batches"] = limit  # it is of a part of the split
+            if hasattr(self.datamodule, "provenance"):
+                result["data"] = self.datamodule.provenance()
+            write_json(self.scored.path / f"{self.subcommand}.json", result)
             # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
             summarize(self.trainer.loggers, {**self.scored.record.get("metrics", {}), **metrics})
         finish(self.trainer.loggers, 0)
-        if self.scored is None:
-            return
-        part = "val" if self.subcommand == "validate" else self.subcommand
-        result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics, "time": now()}
-        if (limit := getattr(self._config.trainer, f"limit_{part}_batches")) is not None:
-            result["limit_batches"] = limit  # it is of a part of the split
-        if hasattr(self.datamodule, "provenance"):
-            result["data"] = self.datamodule.provenance()
-        write_json(self.scored.path / f"{self.subcommand}.json", result)
 
     after_validate = _after_evaluation
     after_test = _after_evaluation
