@@ -49,7 +49,7 @@ def main(command: str, arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     if given.local is not None and given.local < 1:
         raise InputError(f"--local is {given.local}; it is the number of runs at a time")
-    profile = _profile(given)
+    _profile(given)  # what is wrong with it is said before anything is written
     folder, sweep = _folder(given.sweep)
     _show_runs(folder, sweep)
     done = [run.index for run in folder.runs if run.done]
@@ -63,20 +63,23 @@ def main(command: str, arguments: list[str]) -> int:
         from lra_ssm.cluster.local import run_local
 
         return run_local(folder, indices, given.local)
+    before = submissions(folder)
+    profile = _profile(given, before[-1].get("profile", {}) if given.resume and before else {})
     if given.dry_run:
         write_scripts(folder, indices, profile, given.results)
         print(scripts(folder, indices, profile, given.results)["submit.sbatch"], end="")
         others = [str(folder.path / name) for name in scripts(folder, indices, profile, given.results)]
         print(wrapped(f"nothing is submitted; written: {', '.join(others)}"), file=sys.stderr)
         return 0
-    indices = _left_to_submit(folder, indices, given.resume)
+    if before:
+        indices = _left_to_submit(folder, indices, given.resume, before[-1])
     if not indices:
         print(f"every run that is not done waits or runs: lra-ssm status {folder.path}", file=sys.stderr)
         return 0
     jobs = submit(folder, indices, profile, given.results)
     for name, job in jobs.items():
         print(f"job {job}: {folder.path / name}")
-    print(f"{len(indices)} runs: lra-ssm status {folder.path}")
+    print(f"{len(indices)} run{'s' if len(indices) > 1 else ''}: lra-ssm status {folder.path}")
     return 0
 
 
@@ -96,9 +99,12 @@ def _parser() -> PlainParser:
     return parser
 
 
-def _profile(given: argparse.Namespace) -> Profile:
-    """The file's settings, and over them the options'."""
-    settings = read_profile(given.profile) if given.profile else {}
+def _profile(given: argparse.Namespace, before: dict[str, Any] | None = None) -> Profile:
+    """The settings of the submission before, over them the file's, and over those the options'."""
+    settings: dict[str, Any] = {}
+    for name, value in (before or {}).items():
+        settings[name] = tuple(value) if isinstance(value, list) else value
+    settings |= read_profile(given.profile) if given.profile else {}
     for field in fields(Profile):
         if (value := getattr(given, field.name)) is not None:
             settings[field.name] = tuple(value) if isinstance(value, list) else value
@@ -151,14 +157,11 @@ def _show_runs(folder: SweepFolder, sweep: Sweep | None) -> None:
     print(f"{len(rows)} runs in {folder.path}", file=sys.stderr)
 
 
-def _left_to_submit(folder: SweepFolder, indices: list[int], resume: bool) -> list[int]:
+def _left_to_submit(folder: SweepFolder, indices: list[int], resume: bool, before: dict[str, Any]) -> list[int]:
     """Of the runs that are not done those that no job has."""
-    before = submissions(folder)
-    if not before:
-        return indices
     if not resume:
         raise InputError(
-            f"{folder.path} was submitted {before[-1]['time']} as job {before[-1]['job']}: "
+            f"{folder.path} was submitted {before['time']} as job {before['job']}: "
             "--resume submits what failed, was stopped or is missing"
         )
     from lra_ssm.cluster.slurm import queued

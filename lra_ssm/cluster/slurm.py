@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def submit(folder: SweepFolder, indices: list[int], profile: Profile, collect: b
                 with suppress(OSError, subprocess.SubprocessError):
                     subprocess.run(["scancel", job], capture_output=True, timeout=_PATIENCE)
             raise
-    entry = {"time": now(), "job": jobs["submit.sbatch"], "indices": indices, "jobs": jobs}
+    entry = {"time": now(), "job": jobs["submit.sbatch"], "indices": indices, "jobs": jobs, "profile": asdict(profile)}
     write_json(folder.path / "submissions.json", [*submissions(folder), entry])
     return jobs
 

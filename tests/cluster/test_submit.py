@@ -165,7 +165,7 @@ def test_the_array_waits_for_its_data_and_what_slurm_refuses_leaves_nothing_queu
     monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
     write_sweep(seeds=[0, 1])
     slurm_of('echo "$@" >> asked; wc -l < asked')
-    code, out, _ = submit(capsys, "--results")
+    code, out, _ = submit(capsys, "--results", "--partition=gpu", "--mem=1G", "--before=module load x")
     at = folder()
     assert code == 0 and out.splitlines()[0] == f"job 1: {at}/prepare.sbatch"
     assert Path("asked").read_text().splitlines() == [
@@ -176,6 +176,14 @@ def test_the_array_waits_for_its_data_and_what_slurm_refuses_leaves_nothing_queu
     record = json.loads((at / "submissions.json").read_text())
     assert record[0]["job"] == "2" and record[0]["indices"] == [1, 2]
     assert "--resume submits what failed" in refused(capsys)
+
+    # What is left has the jobs' settings of before, but for what is given now.
+    slurm_of("echo 9")
+    Path("squeue").write_text("#!/bin/sh\nexit 0\n")
+    Path("squeue").chmod(0o755)
+    assert submit(capsys, "--resume", "--mem=2G")[0] == 0
+    again = (at / "submit.sbatch").read_text()
+    assert "--partition=gpu\n" in again and "\nmodule load x\n" in again and "--mem=2G\n" in again
 
     (at / "submissions.json").unlink()
     Path("asked").unlink()

@@ -10,8 +10,7 @@ from lra_ssm.ops.parameterization import FORMS
 from tests.test_configs import LAYER, NETWORK, OPTIMIZER, PUBLISHED, load, values
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "slurm/sweeps").glob("*.yaml"))
-SWEEPS = [file for file in FILES if file.stem != "wandb"]  # which is wandb's own format
+SWEEPS = sorted((ROOT / "slurm/sweeps").glob("*.yaml"))
 FORM, LR = "model.network.layer.parameterization", "model.optimizer.lr"
 
 
