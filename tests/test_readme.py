@@ -44,7 +44,8 @@ SCRIPTS = [text for kind, text in BLOCKS if kind == "bash" and not text.startswi
 @pytest.mark.parametrize("script", SCRIPTS, ids=[text.splitlines()[-1] for text in SCRIPTS])
 def test_commands_run(script, tmp_path):
     """The lines of a block, one after the other, on little data."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for folder in ("configs", "slurm"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
     for line in script.splitlines():
@@ -62,7 +63,7 @@ def test_commands_run(script, tmp_path):
             arguments += ["--quick", "--repeats=2", "--threads=1"]
         elif arguments[0] == "generate":
             arguments = [file for part in arguments for file in (glob(part, root_dir=tmp_path) or [part])]
-        elif arguments[0] != "prepare":
+        elif arguments[0] not in ("prepare", "submit"):
             arguments += SHORT
         if arguments[0] == "test":
             succeed(["fit", *arguments[1:]], tmp_path)
