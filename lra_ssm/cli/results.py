@@ -85,5 +85,8 @@ def main(command: str, arguments: list[str]) -> int:
 
 
 def runs_of_sweep(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The runs of a sweep file or folder: their directories and what each changes."""
-    return [(run.directory.path, run.changes) for run in SweepFolder.find(path).runs]
+    """The runs of a sweep file or folder: their directories, and what each changes, the experiment among it."""
+    folder = SweepFolder.find(path)
+    base = folder.path.parent.parent
+    found = [(run.directory.path, run.changes) for run in folder.runs]
+    return [(run, {**changes, "experiment": run.parent.relative_to(base).as_posix()}) for run, changes in found]

@@ -323,4 +323,4 @@ def _planned(path: Path, changes: dict[str, Any]) -> RunRecord:
     """A run of a sweep, begun or not."""
     if (path / "run.json").is_file():
         return read_run(path)
-    return RunRecord(path, config={SEED: changes.get(SEED)}, planned=True)
+    return RunRecord(path, config={name: changes.get(name) for name in (SEED, "experiment")}, planned=True)
