@@ -28,7 +28,7 @@ ALLOWED = {
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", *LEAVES},
     "results": {"runs", *LEAVES},
-    "checkpoints": {"errors", "files"},
+    "checkpoints": {"errors", "files", "datamodules"},  # of datamodules the downloads alone: see below
     **{leaf: set() for leaf in LEAVES},
     "tables": {"errors"},  # what a cell quotes is made printable
     "evaluation": {"models", "datamodules", "checkpoints", *LEAVES},  # a leaf for users: nothing imports it
@@ -114,6 +114,15 @@ def test_rooms_of_datamodules(path):
     for name in imports(path):
         if name.startswith("lra_ssm.datamodules."):
             assert name.split(".")[2] in allowed, f"{path} imports {name}"
+
+
+def test_checkpoints_use_of_datamodules_the_downloads_alone():
+    """Within functions, so that a network is loaded without them."""
+    for path in (ROOT / "checkpoints").glob("*.py"):
+        ours = [name for name in imports(path) if name.startswith("lra_ssm.datamodules")]
+        assert all(name.split(".")[2] in ("fetch", "storage") for name in ours), f"{path} imports {ours}"
+        at_top = [node.module for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+        assert not any(name.startswith("lra_ssm.datamodules") for name in at_top), path
 
 
 def test_no_cycles_between_files():

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningCLI
 
-from lra_ssm.cli import COMMANDS, generate, results, runs
+from lra_ssm.cli import COMMANDS, export, generate, pull, push, results, runs
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.cli.prepare import DATASETS, LOADING
 from lra_ssm.cli.run import RunCLI
@@ -21,8 +21,15 @@ from lra_ssm.runs.signals import Signals
 from lra_ssm.tasks import OptimizerSettings
 
 # Options that take a path.
-FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir", "prompt_file", "out", "curves", "plot")
-_PARSERS = {"generate": generate.parser, "results": results.parser, "runs": runs.parser}
+FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir", "prompt_file", "out", "curves", "plot", "to")
+_PARSERS = {
+    "export": export.parser,
+    "generate": generate.parser,
+    "pull": pull.parser,
+    "push": push.parser,
+    "results": results.parser,
+    "runs": runs.parser,
+}
 
 
 def print_completion(arguments: list[str]) -> int:
@@ -78,7 +85,8 @@ def _parser(program: str, run_options: dict[str, list[str]]) -> argparse.Argumen
         elif command in run_options:
             options = dict.fromkeys(run_options[command]) | _of_our_classes()
         elif command in _PARSERS:
-            options = dict.fromkeys(o for o in _PARSERS[command]()._option_string_actions if o.startswith("--"))
+            actions = _PARSERS[command]()._option_string_actions.items()
+            options = {option: action.choices for option, action in actions if option.startswith("--")}
         else:
             options = {"--debug": None}
         for option, choices in options.items():

@@ -66,22 +66,27 @@ def _named(tokenizer: str) -> "TextTokenizer":
 
 
 def _of_a_run(file: Path) -> _Parts:
-    from lra_ssm.datamodules.language.saved import read_tokenizer
     from lra_ssm.models import LanguageModel
-    from lra_ssm.runs.checkpoints import load_checkpoint
 
     network, spec, _ = load_network(file)
     if not isinstance(network, LanguageModel):
         raise InputError(f"{file}: is no language model; its network is a {spec['class_path'].rpartition('.')[2]}")
+    return network.eval(), tokenizer_of(file), True
+
+
+def tokenizer_of(file: Path) -> "TextTokenizer | None":
+    """The tokenizer that a checkpoint brings along: that of the data it was trained on. None where it has none."""
+    from lra_ssm.datamodules.language.saved import read_tokenizer
+    from lra_ssm.runs.checkpoints import load_checkpoint
+
     # The state of a data module of text is there under the module's name.
     states = [
         part["tokenizer"] for part in load_checkpoint(file).values() if isinstance(part, dict) and "tokenizer" in part
     ]
-    tokenizer = None
     if states and isinstance(states[0], dict) and isinstance(states[0].get("text"), str):
         data, end = states[0]["text"].encode(), states[0].get("end_of_text")
-        tokenizer = read_tokenizer(data, f"{file}, its tokenizer", end)
-    return network.eval(), tokenizer, True
+        return read_tokenizer(data, f"{file}, its tokenizer", end)
+    return None
 
 
 def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> _Parts:

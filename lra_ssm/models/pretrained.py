@@ -1,4 +1,4 @@
-"""Networks that are saved as a folder and loaded from one, or from the Hub; checkpoints.py has the files."""
+"""Networks that are saved as a folder and loaded from one, or from the Hub; checkpoints/ has the files."""
 
 import inspect
 import re
@@ -107,8 +107,12 @@ def save_network(
     tokenizer: SavedTokenizer | str | Path | None = None,
     source: Mapping[str, Any] | None = None,
     format: SavedFormat = "lra_ssm",
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """`Pretrained.save_pretrained` of a network of any class, by its specification and its state_dict."""
+    """`Pretrained.save_pretrained` of a network of any class, by its specification and its state_dict.
+
+    beside: other files of the folder, by name; then "source" of config.json has the digests of all but the card.
+    """
     files, end = tokenizer_files(tokenizer)
     if format == "hf":
         number = None if end is None else getattr(tokenizer, "end_of_text", None)
@@ -119,7 +123,7 @@ def save_network(
         config = {"format": FORMAT, "network": network, "lra_ssm_version": __version__, "source": dict(source or {})}
     else:
         raise InputError(f"format is {format!r}; it must be lra_ssm or hf")
-    write_model(folder, config, state, files)
+    write_model(folder, config, state, {**files, **(beside or {})}, digests=beside is not None)
 
 
 def load_pretrained(
@@ -133,6 +137,24 @@ def load_pretrained(
 ) -> _Network:
     """`Pretrained.from_pretrained` of networks of a class and those derived from it; nn.Module takes all."""
     files = folder_or_repo if isinstance(folder_or_repo, ModelFiles) else ModelFiles(folder_or_repo, revision)
+    model, tensors, foreign = _read(files, kind, allow_pickle, dtype, trust)
+    sizes = model.state_dict()
+    # In memory of its own: what is mapped from a file changes where the file does.
+    weights = {name: x.to(sizes[name].dtype, copy=True) for name, x in tensors.items()}
+    model.load_state_dict(weights, strict=not foreign, assign=not foreign)
+    return model.eval()
+
+
+def check_pretrained(files: ModelFiles, allow_pickle: bool = False, trust: Collection[str] = ()) -> type[nn.Module]:
+    """A saved model can be loaded, whatever its class, which is returned: all that `load_pretrained` refuses is
+    refused, and no weight is copied. Raises InputError."""
+    return type(_read(files, nn.Module, allow_pickle, torch.float32, trust)[0])
+
+
+def _read(
+    files: ModelFiles, kind: type[_Network], allow_pickle: bool, dtype: torch.dtype, trust: Collection[str]
+) -> tuple[_Network, dict[str, Tensor], bool]:
+    """The network without its weights, these under its own names, and whether it is made with classes not of ours."""
     config = files.config()
     where = files.name  # with the commit, by now
     ours = "format" in config
@@ -152,10 +174,7 @@ def load_pretrained(
     for name, x in tensors.items():
         if x.is_floating_point() != sizes[name].is_floating_point():
             raise InputError(f"{where}: {name} is of {x.dtype}, not {sizes[name].dtype}")
-    # In memory of its own: what is mapped from a file changes where the file does.
-    weights = {name: x.to(sizes[name].dtype, copy=True) for name, x in tensors.items()}
-    model.load_state_dict(weights, strict=not foreign, assign=not foreign)
-    return model.eval()
+    return model, tensors, foreign
 
 
 def _network_of(config: Mapping[str, Any], trust: Collection[str], where: str) -> dict[str, Any]:

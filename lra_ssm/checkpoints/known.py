@@ -1,0 +1,46 @@
+"""The names we know: what comes with the package, and what is known to load from the Hub. Needs no network."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lra_ssm.checkpoints.sources import CONFIG, SHIPPED, WEIGHTS
+
+
+class KnownModel(NamedTuple):
+    """`size` in bytes, of the weights; `metric` as its publisher states it."""
+
+    name: str
+    task: str
+    parameters: int | None
+    size: int
+    metric: str
+    note: str
+
+
+def known_models() -> list[KnownModel]:
+    """Those that come with the package first."""
+    import yaml
+
+    found = [_shipped(path.parent) for path in sorted(SHIPPED.glob(f"*/{CONFIG}"))]
+    entries = yaml.safe_load((Path(__file__).parent / "known.yaml").read_text(encoding="utf-8"))
+    for name, entry in entries.items():
+        count, note = entry["parameters"], "a pickle: --allow-pickle" if entry.get("pickle") else ""
+        found.append(KnownModel(name, entry["task"], count, 4 * count, entry["metric"], note))
+    return found
+
+
+def _shipped(folder: Path) -> KnownModel:
+    source: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("source", {})
+    task, metrics = source.get("data", {}).get("dataset", ""), source.get("metrics", {}).get("test", {})
+    size = (folder / WEIGHTS).stat().st_size
+    return KnownModel(folder.name, task, source.get("parameters"), size, headline(metrics), "comes with lra_ssm")
+
+
+def headline(metrics: dict[str, float]) -> str:
+    """The metric by which a model is compared, as text; of test/accuracy and others the first that is known."""
+    for name, unit, factor in (("accuracy", " %", 100.0), ("perplexity", "", 1.0), ("loss", "", 1.0)):
+        for key, value in metrics.items():
+            if key.rpartition("/")[2] == name:
+                return f"{key} {value * factor:.2f}{unit}"
+    return ""

@@ -1,0 +1,189 @@
+"""A saved model as it is written: whole or not at all."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lra_ssm.checkpoints.files import read_json
+from lra_ssm.checkpoints.sources import (
+    CARD,
+    CONFIG,
+    INDEX,
+    RUN_CONFIG,
+    TOKENIZER_CONFIG,
+    TOKENIZERS,
+    WEIGHTS,
+    sha256_of,
+)
+from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED
+
+
+class SavedTokenizer(Protocol):
+    """What is saved of a tokenizer; those of `lra_ssm.datamodules` are such."""
+
+    file: str
+
+    def content(self) -> bytes: ...
+
+    @property
+    def end_of_text_name(self) -> str: ...
+
+
+class TokenizerFiles(NamedTuple):
+    """Contents by file name, and the token that ends a text, where it is known."""
+
+    files: dict[str, bytes]
+    end_of_text: str | None
+
+
+def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> TokenizerFiles:
+    """What is written of a tokenizer: an object's content, or the file (or the one in a folder) that a path names.
+
+    Raises:
+        InputError: there is no such file, or it is called otherwise.
+    """
+    if tokenizer is None:
+        return TokenizerFiles({}, None)
+    if not isinstance(tokenizer, (str, Path)):
+        name = tokenizer.end_of_text_name
+        beside = {TOKENIZER_CONFIG: _tokenizer_config(name)} if tokenizer.file == "tokenizer.json" else {}
+        return TokenizerFiles({tokenizer.file: tokenizer.content(), **beside}, name)
+    path = Path(tokenizer)
+    if path.is_dir():
+        path = next((path / name for name in TOKENIZERS if (path / name).is_file()), path)
+    if not path.is_file() or path.name not in TOKENIZERS:
+        raise InputError(f"{tokenizer}: is no {' or '.join(TOKENIZERS)}, nor a folder with one")
+    end: str | None = None
+    files = {path.name: path.read_bytes()}
+    config = path.with_name(TOKENIZER_CONFIG)
+    if path.name == "tokenizer.json" and config.is_file():
+        files[config.name] = config.read_bytes()
+        token = read_json(config, str(config)).get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        end = token if isinstance(token, str) else None
+    return TokenizerFiles(files, end)
+
+
+def _tokenizer_config(end: str) -> bytes:
+    """What transformers needs beside a tokenizer.json."""
+    return (json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}, indent=2) + "\n").encode()
+
+
+def write_model(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    beside: Mapping[str, bytes],
+    digests: bool = False,
+) -> None:
+    """Writes a saved model, whole or not at all; an older one in the folder is replaced.
+
+    Tensors that share their memory and shape are written once, by the first name.
+
+    Args:
+        folder: created where it is missing.
+        config: of config.json.
+        weights: by name.
+        beside: other files, by name.
+        digests: whether "source" of config.json has the sha256 of the other files, for whoever fetches them.
+
+    Raises:
+        InputError: the folder holds something else, or the disk does not take it.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    text = _config_text(config, folder)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
+    with placing(folder) as partial:
+        for name, content in {**beside, CONFIG: text}.items():
+            (partial / name).write_bytes(content)
+        save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # it makes a file for its owner alone
+        if digests:
+            files = {name: sha256_of(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
+            source = {**config.get("source", {}), "files": files}
+            (partial / CONFIG).write_bytes(_config_text({**config, "source": source}, folder))
+
+
+def _config_text(config: Mapping[str, Any], folder: Path) -> bytes:
+    try:
+        return (json.dumps(config, indent=2) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
+
+
+@contextmanager
+def placing(folder: str | Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when the block ends well: a saved model whole, or nothing.
+
+    A saved model that is there before is replaced; of files that are none of a model nothing is removed. Raises
+    InputError: the folder holds something else, or the disk does not take it.
+    """
+    from safetensors import SafetensorError
+
+    folder = Path(folder).resolve()
+    if folder.exists() and not _replaceable(folder):
+        raise InputError(f"{folder} is not empty and holds no saved model: give a new or an empty folder")
+    partial = folder.with_name(f"{UNFINISHED}{folder.name}-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in partial.iterdir():
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+        if not folder.exists() or not any(folder.iterdir()):
+            os.replace(partial, folder)
+            return
+        new = [path.name for path in partial.iterdir()]
+        # Without its config.json the older one is no model any more, nor is a mixture of both.
+        (folder / CONFIG).unlink()
+        for name in {WEIGHTS, *TOKENIZERS, TOKENIZER_CONFIG, INDEX, RUN_CONFIG} - {*new}:
+            (folder / name).unlink(missing_ok=True)
+        for name in sorted(new, key=lambda name: name == CONFIG):  # config.json last
+            os.replace(partial / name, folder / name)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{folder}: the model cannot be saved there ({reason})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
+    """No weight is NaN or infinite. Raises InputError naming the first tensor that has such, and how many more have."""
+    wrong = {}
+    for name, x in weights.items():
+        if (x.is_floating_point() or x.is_complex()) and (count := int((~torch.isfinite(x)).sum())):
+            wrong[name] = f"{count:,} of its {x.numel():,} values"
+    if wrong:
+        name, said = next(iter(wrong.items()))
+        more = f", and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
+        raise InputError(f"{where}: {name} is NaN or infinite in {said}{more}: such a model is of no use to anyone")
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether a folder is empty, or a saved model of ours or of transformers'."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return folder.is_dir()
+    config = folder / CONFIG
+    try:
+        return config.is_file() and bool({"format", "model_type"} & read_json(config, str(config)).keys())
+    except InputError:
+        return False
+
+
+def untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without tensors that are another one by a later name."""
+    kept: dict[Any, str] = {}
+    for name, x in state.items():
+        same = (x.data_ptr(), x.shape, x.stride(), x.dtype) if x.numel() and not x.is_meta else name
+        kept.setdefault(same, name)
+    return {name: state[name] for name in kept.values()}

@@ -1,0 +1,219 @@
+"""`lra-ssm push`: a trained run as a saved model with its card, in a folder, on the Hub, or as an artifact of wandb."""
+
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lra_ssm.cli.output import PlainParser
+from lra_ssm.errors import InputError, squeeze
+
+DESCRIPTION = """\
+Shares what a run has trained: config.json, model.safetensors, the tokenizer where there is one, the run's config.yaml,
+and a model card with its data, settings, figures (over seeds, where runs of other seeds lie beside it), commit,
+hardware and how to repeat it. A run that is not finished or not tested is refused unless told, a NaN always.
+
+DESTINATION is a folder (./models/s4d), a repository of the Hub (owner/name, or hf://owner/name; created where it is
+missing; the token is huggingface_hub's: HF_TOKEN, or `hf auth login`), or wandb:entity/project/name."""
+
+EXAMPLE = """\
+examples:
+  lra-ssm push runs/mnist/s4d/38722f686f ./models/s4d --license=apache-2.0
+  lra-ssm push runs/mnist/s4d/38722f686f me/s4d-mnist --private
+  lra-ssm push runs/mnist/s4d/38722f686f lab/s4d-mnist --pull-request
+  lra-ssm push runs/mnist/s4d/38722f686f wandb:me/lra/s4d-mnist
+"""
+
+
+def parser() -> PlainParser:
+    made = PlainParser("lra-ssm push", DESCRIPTION, EXAMPLE)
+    made.add_argument("run", metavar="RUN", help="a run's directory, or the folder of an experiment that holds one")
+    made.add_argument("destination", metavar="DESTINATION", help="a folder, owner/name, or wandb:entity/project/name")
+    made.add_argument("--last", action="store_true", help="last.ckpt instead of best.ckpt")
+    said = "the weights' licence, by the Hub's names; default: the card says that none is stated"
+    made.add_argument("--license", metavar="NAME", help=said)
+    made.add_argument("--unfinished", action="store_true", help="also a run that is not finished, or not tested")
+    made.add_argument("--force", action="store_true", help="replace a model that is in the folder")
+    made.add_argument("--private", action="store_true", help="a repository that is created is private")
+    made.add_argument("--revision", metavar="BRANCH", help="of the repository, made where it is missing; default: main")
+    made.add_argument("--pull-request", action="store_true", help="open a pull request on the repository instead")
+    made.add_argument("--message", metavar="TEXT", help="of the commit; default: the run's name")
+    return made
+
+
+def main(command: str, arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    kind, destination = _destination(options)
+    from lra_ssm.cli.export import check_destination, load
+    from lra_ssm.cli.inspect import find
+    from lra_ssm.cli.run_facts import check_shareable
+
+    found = find(options.run)
+    if found.run is None:
+        raise InputError(f"{options.run}: is no run's directory; lra-ssm export takes a .ckpt alone")
+    file = found.run / "checkpoints" / ("last.ckpt" if options.last else "best.ckpt")
+    if not file.is_file():
+        raise InputError(f"{found.run} has no {file.name}" + ("" if options.last else ": --last pushes its last.ckpt"))
+    if kind == "folder":
+        check_destination(Path(destination), options.force)
+    check_shareable(found.run, file, options.unfinished)
+    model = load(file)
+    if kind == "folder":
+        _write(Path(destination), destination, found, file, model, options.license)
+        print(squeeze(f"{destination}: use it with lra-ssm test {destination}"))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="lra_ssm-push-") as temporary:
+        folder = Path(temporary) / "model"
+        _write(folder, destination, found, file, model, options.license)
+        message = options.message or f"{found.config.get('experiment') or 'run'} {found.run.resolve().name}"
+        if kind == "hub":
+            said = _to_hub(folder, destination, message, options)
+        else:
+            said = _to_wandb(folder, destination, found.run, found.config)
+    print(squeeze(said))
+    return 0
+
+
+def _destination(options: Any) -> tuple[str, str]:
+    """ "folder", "hub" or "wandb", and what it is called. Raises InputError for what could be two of them."""
+    from lra_ssm.checkpoints.sources import HUB, is_repository
+
+    given: str = options.destination
+    if given.startswith("wandb:"):
+        kind, given = "wandb", given.removeprefix("wandb:")
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+/[\w.-]+", given):
+            raise InputError(f"wandb:{given}: give wandb:entity/project/name, or wandb:project/name")
+    elif given.startswith(HUB):
+        kind, given = "hub", given.removeprefix(HUB)
+    elif given.count("/") == 1 and is_repository(given) and not given.startswith("."):
+        owner = given.partition("/")[0]
+        if Path(owner).is_dir():
+            raise InputError(
+                f"{given}: a folder in {owner}, or a repository of the Hub? give ./{given}, or {HUB}{given}"
+            )
+        kind = "hub"
+    else:
+        kind = "folder"
+    if kind == "hub" and (given.count("/") != 1 or not is_repository(given)):
+        raise InputError(f"{given}: a repository of the Hub is owner/name")
+    of_hub = {"--private": options.private, "--revision": options.revision, "--pull-request": options.pull_request}
+    if wrong := next((name for name, value in of_hub.items() if value and kind != "hub"), None):
+        raise InputError(f"{wrong} is for a repository of the Hub; {options.destination} is a {kind}")
+    if options.pull_request and options.revision not in (None, "main"):
+        raise InputError("--pull-request goes to the main branch: leave --revision out")
+    return kind, given
+
+
+def _write(folder: Path, name: str, found: Any, file: Path, model: Any, license: str | None) -> None:
+    """The saved model with its card."""
+    import yaml
+
+    from lra_ssm.checkpoints import check_finite
+    from lra_ssm.checkpoints.card import model_card
+    from lra_ssm.checkpoints.sources import CARD, RUN_CONFIG
+    from lra_ssm.cli.export import count_parameters
+    from lra_ssm.cli.run_facts import facts, portable
+    from lra_ssm.models import save_network
+    from lra_ssm.models.pretrained import import_paths
+
+    state = model.network.state_dict()
+    check_finite(state, str(file))
+    source = facts(found.run, found.config, file, model.step, count_parameters(model.network))
+    foreign = sorted({path for path in import_paths(model.specification) if not path.startswith("lra_ssm.")})
+    source = {**source, **({"foreign": foreign} if foreign else {}), **({"license": license} if license else {})}
+    beside = {
+        RUN_CONFIG: yaml.safe_dump(portable(found.config), sort_keys=False).encode(),
+        CARD: model_card(name, model.specification, source, license).encode(),
+    }
+    save_network(folder, model.specification, state, model.tokenizer, source, beside=beside)
+
+
+def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
+    """One commit on a repository, which is created where it is missing; files of an older model go with it."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
+
+    from lra_ssm.checkpoints.sources import CARD, is_model_file
+
+    api, revision, there = HfApi(), options.revision, set[str]()
+    try:
+        try:
+            info = api.model_info(repository)
+            if options.private and not info.private:
+                raise InputError(f"{repository} exists and is public: change that on its page, or leave --private out")
+            print(squeeze(f"{repository} exists: a new commit"))
+        except errors.RepositoryNotFoundError:
+            api.create_repo(repository, private=options.private or None)
+            print(squeeze(f"{repository} is created"))
+        if revision not in (None, "main"):
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        with suppress(errors.RevisionNotFoundError):  # a repository without a commit has no main
+            there = {one.rfilename for one in api.model_info(repository, revision=revision).siblings or ()}
+        new = {path.name for path in folder.iterdir()}
+        gone = sorted(name for name in there - new if is_model_file(name) and name != CARD)
+        commit = api.create_commit(
+            repository,
+            [
+                *(CommitOperationAdd(name, folder / name) for name in sorted(new)),
+                *(CommitOperationDelete(name) for name in gone),
+            ],
+            commit_message=message,
+            revision=revision,
+            create_pr=options.pull_request,
+        )
+    except InputError:
+        raise
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"{repository}: the Hub has no such repository for this token (HF_TOKEN, hf auth login)"
+        ) from error
+    except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
+        raise InputError(f"{repository}: cannot be pushed ({_reason(error)})") from error
+    if commit.pr_url:
+        return f"{commit.pr_url}: {commit.oid[:12]}"
+    return f"{commit.commit_url}: use it with lra-ssm test {repository}@{commit.oid}"
+
+
+def _to_wandb(folder: Path, given: str, run: Path, config: dict[str, Any]) -> str:
+    """An artifact of type model, logged by the wandb run of the training, where that is in the project."""
+    import wandb
+
+    *project, name = given.split("/")
+    try:
+        logged = wandb.init(
+            entity=project[0] if len(project) > 1 else None,
+            project=project[-1],
+            id=run.resolve().name,
+            name=f"{config.get('experiment')}/{run.resolve().name}",
+            resume="allow",
+            job_type="push",
+            dir=str(run),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        try:
+            artifact = wandb.Artifact(name, type="model", metadata=_metadata(folder))
+            artifact.add_dir(str(folder), skip_cache=True)
+            logged.log_artifact(artifact)
+            offline = logged.offline
+            if not offline:
+                artifact.wait()
+        finally:
+            logged.finish()
+    except Exception as error:  # wandb's, its server's, the network's
+        raise InputError(f"wandb:{given}: cannot be pushed ({_reason(error)})") from error
+    if offline:
+        return f"kept in {run / 'wandb'} (WANDB_MODE=offline): wandb sync sends it"
+    place = f"wandb:{'/'.join(project)}/{name}:{artifact.version}"
+    return f"{place}: use it with lra-ssm test {place}"
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    import json
+
+    return json.loads((folder / "config.json").read_bytes())["source"]
+
+
+def _reason(error: Exception) -> str:
+    """The line of what a library says that says most: the first one that is no heading or link."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:3]) or type(error).__name__
