@@ -29,7 +29,7 @@ class Commit(NamedTuple):
 
 
 class Hub:
-    """Repositories: folders by name, each with one commit that is called main, v1 and COMMIT; more where some is pushed.
+    """Repositories: folders by name, each with one commit that is called main, v1 and COMMIT; more as they are pushed.
 
     `private`: of those, which ask for a token; `asked`: (method, repository, file, revision, token) of every request
     for a file; `commits`: what was pushed. `cut`: bytes after which the answers for a file break off, one entry each;
@@ -233,7 +233,7 @@ def serving(repositories: dict[str, Path], cache: Path, monkeypatch: pytest.Monk
     with local_server.serving(_Handler, hub) as hub.url:
         point_at(hub.url, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(cache / "assets"))
+        monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(cache / "assets"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
         yield hub

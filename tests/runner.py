@@ -143,7 +143,7 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_hub"):
         for handler in logging.getLogger(name).handlers:
             handler.stream = sys.stderr  # it has that of the first test, which is closed
     capsys.readouterr()

@@ -145,12 +145,12 @@ class Repository:
         return path
 
     def has(self, file: str) -> bool:
-        from huggingface_hub import file_exists, try_to_load_from_cache
+        from huggingface_hub import HfApi, try_to_load_from_cache
 
         if isinstance(try_to_load_from_cache(self._repository, file, revision=self.commit), str):
             return True
         try:
-            return file_exists(self._repository, file, revision=self.commit or self._revision)
+            return HfApi().file_exists(self._repository, file, revision=self.commit or self._revision)
         except Exception:  # it cannot be reached, or is not to be asked
             self._unknown = True
             return False

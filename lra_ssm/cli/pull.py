@@ -55,11 +55,8 @@ def main(command: str, arguments: list[str]) -> int:
     if options.to is not None:
         check_destination(Path(options.to), options.force)
     files = ModelFiles(options.name, sha256=options.sha256)
-    try:
-        found = files.fetch(options.allow_pickle)
-        cls = check_pretrained(files, options.allow_pickle, options.trust)
-    except InputError as error:
-        raise InputError(str(error).replace("give trust=", "give --trust, in Python trust=")) from error
+    found = files.fetch(options.allow_pickle)
+    cls = check_pretrained(files, options.allow_pickle, options.trust)
     place = found["config.json"].parent
     if options.to is not None:
         _copy(found, Path(options.to))

@@ -192,7 +192,7 @@ def _network_of(config: Mapping[str, Any], trust: Collection[str], where: str) -
         if path not in trust and not _is_ours(path):
             raise InputError(
                 f"{where}: its network is made with {path}, which is no layer or model of lra_ssm and would be"
-                f" imported: if it is to be trusted, give trust=({path!r},)"
+                f" imported: if it is to be trusted, give trust=({path!r},) (--trust {path})"
             )
     return network
 

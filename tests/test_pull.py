@@ -1,0 +1,379 @@
+"""lra-ssm pull: from the Hub, an address, wandb, a folder and the package; verified, whole or not at all.
+
+The Hub is tests/hub_models.py behind huggingface_hub itself; of wandb's API there is a stand-in object here.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import resource
+import shutil
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lra_ssm.checkpoints import ModelFiles
+from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.layers import S6, LayerSpec
+from lra_ssm.models import LanguageModel, NetworkSpec, save_network
+from tests.datamodules.server import serving as serving_site
+from tests.hub_models import COMMIT, Hub, point_at, serving
+from tests.runner import everything_below, in_process, refused
+
+IDS = torch.arange(5)[None]
+FILES = {"config.json", "model.safetensors", "vocabulary.json", "config.yaml", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As push writes it."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved") / "lm"
+    model = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=9, d_model=8, n_layers=1)
+    beside = {"config.yaml": b"experiment: lm\n", "README.md": b"a card\n"}
+    source = {"data": {"dataset": "corpus"}, "metrics": {"test": {"test/perplexity": 3.5}}}
+    tokenizer = CharacterTokenizer("abcdefg")
+    save_network(folder, model.specification(), model.state_dict(), tokenizer, source, beside=beside)
+    (folder / "run_me.py").write_text("raise SystemExit")
+    return folder
+
+
+@pytest.fixture
+def own(saved: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(saved, tmp_path / "own"))
+
+
+@pytest.fixture
+def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # before huggingface_hub tries again
+    with serving({"me/lm": saved}, tmp_path / "cache", monkeypatch) as hub:
+        yield hub
+
+
+def pulled(capsys, *arguments: str) -> list[str]:
+    """The lines of a pull that ends well."""
+    code, out, errors = in_process(["pull", *arguments], capsys)
+    assert code == 0, errors
+    return out.splitlines()
+
+
+def logits(name: str | Path) -> torch.Tensor:
+    return LanguageModel.from_pretrained(name)(IDS)
+
+
+def changed(folder: Path, **source: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["source"] |= source
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def got(hub: Hub, file: str) -> int:
+    return sum(method == "GET" and name == file for method, _, name, *_ in hub.asked)
+
+
+# -- the Hub -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_repository_is_fetched_verified_and_cached(hub: Hub, saved: Path, capsys) -> None:
+    first, place, use = pulled(capsys, "me/lm@v1")
+    assert first.startswith(f"me/lm@{COMMIT[:12]}: LanguageModel, 5 files, ")
+    assert use == 'use it: lra-ssm generate me/lm@v1 --prompt "The"'
+    assert {path.name for path in Path(place).iterdir()} == FILES and Path(place).is_relative_to(
+        Path("cache").resolve()
+    )
+    assert torch.equal(logits("me/lm@v1"), logits(saved))
+    pulled(capsys, "me/lm@v1", "--to", "here/lm")
+    assert {path.name for path in Path("here/lm").iterdir()} == FILES and not Path("here/lm/config.json").is_symlink()
+    assert torch.equal(logits("here/lm"), logits(saved))
+    assert all(got(hub, file) == 1 for file in FILES) and not got(hub, "run_me.py")
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_was(
+    hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100)  # what it keeps: whole chunks, of 10 MB
+    hub.cut["model.safetensors"] = [1000, 500]
+    pulled(capsys, "me/lm", "--to", "lm")
+    assert [asked for asked in hub.ranges if asked] == ["bytes=1000-", "bytes=1500-"]
+    assert (Path("lm/model.safetensors")).read_bytes() == (saved / "model.safetensors").read_bytes()
+
+
+def test_one_that_never_ends_leaves_nothing_and_what_was_whole_is_used_later(hub: Hub, capsys) -> None:
+    hub.cut["model.safetensors"] = [0] * 50
+    line = refused(["pull", "me/lm", "--to", "lm"], capsys)
+    assert line.startswith(f"me/lm@{COMMIT[:12]}: model.safetensors cannot be downloaded (")
+    assert not Path("lm").exists() and not list(Path("cache").rglob("*.incomplete"))
+    hub.cut.clear()
+    pulled(capsys, "me/lm", "--to", "lm")
+    assert got(hub, "config.json") == 1
+
+
+def test_a_wrong_digest_is_refused_and_forgotten(hub: Hub, capsys) -> None:
+    hub.damaged = {"model.safetensors"}
+    line = refused(["pull", "me/lm", "--to", "lm"], capsys)
+    assert "model.safetensors has the digest " in line and "is damaged; it is removed, pull again" in line
+    assert not Path("lm").exists()
+    hub.damaged = set()
+    pulled(capsys, "me/lm", "--to", "lm")
+    assert got(hub, "model.safetensors") == 2
+
+
+def test_what_the_config_says_of_other_files_holds_everywhere(hub: Hub, own: Path, capsys) -> None:
+    hub.repositories["me/own"] = own
+    (own / "vocabulary.json").write_text('{"kind": "bytes"}\n')
+    for name in ("me/own", str(own)):
+        line = refused(["pull", name], capsys)
+        assert "vocabulary.json has the sha256 " in line and "is damaged, or was changed afterwards" in line
+    (own / "vocabulary.json").unlink()
+    assert refused(["pull", str(own)], capsys) == f"{own}: has no vocabulary.json, which its config.json names"
+    changed(own, files={"../../secret": "0" * 64, "model.safetensors": 7})  # neither is a file and its digest
+    pulled(capsys, str(own))
+
+
+def test_revisions_and_tokens(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused(["pull", "me/lm@v7"], capsys) == "me/lm: has no revision 'v7'"
+    hub.private["me/lm"] = "hf_secret"
+    assert "the Hub has no such model, or it is private" in refused(["pull", "me/lm"], capsys)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pulled(capsys, "hf://me/lm")
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("evil",)
+
+
+def test_a_pickle_is_neither_fetched_nor_run_unasked(hub: Hub, own: Path, capsys) -> None:
+    weights = ModelFiles(own).weights()
+    (own / "model.safetensors").unlink()
+    changed(own, files={})
+    hub.repositories["me/old"] = own
+    (own / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Evil()}))
+    assert "pytorch_model.bin is a pickle, which can run code" in refused(["pull", "me/old"], capsys)
+    assert not got(hub, "pytorch_model.bin")
+    line = refused(["pull", "me/old", "--allow-pickle", "--to", "lm"], capsys)
+    assert "pytorch_model.bin cannot be read as tensors" in line and got(hub, "pytorch_model.bin") == 1
+    assert not Path("lm").exists() and not Path("evil").exists()
+    torch.save({name: x.clone() for name, x in weights.items()}, own / "pytorch_model.bin")
+    assert "--allow-pickle" in pulled(capsys, str(own), "--allow-pickle")[-1]
+
+
+def test_a_path_in_a_file_name_leads_nowhere(hub: Hub, own: Path, capsys) -> None:
+    (own / "model.safetensors").unlink()
+    hub.repositories["me/own"] = own
+    for file in ("../secret.safetensors", "/etc/secret.safetensors", "a\\b.safetensors", "run_me.py"):
+        (own / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
+        hub.repositories[f"me/{len(hub.repositories)}"] = own
+        line = refused(["pull", f"me/{len(hub.repositories) - 1}"], capsys)
+        assert f"names a file {file!r}, which is no .safetensors beside it" in line
+    assert {file for _, _, file, *_ in hub.asked} <= {*FILES, "model.safetensors.index.json"}
+
+
+def test_a_class_outside_the_package_is_imported_if_it_is_trusted_alone(
+    hub: Hub, own: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("their_layer.py").write_text("import lra_ssm.layers\nclass Theirs(lra_ssm.layers.S6):\n    pass\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    spec = NetworkSpec(LanguageModel, layer="their_layer.Theirs", vocab_size=9, d_model=8, n_layers=1)
+    trained = spec()
+    sys.modules.pop("their_layer")
+    save_network(own, spec.as_dict(), trained.state_dict())
+    hub.repositories["me/own"] = own
+    line = refused(["pull", "me/own", "--to", "lm"], capsys)
+    assert "made with their_layer.Theirs" in line and "--trust" in line
+    assert "their_layer" not in sys.modules and not Path("lm").exists()
+    lines = pulled(capsys, "me/own", "--to", "lm", "--trust", "their_layer.Theirs")
+    assert lines[-1] == 'use it: lra-ssm generate lm --trust their_layer.Theirs --prompt "The"'
+
+
+def test_weights_that_are_cut_off_or_of_another_network(own: Path, capsys) -> None:
+    changed(own, files={})
+    data = (own / "model.safetensors").read_bytes()
+    for wrong in (data[:-4], data[: len(data) // 2], b"", b"\xff" * 100):
+        (own / "model.safetensors").write_bytes(wrong)
+        assert "model.safetensors is damaged or no safetensors file" in refused(["pull", str(own)], capsys)
+    (own / "model.safetensors").write_bytes(data)
+    config = (own / "config.json").read_text()
+    (own / "config.json").write_text(config.replace('"d_model": 8', '"d_model": 16'))
+    assert "is of another shape" in refused(["pull", str(own)], capsys)
+    (own / "config.json").write_text(config.replace("lra_ssm/1", "lra_ssm/9"))
+    assert "is of format 'lra_ssm/9'" in refused(["pull", str(own)], capsys)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(hub: Hub, saved: Path, capsys) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name in ("me/lm", str(saved)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+        try:
+            line = refused(["pull", name, "--to", "here/lm"], capsys)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "File too large" in line
+        assert not [p for p in everything_below(Path.cwd()) if "lm/" in p and p.startswith("here") or "incomplete" in p]
+    pulled(capsys, "me/lm", "--to", "here/lm")
+
+
+def test_to_replaces_nothing_unasked(saved: Path, tmp_path: Path, capsys) -> None:
+    to, other = tmp_path / "lm", tmp_path / "other"
+    pulled(capsys, str(saved), "--to", str(to))
+    (to / "notes.txt").write_text("mine")
+    (to / "model.safetensors").write_bytes(b"old")
+    assert refused(["pull", str(saved), "--to", str(to)], capsys) == f"{to} holds a model already: --force replaces it"
+    pulled(capsys, str(saved), "--to", str(to), "--force")
+    assert torch.equal(logits(to), logits(saved)) and (to / "notes.txt").is_file()
+    other.mkdir()
+    (other / "thesis.tex").touch()
+    assert "is not empty and holds no saved model" in refused(
+        ["pull", str(saved), "--to", str(other), "--force"], capsys
+    )
+    assert [p.name for p in other.iterdir()] == ["thesis.tex"]
+
+
+# -- addresses -------------------------------------------------------------------------------------------------------
+
+
+def packed(saved: Path, file: Path, below: str = "") -> bytes:
+    if file.suffix == ".zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            for path in saved.iterdir():
+                archive.write(path, below + path.name)
+    else:
+        with tarfile.open(file, "w:gz") as archive:
+            for path in saved.iterdir():
+                archive.add(path, below + path.name)
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(("file", "below"), [("m.tar.gz", "lm/"), ("m.zip", "")])
+def test_an_archive_is_resumed_compared_and_unpacked(
+    file, below, hub: Hub, saved: Path, tmp_path: Path, capsys
+) -> None:
+    data = packed(saved, tmp_path / file, below)
+    digest = hashlib.sha256(data).hexdigest()
+    with serving_site(data, break_after=[len(data) // 2]) as site:
+        url = f"{site.url}/{file}"
+        assert f"{url} states no digest: give --sha256, or #sha256=" in refused(["pull", url], capsys)
+        assert not site.requests
+        lines = pulled(capsys, f"{url}#sha256={digest}")
+        assert site.header("Range") == [None, f"bytes={len(data) // 2}-"]
+        assert lines[0].startswith(f"{url}: LanguageModel, 5 files")
+        assert torch.equal(logits(f"{url}#sha256={digest}"), logits(saved))
+        pulled(capsys, url, "--sha256", digest.upper(), "--to", "lm")
+        assert len(site.requests) == 2 and {path.name for path in Path("lm").iterdir()} == FILES
+        wrong = refused(["pull", url, "--sha256", "0" * 64], capsys)
+        assert "cannot be downloaded" in wrong and "instead of the published 000" in wrong
+        assert "two digests are given" in refused(["pull", f"{url}#sha256={digest}", "--sha256", "0" * 64], capsys)
+        assert "is no sha256" in refused(["pull", f"{url}#sha256=12"], capsys)
+        line = refused(["pull", f"{site.url}/weights.bin#sha256={digest}"], capsys)
+        assert "names neither a model.safetensors nor an archive" in line
+
+
+def test_an_archive_with_a_path_in_a_name(hub: Hub, saved: Path, tmp_path: Path, capsys) -> None:
+    data = packed(saved, tmp_path / "m.tar.gz", "../")
+    with serving_site(data) as site:
+        line = refused(["pull", f"{site.url}/m.tar.gz#sha256={hashlib.sha256(data).hexdigest()}"], capsys)
+    assert "../" in line and not list(tmp_path.rglob("unpacked"))
+
+
+def test_weights_at_an_address_with_their_config_beside_them(hub: Hub, saved: Path, capsys) -> None:
+    """The hub's server serves folders, too."""
+    base = f"{hub.url}/me/lm/resolve/main"
+    digest = hashlib.sha256((saved / "model.safetensors").read_bytes()).hexdigest()
+    pulled(capsys, f"{base}/model.safetensors#sha256={digest}", "--to", "lm")
+    assert {path.name for path in Path("lm").iterdir()} == FILES - {"README.md"}  # of which no digest is stated
+    assert torch.equal(logits("lm"), logits(saved))
+
+
+# -- wandb, the package, and what we know ------------------------------------------------------------------------------
+
+
+class Artifact:
+    """What we use of wandb.Artifact."""
+
+    type, version, digest = "model", "v3", "abc"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.manifest = folder, self
+        self.entries = {path.name: None for path in folder.iterdir()} | {"../evil.json": None}
+        self.fetched: list[str] = []
+
+    def get_entry(self, name: str) -> "Artifact":
+        self.entry = name
+        return self
+
+    def download(self, root: str) -> None:
+        self.fetched.append(self.entry)
+        shutil.copy(self.folder / self.entry, root)
+
+
+def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, asked = Artifact(saved), list[str]()
+
+    class Api:
+        def artifact(self, name: str) -> Artifact:
+            asked.append(name)
+            if name != "me/lra/lm:v3":
+                raise ValueError(f"artifact '{name}' not found\nand more")
+            return artifact
+
+    monkeypatch.setattr("wandb.Api", Api)
+    assert pulled(capsys, "wandb:me/lra/lm:v3", "--to", "lm")[0].startswith(
+        "wandb:me/lra/lm:v3: LanguageModel, 5 files"
+    )
+    assert sorted(artifact.fetched) == sorted(FILES) and asked == ["me/lra/lm:v3"]
+    assert torch.equal(logits("wandb:me/lra/lm:v3"), logits(saved))
+    line = refused(["pull", "wandb:me/lra/other:v0"], capsys)
+    assert line == "wandb:me/lra/other:v0: cannot be downloaded (artifact 'me/lra/other:v0' not found)"
+    assert "such as wandb:me/lra/s4d:v0" in refused(["pull", "wandb:me/lra/lm"], capsys)
+    artifact.type = "dataset"
+    assert "is an artifact of type dataset, not a model" in refused(["pull", "wandb:me/lra/lm:v3"], capsys)
+
+
+def test_what_comes_with_the_package_has_a_name(
+    hub: Hub, saved: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(saved, tmp_path / "pretrained" / "lm-tiny")
+    monkeypatch.setattr("lra_ssm.checkpoints.sources.SHIPPED", tmp_path / "pretrained")
+    monkeypatch.setattr("lra_ssm.checkpoints.known.SHIPPED", tmp_path / "pretrained")
+    assert pulled(capsys, "lm-tiny")[0].startswith("lm-tiny: LanguageModel, 5 files")
+    assert torch.equal(logits("lm-tiny"), logits(saved))
+    first, second, *_ = pulled(capsys, "--list")
+    assert first.split() == ["name", "task", "stated", "parameters", "size"]
+    assert second.split()[:4] == ["lm-tiny", "corpus", "test/perplexity", "3.50"]
+    assert not hub.asked
+    with pytest.raises(ValueError, match="comes with lra_ssm, which has no revision 'v1'"):
+        ModelFiles("lm-tiny", revision="v1")
+
+
+def test_the_list_needs_no_network(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    point_at("http://127.0.0.1:9", monkeypatch)
+    lines = pulled(capsys, "--list")
+    row = next(line for line in lines if line.startswith("state-spaces/mamba-130m-hf "))
+    assert "129,135,360" in row and "517 MB" in row and "LAMBADA 44.3 %" in row
+    pickles = [line.split()[0] for line in lines if "--allow-pickle" in line]
+    assert "state-spaces/mamba-2.8b" in pickles and "state-spaces/mamba-130m" not in pickles
+    assert refused(["pull"], capsys) == "which model? lra-ssm pull --list shows the names we know"
+    assert refused(["pull", "lm", "--list"], capsys) == "--list takes no name"
+
+
+def test_the_sizes_that_we_list_are_those_of_the_networks() -> None:
+    from lra_ssm.checkpoints.known import known_models
+    from lra_ssm.models.mamba_checkpoints import network_of_mamba
+
+    sizes = {"130m": (24, 768), "370m": (48, 1024), "790m": (48, 1536), "1.4b": (48, 2048), "2.8b": (64, 2560)}
+    known = {model.name: model.parameters for model in known_models()}
+    for name, (layers, width) in sizes.items():
+        config = {"n_layer": layers, "d_model": width, "vocab_size": 50277, "pad_vocab_size_multiple": 8, "ssm_cfg": {}}
+        spec = network_of_mamba({**config, "rms_norm": True, "residual_in_fp32": True}, name)
+        assert spec is not None
+        with torch.device("meta"):
+            count = sum(p.numel() for p in NetworkSpec.of(spec)().parameters())
+        assert known[f"state-spaces/mamba-{name}"] == known[f"state-spaces/mamba-{name}-hf"] == count

@@ -1,0 +1,355 @@
+"""lra-ssm push and export: what they write, whom they refuse, and that it is what was trained.
+
+The Hub is tests/hub_models.py behind huggingface_hub itself; wandb writes its own offline files.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lra_ssm.checkpoints import ModelFiles
+from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.layers import S6, LayerSpec
+from lra_ssm.models import Classifier, LanguageModel
+from tests.hub_models import Hub, serving
+from tests.runner import FIT, SHORT, everything_below, in_process, only_run, refused, succeed
+
+FILES = {"config.json", "model.safetensors", "config.yaml", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a run that is finished and tested."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = [f"--data.root={folder / 'data'}", *SHORT]
+    succeed([*FIT, *options], folder)
+    succeed(["test", *FIT[1:], *options], folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that run, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "runs", "runs")
+    return only_run(tmp_path).relative_to(tmp_path)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving({}, tmp_path / "cache", monkeypatch) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf_write")
+        yield hub
+
+
+def done(capsys, *arguments: str) -> list[str]:
+    code, out, errors = in_process(list(arguments), capsys)
+    assert code == 0, errors
+    return out.splitlines()
+
+
+def state_of(run: Path, name: str = "best") -> dict[str, torch.Tensor]:
+    state = torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+    return {key.removeprefix("network."): value for key, value in state.items()}
+
+
+def changed(path: Path, change) -> None:
+    state = torch.load(path, weights_only=True)
+    before = path.stat().st_mtime
+    change(state)
+    torch.save(state, path)
+    os.utime(path, (before, before))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# -- a folder ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pushed_folder_is_the_run(run: Path, trained: Path, capsys) -> None:
+    lines = done(capsys, "push", "runs/tiny", "./models/tiny", "--license=apache-2.0")
+    assert lines == ["./models/tiny: use it with lra-ssm test ./models/tiny"]
+    folder = Path("models/tiny")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert same(Classifier.from_pretrained(folder).state_dict(), state_of(run))
+    source = json.loads((folder / "config.json").read_text())["source"]
+    tested = json.loads((run / "test.json").read_text())
+    assert source["metrics"]["test"] == tested["metrics"] and source["metrics"]["validation"].keys() == {"val/accuracy"}
+    assert source["run"] == run.name and source["experiment"] == "tiny" and source["seed"] == 1
+    assert source["data"]["vocabulary"][3] == "0" and source["data"]["examples"] == tested["data"]["examples"]
+    assert source["data"]["digests"]["train_tokens.bin"] and source["hardware"]["cpus"] and source["license"]
+    assert source["files"].keys() == FILES - {"config.json", "README.md"}
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["num_train"] == 16 and "root" not in config["data"]["init_args"]
+    texts = [path.read_text() for path in folder.iterdir() if path.suffix != ".safetensors"]
+    assert not any(str(trained) in text or os.uname().nodename + '"' in text for text in texts)
+    done(capsys, "pull", "./models/tiny")
+
+
+def test_its_config_is_fitted_again(run: Path, trained: Path, capsys) -> None:
+    done(capsys, "push", str(run), "./pushed")
+    shutil.rmtree("runs")
+    done(capsys, "fit", "--config", "pushed/config.yaml", f"--data.root={trained / 'data'}")
+    assert only_run(Path.cwd()).name == run.name  # the same run by its identity
+    assert same(state_of(only_run(Path.cwd())), Classifier.from_pretrained("pushed").state_dict())
+
+
+def test_the_card_has_the_hubs_header_and_says_how_it_was_made(run: Path, capsys) -> None:
+    from huggingface_hub import ModelCard
+
+    done(capsys, "push", str(run), "./pushed", "--license=apache-2.0")
+    card = ModelCard.load("pushed/README.md")
+    assert card.data.library_name == "lra_ssm" and card.data.license == "apache-2.0"
+    assert card.data.tags == ["state-space-model", "b2s6", "long-range-arena"]
+    results = {result.metric_type: result for result in card.data.eval_results}
+    tested = json.loads((run / "test.json").read_text())["metrics"]
+    assert results["accuracy"].metric_value == pytest.approx(tested["test/accuracy"], rel=1e-5)
+    assert results["accuracy"].dataset_split == "test" and results["accuracy"].dataset_name == "ListOps (generated)"
+    for said in (
+        'Classifier.from_pretrained("./pushed")',
+        "lra-ssm test ./pushed",
+        "train 16, val 20, test 20",
+        f"| test | test/accuracy | {tested['test/accuracy']:.6g} |",
+        "lightning fit --config config.yaml",
+        "lightning fit --config tiny.yaml",
+        "docs/reproduction.md",
+        f"Run tiny/{run.name}, best.ckpt, step 2.",
+        " cores.",
+        "apache-2.0, stated by who published these weights",
+    ):
+        assert said in card.text, card.text
+    done(capsys, "push", str(run), "./unlicensed")
+    card = ModelCard.load("unlicensed/README.md")
+    assert card.data.license is None and "None is stated by who published these weights" in card.text
+
+
+def test_runs_of_other_seeds_give_a_mean_and_a_deviation(run: Path, capsys) -> None:
+    own = json.loads((run / "test.json").read_text())["metrics"]["test/accuracy"]
+
+    def beside(name: str, accuracy: float, **settings: object) -> None:
+        other = Path(shutil.copytree(run, run.with_name(name)))
+        config = yaml.safe_load((other / "config.yaml").read_text()) | settings
+        (other / "config.yaml").write_text(yaml.safe_dump(config))
+        tested = json.loads((other / "test.json").read_text())
+        tested["metrics"]["test/accuracy"] = accuracy
+        (other / "test.json").write_text(json.dumps(tested))
+
+    beside("a", own + 0.1, seed_everything=2, runs_dir="/elsewhere")
+    beside("b", own + 0.2, seed_everything=3)
+    beside("c", 0.9, seed_everything=1)  # the same seed again
+    beside("d", 0.9, seed_everything=4, checkpoint={"monitor": "val/loss", "mode": "min"})  # other settings
+    done(capsys, "push", str(run), "./pushed")
+    found = json.loads(Path("pushed/config.json").read_text())["source"]["seeds"]["test/accuracy"]
+    assert found == {"mean": pytest.approx(own + 0.1), "std": pytest.approx(0.1), "runs": 3}
+    assert f"{own + 0.1:.6g} ± 0.1 (3 seeds)" in Path("pushed/README.md").read_text()
+
+
+def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys) -> None:
+    record = run / "run.json"
+    whole = record.read_text()
+    record.write_text(whole.replace('"status": "finished"', '"status": "interrupted"'))
+    line = refused(["push", str(run), "./pushed"], capsys)
+    assert line == f"{run} is not finished (interrupted): --unfinished pushes it all the same"
+    done(capsys, "push", str(run), "./unfinished", "--unfinished")
+    assert "The run is not finished: interrupted." in Path("unfinished/README.md").read_text()
+    record.write_text(whole)
+    assert "no test of its last.ckpt is recorded" in refused(["push", str(run), "./pushed", "--last"], capsys)
+    after = (run / "test.json").stat().st_mtime + 1
+    os.utime(run / "checkpoints" / "best.ckpt", (after, after))  # it was trained on since
+    assert "no test of its best.ckpt is recorded" in refused(["push", str(run), "./pushed"], capsys)
+    done(capsys, "push", str(run), "./untested", "--unfinished", "--last")
+    text = Path("untested/README.md").read_text()
+    assert "It has not been scored on a test split." in text and "model-index" not in text
+    assert same(Classifier.from_pretrained("untested").state_dict(), state_of(run, "last"))
+    assert not Path("pushed").exists()
+    assert "is no run's directory" in refused(["push", str(_plain(run)), "./pushed"], capsys)
+    assert "does not exist" in refused(["push", "nowhere", "./pushed"], capsys)
+
+
+def _plain(run: Path) -> Path:
+    return Path(shutil.copy(run / "checkpoints" / "best.ckpt", "alone.ckpt"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_always(bad: float, run: Path, capsys) -> None:
+    def spoil(state) -> None:
+        state["state_dict"]["network.head.weight"][0, :2] = bad
+
+    name = next(name for name in state_of(run) if name.endswith("head.weight"))
+    assert name == "head.weight"
+    changed(run / "checkpoints" / "best.ckpt", spoil)
+    before = everything_below(Path.cwd())
+    line = refused(["push", str(run), "./pushed", "--unfinished"], capsys)
+    assert "best.ckpt: head.weight is NaN or infinite in 2 of its 80 values" in line
+    assert "NaN or infinite" in refused(["export", str(run), "--to", "exported"], capsys)
+    assert everything_below(Path.cwd()) == before
+
+
+def test_a_destination_that_is_taken_or_could_be_two_things(run: Path, capsys) -> None:
+    done(capsys, "push", str(run), "./models/tiny")
+    assert refused(["push", str(run), "models/tiny/"], capsys).endswith("holds a model already: --force replaces it")
+    done(capsys, "push", str(run), "./models/tiny", "--force")
+    line = refused(["push", str(run), "models/other"], capsys)
+    assert line.endswith("a folder in models, or a repository of the Hub? give ./models/other, or hf://models/other")
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").touch()
+    assert "is not empty and holds no saved model" in refused(["push", str(run), "./thesis", "--force"], capsys)
+    assert "--private is for a repository" in refused(["push", str(run), "./x", "--private"], capsys)
+    assert "leave --revision out" in refused(["push", str(run), "a/b", "--pull-request", "--revision=x"], capsys)
+    assert "is owner/name" in refused(["push", str(run), "hf://tiny"], capsys)
+    assert not [name for name in everything_below(Path.cwd()) if ".unfinished-" in name]
+
+
+# -- the Hub -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_repository_is_made_of_one_commit_and_pulled_again(run: Path, hub: Hub, capsys) -> None:
+    lines = done(capsys, "push", str(run), "me/tiny")
+    (commit,) = hub.commits
+    assert lines[0] == "me/tiny is created" and lines[1].endswith(f"use it with lra-ssm test me/tiny@{commit.oid}")
+    assert commit.revision == "main" and commit.message == f"tiny {run.name}"
+    assert {path for _, path in commit.operations} == FILES
+    assert ("lfsFile", "model.safetensors") in commit.operations and "me/tiny" not in hub.private
+    done(capsys, "pull", "me/tiny", "--to", "here")
+    assert same(Classifier.from_pretrained("here").state_dict(), state_of(run))
+    assert 'from_pretrained("me/tiny")' in Path("here/README.md").read_text()
+    # again: a new commit, without what is no part of the model any more
+    target = hub.store / commit.oid
+    (target / "tokenizer.json").write_text("{}")
+    (target / "notes.txt").write_text("mine")
+    assert done(capsys, "push", str(run), "me/tiny", "--message=again")[0] == "me/tiny exists: a new commit"
+    assert hub.commits[1].message == "again" and ("deletedFile", "tokenizer.json") in hub.commits[1].operations
+    assert (hub.store / hub.commits[1].oid / "notes.txt").is_file()
+
+
+def test_private_repositories_branches_and_pull_requests(run: Path, hub: Hub, capsys) -> None:
+    done(capsys, "push", str(run), "hf://me/tiny", "--private")
+    assert hub.private == {"me/tiny": "hf_write"}
+    done(capsys, "push", str(run), "me/tiny", "--revision=seed-1")
+    assert hub.commits[1].revision == "seed-1"
+    assert ModelFiles("me/tiny@seed-1").config()["source"]["run"] == run.name
+    lines = done(capsys, "push", str(run), "me/tiny", "--pull-request")
+    assert hub.commits[2].revision == "refs/pr/3" and "/discussions/3: " in lines[-1]
+    hub.branches["me/public", "main"] = None
+    line = refused(["push", str(run), "me/public", "--private"], capsys)
+    assert line == "me/public exists and is public: change that on its page, or leave --private out"
+    assert len(hub.commits) == 3
+
+
+def test_what_the_hub_refuses_is_one_line(run: Path, hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = refused(["push", str(run), "me/tiny", "--license=mine"], capsys)
+    assert line.startswith("me/tiny: cannot be pushed (Invalid metadata in README.md.; ") and "must be one of" in line
+    monkeypatch.setenv("HF_TOKEN", "hf_read")
+    assert refused(["push", str(run), "me/other"], capsys).startswith("me/other: ")
+    assert not hub.commits
+
+
+# -- wandb -------------------------------------------------------------------------------------------------------------
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Of a .wandb file: LevelDB's log format (blocks of 32 KiB, records in one part or several) after 7 bytes."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
+def test_an_artifact_is_in_wandbs_offline_files(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(Path.cwd() / name))
+    assert "wandb sync sends it" in done(capsys, "push", str(run), "wandb:me/lra/tiny")[-1]
+    (file,) = (run / "wandb").glob(f"offline-run-*/run-{run.name}.wandb")
+    records = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
+    (artifact,) = [
+        record.request.log_artifact.artifact if record.request.HasField("log_artifact") else record.artifact
+        for record in records
+        if record.HasField("artifact") or record.request.HasField("log_artifact")
+    ]
+    assert artifact.type == "model" and artifact.name == "tiny"
+    assert {entry.path for entry in artifact.manifest.contents} == FILES
+    assert json.loads(artifact.metadata)["run"] == run.name
+    for entry in artifact.manifest.contents:  # what sync sends
+        assert Path(entry.local_path).stat().st_size == entry.size
+    (begun,) = [record.run for record in records if record.HasField("run")]
+    assert (begun.run_id, begun.project, begun.entity) == (run.name, "lra", "me")
+    assert "give wandb:entity/project/name" in refused(["push", str(run), "wandb:tiny"], capsys)
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_exported(run: Path, capsys) -> None:
+    last = run / "checkpoints" / "last.ckpt"
+    (line,) = done(capsys, "export", str(last), "--to", "out")
+    assert line == "out: Classifier, 610 parameters"
+    assert {path.name for path in Path("out").iterdir()} == {"config.json", "model.safetensors"}
+    assert same(Classifier.from_pretrained("out").state_dict(), state_of(run, "last"))
+    assert "--force replaces it" in refused(["export", str(run), "--to", "out"], capsys)
+    done(capsys, "export", str(run), "--to", "out", "--force")
+    assert same(Classifier.from_pretrained("out").state_dict(), state_of(run))
+    assert "--to is missing" in refused(["export", str(run)], capsys)
+    assert "need --average" in refused(["export", str(run), str(last), "--to", "x"], capsys)
+    assert "needs several" in refused(["export", str(run), "--average", "--to", "x"], capsys)
+
+
+def test_the_mean_of_checkpoints(run: Path, capsys) -> None:
+    one, two, three = (Path(shutil.copy(run / "checkpoints" / "best.ckpt", f"{name}.ckpt")) for name in "abc")
+
+    def add(amount: float):
+        def change(state) -> None:
+            for x in state["state_dict"].values():
+                x += int(amount * 10) if not x.is_floating_point() else amount
+
+        return change
+
+    changed(two, add(0.3))
+    changed(three, add(0.6))
+    # the checkpoints may stand on either side of the option
+    lines = done(capsys, "export", str(one), "--average", str(two), str(three), "--to", "mean")
+    assert "mean of 3 checkpoints" in lines[0] and "2 running statistics of batch norm" in lines[0]
+    assert "of whole numbers (1) those of c.ckpt" in lines[0]
+    mean, first = Classifier.from_pretrained("mean").state_dict(), state_of(run)
+    for name, x in mean.items():
+        expected = first[name] + (0.3 if x.is_floating_point() else 6)
+        assert torch.allclose(x, expected, rtol=0, atol=1e-6), name
+    assert json.loads(Path("mean/config.json").read_text())["source"] == {"averaged": ["a.ckpt", "b.ckpt", "c.ckpt"]}
+    changed(
+        two, lambda state: state["hyper_parameters"]["network"]["init_args"]["block"]["init_args"].update(dropout=0.5)
+    )
+    line = refused(["export", "--average", str(one), str(two), "--to", "other"], capsys)
+    assert "a.ckpt is of another network than b.ckpt: their settings differ" in line and not Path("other").exists()
+
+
+def test_a_language_model_brings_its_tokenizer_along(tmp_path: Path, capsys) -> None:
+    tokenizer = CharacterTokenizer("abcdefg")
+    model = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=tokenizer.vocab_size, d_model=8, n_layers=1)
+    made = {"file": tokenizer.file, "sha256": tokenizer.digest, "text": tokenizer.content().decode()}
+    state = {
+        "state_dict": {f"network.{name}": x for name, x in model.state_dict().items()},
+        "hyper_parameters": {"network": model.specification()},
+        "Corpus": {"tokenizer": {**made, "end_of_text": tokenizer.end_of_text}},
+    }
+    torch.save(state, tmp_path / "lm.ckpt")
+    done(capsys, "export", str(tmp_path / "lm.ckpt"), "--to", str(tmp_path / "lm"))
+    assert (tmp_path / "lm" / "vocabulary.json").read_bytes() == tokenizer.content()
+    done(capsys, "export", "--average", *[str(tmp_path / "lm.ckpt")] * 2, "--to", str(tmp_path / "mean"))
+    expected = model.eval()(torch.arange(5)[None])  # tied weights are tied still
+    assert torch.allclose(LanguageModel.from_pretrained(tmp_path / "mean")(torch.arange(5)[None]), expected, atol=1e-6)
