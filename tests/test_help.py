@@ -79,6 +79,9 @@ def test_completion_knows_commands_options_and_our_classes(tmp_path):
     assert offered("lightning", "prepare", "pathf") == ["pathfinder"]
     assert offered("lightning", "prepare", "text", "--lim") == ["--limit"]
     assert offered("lra-ssm", "generate", "--top") == ["--top_k", "--top_p"]
+    assert offered("lra-ssm", "pu") == ["pull", "push"]
+    assert offered("lra-ssm", "push", "--pri") == ["--private"] and offered("lra-ssm", "pull", "--tr") == ["--trust"]
+    assert offered("lra-ssm", "export", "--format", "") == ["lra_ssm", "hf"]
 
 
 def test_completion_needs_a_shell_that_is_known(tmp_path):

@@ -268,6 +268,10 @@ def test_an_archive_is_resumed_compared_and_unpacked(
         assert torch.equal(logits(f"{url}#sha256={digest}"), logits(saved))
         pulled(capsys, url, "--sha256", digest.upper(), "--to", "lm")
         assert len(site.requests) == 2 and {path.name for path in Path("lm").iterdir()} == FILES
+        (kept,) = tmp_path.glob("cache/assets/**/vocabulary.json")
+        kept.write_text("{}")  # the disk rots
+        assert "what was fetched is removed, pull again" in refused(["pull", f"{url}#sha256={digest}"], capsys)
+        pulled(capsys, f"{url}#sha256={digest}")
         wrong = refused(["pull", url, "--sha256", "0" * 64], capsys)
         assert "cannot be downloaded" in wrong and "instead of the published 000" in wrong
         assert "two digests are given" in refused(["pull", f"{url}#sha256={digest}", "--sha256", "0" * 64], capsys)

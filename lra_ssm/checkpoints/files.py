@@ -98,7 +98,10 @@ class ModelFiles:
         found = {name: path for name in names if (path := self.find(name))}
         for path in found.values():
             self.source.check(path)
-        check_stated(found[CONFIG], self.find, self.name)
+        try:
+            check_stated(found[CONFIG], self.find, self.name)
+        except InputError as error:
+            raise InputError(f"{error}{self.source.forget()}") from error
         return found
 
     def weights(self, allow_pickle: bool = False) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -68,15 +69,20 @@ class Source(Protocol):
         """The file has the digest that its publisher states, if one is. Raises InputError, the file gone then."""
         ...
 
+    def forget(self) -> str:
+        """Removes what is damaged of what was fetched and is not checked anew; what an error says of that."""
+        ...
+
 
 class Folder:
     """A folder, or what was fetched into one."""
 
     commit: str | None = None
 
-    def __init__(self, folder: Path, name: str | None = None) -> None:
+    def __init__(self, folder: Path, name: str | None = None, cached: Path | None = None) -> None:
         self.folder: Path | None = folder
         self.name = name or str(folder)
+        self._cached = cached
 
     def find(self, file: str) -> Path | None:
         assert self.folder is not None
@@ -91,6 +97,12 @@ class Folder:
         return f"; it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
 
     def check(self, file: Path) -> None: ...
+
+    def forget(self) -> str:
+        if self._cached is None:
+            return ""
+        shutil.rmtree(self._cached, ignore_errors=True)
+        return "; what was fetched is removed, pull again"
 
 
 class Repository:
@@ -178,6 +190,9 @@ class Repository:
                 " is damaged; it is removed, pull again"
             )
 
+    def forget(self) -> str:
+        return ""
+
 
 def source_of(name: str | Path, revision: str | None = None, sha256: str | None = None) -> Source:
     """Where a name leads; what it names by "wandb:" or "https:" is fetched by now.
@@ -247,7 +262,7 @@ def _of_address(given: str, sha256: str | None) -> Folder:
             if name not in (WEIGHTS, CONFIG):
                 download(RemoteFile((f"{beside}/{name}",), name, f"sha256:{its}"), folder)
         download(RemoteFile((url,), WEIGHTS, f"sha256:{digest}"), folder)
-        return Folder(folder, url)
+        return Folder(folder, url, folder)
 
     def wanted(member: str) -> bool:
         parts = PurePosixPath(member).parts
@@ -262,7 +277,7 @@ def _of_address(given: str, sha256: str | None) -> Folder:
     holding = sorted({path.parent for path in [unpacked / CONFIG, *unpacked.glob(f"*/{CONFIG}")] if path.is_file()})
     if len(holding) != 1:
         raise InputError(f"{url}: holds {len(holding) or 'no'} folders with a {CONFIG}: it must be one saved model")
-    return Folder(holding[0], url)
+    return Folder(holding[0], url, folder)
 
 
 def _of_wandb(given: str) -> Folder:
