@@ -1,7 +1,7 @@
 """Saved models: their files, the places where a name is looked up, their cards, and the names we know."""
 
 from lra_ssm.checkpoints.files import ModelFiles, check_shapes
-from lra_ssm.checkpoints.sources import CONFIG
+from lra_ssm.checkpoints.layout import CONFIG
 from lra_ssm.checkpoints.writing import (
     SavedTokenizer,
     check_finite,

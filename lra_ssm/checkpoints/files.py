@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lra_ssm.checkpoints.sources import (
+from lra_ssm.checkpoints.layout import (
     CARD,
     CONFIG,
     INDEX,
@@ -28,8 +28,8 @@ from lra_ssm.checkpoints.sources import (
     TOKENIZERS,
     WEIGHTS,
     check_stated,
-    source_of,
 )
+from lra_ssm.checkpoints.sources import source_of
 from lra_ssm.errors import InputError, squeeze
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lra_ssm.checkpoints.sources import CONFIG, SHIPPED, WEIGHTS
+from lra_ssm.checkpoints.layout import CONFIG, WEIGHTS
+from lra_ssm.checkpoints.sources import SHIPPED
 
 
 class KnownModel(NamedTuple):

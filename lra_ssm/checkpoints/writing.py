@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.checkpoints.files import read_json
-from lra_ssm.checkpoints.sources import (
+from lra_ssm.checkpoints.layout import (
     CARD,
     CONFIG,
     INDEX,

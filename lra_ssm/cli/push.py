@@ -111,7 +111,7 @@ def _write(folder: Path, name: str, found: Any, file: Path, model: Any, license:
 
     from lra_ssm.checkpoints import check_finite
     from lra_ssm.checkpoints.card import model_card
-    from lra_ssm.checkpoints.sources import CARD, RUN_CONFIG
+    from lra_ssm.checkpoints.layout import CARD, RUN_CONFIG
     from lra_ssm.cli.export import count_parameters
     from lra_ssm.cli.run_facts import facts, portable
     from lra_ssm.models import save_network
@@ -133,7 +133,7 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
     """One commit on a repository, which is created where it is missing; files of an older model go with it."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
 
-    from lra_ssm.checkpoints.sources import CARD, is_model_file
+    from lra_ssm.checkpoints.layout import CARD, is_model_file
 
     api, revision, there = HfApi(), options.revision, set[str]()
     try:
