@@ -131,6 +131,18 @@ def test_the_card_has_the_hubs_header_and_says_how_it_was_made(run: Path, capsys
     assert card.data.license is None and "None is stated by who published these weights" in card.text
 
 
+def test_the_card_of_a_run_that_was_made_in_python_names_no_command(run: Path, capsys) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"settings": {}}))
+    record = json.loads((run / "run.json").read_text())
+    record["starts"][0]["command"] = ["/usr/lib/ipykernel_launcher.py", "-f", "/home/me/kernel.json"]
+    (run / "run.json").write_text(json.dumps(record))
+    done(capsys, "push", str(run), "./pushed")
+    text = Path("pushed/README.md").read_text()
+    assert "It was trained from Python" in text and "lightning fit" not in text and "lra-ssm test" not in text
+    assert "/home/me" not in text
+
+
 def test_runs_of_other_seeds_give_a_mean_and_a_deviation(run: Path, capsys) -> None:
     own = json.loads((run / "test.json").read_text())["metrics"]["test/accuracy"]
 

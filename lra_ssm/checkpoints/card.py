@@ -129,7 +129,8 @@ def _use(name: str, network: Mapping[str, Any], source: Mapping[str, Any]) -> st
         )
     own = "\n\nIt is made with classes that are not of lra_ssm, which must be importable: " + trusted if foreign else ""
     options = "".join(f" --trust {one}" for one in foreign)
-    return f"## Use\n\n```python\n{python}\n```\n\n```\nlra-ssm test {name}{options}\n```{own}"
+    test = "" if source.get("in_python") else f"\n\n```\nlra-ssm test {name}{options}\n```"
+    return f"## Use\n\n```python\n{python}\n```{test}{own}"
 
 
 def _kind(source: Mapping[str, Any]) -> str:
@@ -198,8 +199,10 @@ def _made(source: Mapping[str, Any]) -> str:
     if commit := (source.get("git") or {}).get("commit"):
         changed = ", with changes that were not committed" if source["git"].get("changed") else ""
         lines.append(f"Commit {commit} of the folder that it was started in{changed}.")
-    repeat = "lightning fit --config config.yaml"
-    lines += ["", "Again:", "", f"```\n{repeat}\n```"]
+    if source.get("in_python"):
+        lines.append("It was trained from Python (lra_ssm.runs.Run); config.yaml has what its identity is made of.")
+    else:
+        lines += ["", "Again:", "", "```\nlightning fit --config config.yaml\n```"]
     if command := source.get("command"):
         lines += ["", "It was started as", "", f"```\n{command}\n```"]
     return "## How it was made\n\n" + "\n".join(lines)

@@ -141,7 +141,7 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
             info = api.model_info(repository)
             if options.private and not info.private:
                 raise InputError(f"{repository} exists and is public: change that on its page, or leave --private out")
-            print(squeeze(f"{repository} exists: a new commit"))
+            print(squeeze(f"{repository} exists: a {'pull request' if options.pull_request else 'new commit'}"))
         except errors.RepositoryNotFoundError:
             api.create_repo(repository, private=options.private or None)
             print(squeeze(f"{repository} is created"))

@@ -66,6 +66,7 @@ def facts(run: Path, config: dict[str, Any], file: Path, step: int, parameters: 
         "hardware": {k: v for k, v in (starts[-1].get("hardware") or {}).items() if k != "host"},
         "trained": _trained(run, starts),
         "command": _command(starts[0].get("command")),
+        "in_python": True if "settings" in config else None,  # a Trainer of the user's own: see Run.of
         "config": _config_file(_command(starts[0].get("command"))),
     }
     return {key: value for key, value in found.items() if value not in (None, {}, [])}
