@@ -18,7 +18,7 @@ from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Classifier, LanguageModel
 from tests.hub_models import Hub, serving
-from tests.runner import FIT, SHORT, everything_below, in_process, only_run, refused, succeed
+from tests.runner import FIT, SHORT, everything_below, fail, in_process, only_run, refused, succeed
 
 FILES = {"config.json", "model.safetensors", "config.yaml", "README.md"}
 
@@ -169,14 +169,20 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     whole = record.read_text()
     record.write_text(whole.replace('"status": "finished"', '"status": "interrupted"'))
     line = refused(["push", str(run), "./pushed"], capsys)
-    assert line == f"{run} is not finished (interrupted): --unfinished pushes it all the same"
+    assert line == f"{run}: not finished (interrupted, step 2 of 2): --unfinished pushes it all the same"
     done(capsys, "push", str(run), "./unfinished", "--unfinished")
     assert "The run is not finished: interrupted." in Path("unfinished/README.md").read_text()
     record.write_text(whole)
-    assert "no test of its last.ckpt is recorded" in refused(["push", str(run), "./pushed", "--last"], capsys)
+    tested = (run / "test.json").read_text()
+    (run / "test.json").write_text(json.dumps({**json.loads(tested), "limit_batches": 1}))
+    assert "no test of its best.ckpt on the whole split is recorded" in refused(["push", str(run), "./pushed"], capsys)
+    (run / "test.json").write_text(tested)
+    assert "no test of its last.ckpt on the whole split is recorded" in refused(
+        ["push", str(run), "./pushed", "--last"], capsys
+    )
     after = (run / "test.json").stat().st_mtime + 1
     os.utime(run / "checkpoints" / "best.ckpt", (after, after))  # it was trained on since
-    assert "no test of its best.ckpt is recorded" in refused(["push", str(run), "./pushed"], capsys)
+    assert "no test of its best.ckpt on the whole split is recorded" in refused(["push", str(run), "./pushed"], capsys)
     done(capsys, "push", str(run), "./untested", "--unfinished", "--last")
     text = Path("untested/README.md").read_text()
     assert "It has not been scored on a test split." in text and "model-index" not in text
@@ -227,7 +233,7 @@ def test_a_repository_is_made_of_one_commit_and_pulled_again(run: Path, hub: Hub
     lines = done(capsys, "push", str(run), "me/tiny")
     (commit,) = hub.commits
     assert lines[0] == "me/tiny is created" and lines[1].endswith(f"use it with lra-ssm test me/tiny@{commit.oid}")
-    assert commit.revision == "main" and commit.message == f"tiny {run.name}"
+    assert commit.revision == "main" and commit.message == f"tiny/{run.name}"
     assert {path for _, path in commit.operations} == FILES
     assert ("lfsFile", "model.safetensors") in commit.operations and "me/tiny" not in hub.private
     done(capsys, "pull", "me/tiny", "--to", "here")
@@ -303,6 +309,14 @@ def test_an_artifact_is_in_wandbs_offline_files(run: Path, capsys, monkeypatch: 
     (begun,) = [record.run for record in records if record.HasField("run")]
     assert (begun.run_id, begun.project, begun.entity) == (run.name, "lra", "me")
     assert "give wandb:entity/project/name" in refused(["push", str(run), "wandb:tiny"], capsys)
+
+
+def test_without_an_account_wandb_is_one_line(run: Path, tmp_path: Path) -> None:
+    nobody = {"WANDB_CONFIG_DIR": str(tmp_path / "nobody"), "NETRC": str(tmp_path / "nobody" / "netrc")}
+    line = fail(
+        ["push", str(run), "wandb:lra/tiny"], tmp_path, {**nobody, "WANDB_SILENT": "true", "WANDB_MODE": "online"}
+    )
+    assert line.startswith("wandb:lra/tiny: cannot be pushed (No API key configured")
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

@@ -186,14 +186,15 @@ def _made(source: Mapping[str, Any]) -> str:
         lines.append(f"The run is not finished: {source.get('status') or 'nothing is recorded'}.")
     if averaged := source.get("averaged"):
         lines.append(f"The mean of {len(averaged)} checkpoints.")
-    trained, hardware = source.get("trained") or {}, source.get("hardware") or {}
+    hardware = source.get("hardware") or {}
     devices = hardware.get("gpus") or [f"{hardware.get('cpu')}, {hardware.get('cpus')} cores"] if hardware else []
     if devices:
         lines.append(f"On {', '.join(dict.fromkeys(map(str, devices)))}.")
-    if trained.get("seconds") is not None:
-        lines.append(f"Begun {trained['begun']}, trained for {_duration(trained['seconds'])}.")
-    elif trained:
-        lines.append(f"Begun {trained['begun']}, last step {trained['ended']}, in {trained['starts']} starts.")
+    if begun := source.get("begun"):
+        starts = f" in {source['starts']} starts" if source.get("starts", 1) > 1 else ""
+        lines.append(
+            f"Begun {begun}" + (f", {_duration(source['seconds'])}" if "seconds" in source else "") + f"{starts}."
+        )
     if versions := source.get("versions"):
         lines.append("Versions: " + ", ".join(f"{name} {v}" for name, v in versions.items() if v) + ".")
     if commit := (source.get("git") or {}).get("commit"):

@@ -48,6 +48,7 @@ def main(command: str, arguments: list[str]) -> int:
     from lra_ssm.cli.export import check_destination, load
     from lra_ssm.cli.inspect import find
     from lra_ssm.cli.run_facts import check_shareable
+    from lra_ssm.results.collect import read_run
 
     found = find(options.run)
     if found.run is None:
@@ -57,20 +58,21 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError(f"{found.run} has no {file.name}" + ("" if options.last else ": --last pushes its last.ckpt"))
     if kind == "folder":
         check_destination(Path(destination), options.force)
-    check_shareable(found.run, file, options.unfinished)
+    run = read_run(found.run)
+    check_shareable(run, file, options.unfinished)
     model = load(file)
     if kind == "folder":
-        _write(Path(destination), destination, found, file, model, options.license)
+        _write(Path(destination), destination, run, file, model, options.license)
         print(squeeze(f"{destination}: use it with lra-ssm test {destination}"))
         return 0
     with tempfile.TemporaryDirectory(prefix="lra_ssm-push-") as temporary:
         folder = Path(temporary) / "model"
-        _write(folder, destination, found, file, model, options.license)
-        message = options.message or f"{found.config.get('experiment') or 'run'} {found.run.resolve().name}"
+        _write(folder, destination, run, file, model, options.license)
+        message = options.message or run.name
         if kind == "hub":
             said = _to_hub(folder, destination, message, options)
         else:
-            said = _to_wandb(folder, destination, found.run, found.config)
+            said = _to_wandb(folder, destination, run)
     print(squeeze(said))
     return 0
 
@@ -105,7 +107,7 @@ def _destination(options: Any) -> tuple[str, str]:
     return kind, given
 
 
-def _write(folder: Path, name: str, found: Any, file: Path, model: Any, license: str | None) -> None:
+def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: str | None) -> None:
     """The saved model with its card."""
     import yaml
 
@@ -119,11 +121,11 @@ def _write(folder: Path, name: str, found: Any, file: Path, model: Any, license:
 
     state = model.network.state_dict()
     check_finite(state, str(file))
-    source = facts(found.run, found.config, file, model.step, count_parameters(model.network))
+    source = facts(run, file, model.step, count_parameters(model.network))
     foreign = sorted({path for path in import_paths(model.specification) if not path.startswith("lra_ssm.")})
     source = {**source, **({"foreign": foreign} if foreign else {}), **({"license": license} if license else {})}
     beside = {
-        RUN_CONFIG: yaml.safe_dump(portable(found.config), sort_keys=False).encode(),
+        RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),
         CARD: model_card(name, model.specification, source, license).encode(),
     }
     save_network(folder, model.specification, state, model.tokenizer, source, beside=beside)
@@ -174,7 +176,7 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
     return f"{commit.commit_url}: use it with lra-ssm test {repository}@{commit.oid}"
 
 
-def _to_wandb(folder: Path, given: str, run: Path, config: dict[str, Any]) -> str:
+def _to_wandb(folder: Path, given: str, run: Any) -> str:
     """An artifact of type model, logged by the wandb run of the training, where that is in the project."""
     import wandb
 
@@ -183,11 +185,11 @@ def _to_wandb(folder: Path, given: str, run: Path, config: dict[str, Any]) -> st
         logged = wandb.init(
             entity=project[0] if len(project) > 1 else None,
             project=project[-1],
-            id=run.resolve().name,
-            name=f"{config.get('experiment')}/{run.resolve().name}",
+            id=(run.record.get("wandb") or {}).get("id") or run.path.resolve().name,
+            name=run.name,
             resume="allow",
             job_type="push",
-            dir=str(run),
+            dir=str(run.path),
             settings=wandb.Settings(silent=True, console="off"),
         )
         try:
@@ -202,7 +204,7 @@ def _to_wandb(folder: Path, given: str, run: Path, config: dict[str, Any]) -> st
     except Exception as error:  # wandb's, its server's, the network's
         raise InputError(f"wandb:{given}: cannot be pushed ({_reason(error)})") from error
     if offline:
-        return f"kept in {run / 'wandb'} (WANDB_MODE=offline): wandb sync sends it"
+        return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline): wandb sync sends it"
     place = f"wandb:{'/'.join(project)}/{name}:{artifact.version}"
     return f"{place}: use it with lra-ssm test {place}"
 

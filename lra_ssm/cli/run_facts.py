@@ -1,19 +1,15 @@
 """What a run's directory knows of a checkpoint, for whoever gets it: "source" of a saved model's config.json."""
 
 import copy
-import json
 import re
 import shlex
 import statistics
-from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lra_ssm.errors import InputError
-from lra_ssm.runs.record import data_digests, read_record
+from lra_ssm.results.collect import RunRecord, read_run
+from lra_ssm.runs.record import data_digests
 
 # Of a configuration, what belongs to the machine that it ran on: another one has its own.
 _OF_THE_MACHINE = {"": ("runs_dir",), "trainer": ("logger", "default_root_dir"), "data": ("root",)}
@@ -31,117 +27,88 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def facts(run: Path, config: dict[str, Any], file: Path, step: int, parameters: int) -> dict[str, Any]:
+def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, Any]:
     """What is known of a checkpoint of a run; what nobody recorded is left out.
 
     Args:
-        run: its directory.
-        config: its configuration.
+        run: its record.
         file: the checkpoint.
         step: at which it was saved.
         parameters: of its network.
     """
-    record = read_record(run / "run.json")[0]
+    record, last = run.record, run.last_start
     starts = record.get("starts") or [{}]
     tested, data = test_of(run, file), record.get("data") or {}
-    known = _test_record(run).get("data") or {k: data[k] for k in ("dataset", "source") if k in data}
+    known = run.tested.get("data") or {k: data[k] for k in ("dataset", "source") if k in data}
     for key in ("vocabulary", "num_classes"):
         if key in data:
             known = {**known, key: data[key]}
     if names := (data.get("source") or {}).get("class_names"):
         known = {**known, "class_names": names}
+    seconds = run.seconds
     found = {
-        "experiment": config.get("experiment") or record.get("experiment"),
-        "run": run.resolve().name,
+        "experiment": run.experiment,
+        "run": run.path.resolve().name,
         "checkpoint": file.name,
         "step": step,
         "parameters": parameters,
-        "seed": config.get("seed_everything"),
-        "status": record.get("status"),
+        "seed": run.seed,
+        "status": run.status,
         "data": {**_without_paths(known), "digests": data_digests(data)} if known else None,
-        "metrics": {"validation": _validation(record, file), "test": tested},
-        "seeds": _over_seeds(run, config, tested),
+        "metrics": {"validation": _validation(run, file), "test": tested},
+        "seeds": _over_seeds(run, file, tested),
         "git": starts[0].get("git"),
-        "versions": starts[-1].get("versions"),
-        "hardware": {k: v for k, v in (starts[-1].get("hardware") or {}).items() if k != "host"},
-        "trained": _trained(run, starts),
+        "versions": last.get("versions"),
+        "hardware": {k: v for k, v in (last.get("hardware") or {}).items() if k != "host"},
+        "begun": starts[0].get("time"),
+        "seconds": None if seconds is None else seconds[0],
+        "starts": len(starts),
         "command": _command(starts[0].get("command")),
-        "in_python": True if "settings" in config else None,  # a Trainer of the user's own: see Run.of
+        "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
         "config": _config_file(_command(starts[0].get("command"))),
     }
     return {key: value for key, value in found.items() if value not in (None, {}, [])}
 
 
-def test_of(run: Path, file: Path) -> dict[str, float]:
-    """Metrics of the test split of this very checkpoint; empty where the last test was of another one, or before it."""
-    record, result = _test_record(run), run / "test.json"
-    metrics, scored = record.get("metrics"), record.get("checkpoint")
+def test_of(run: RunRecord, file: Path) -> dict[str, float]:
+    """Metrics of the whole test split of this very checkpoint; empty where the last test was of another one, of a part
+    of the split, or before the checkpoint was written."""
+    metrics, scored = run.tested.get("metrics"), run.tested.get("checkpoint")
     if not isinstance(metrics, dict) or not isinstance(scored, str) or Path(scored).name != file.name:
         return {}
-    if file.is_file() and file.stat().st_mtime > result.stat().st_mtime:
+    if "limit_batches" in run.tested or _newer(file, run.path / "test.json"):
         return {}
     return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
 
 
-def _test_record(run: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((run / "test.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+def _newer(file: Path, than: Path) -> bool:
+    return file.is_file() and than.is_file() and file.stat().st_mtime > than.stat().st_mtime
 
 
-def _validation(record: dict[str, Any], file: Path) -> dict[str, float]:
+def _validation(run: RunRecord, file: Path) -> dict[str, float]:
     """Of best.ckpt the metric that it is best by; of last.ckpt the last ones."""
-    metrics = record.get("metrics") or {}
+    metrics = run.record.get("metrics") or {}
     if file.name == "best.ckpt":
         return {name.removeprefix("best "): value for name, value in metrics.items() if name.startswith("best ")}
     return {name: value for name, value in metrics.items() if name.startswith("val/")}
 
 
-def _over_seeds(run: Path, config: dict[str, Any], tested: dict[str, float]) -> dict[str, Any]:
-    """Mean and standard deviation of the test metrics over this run and those beside it that differ in the seed."""
-    by_seed = {config.get("seed_everything"): tested}
-    for other, theirs in _beside(run):
-        seed = theirs.get("seed_everything")
-        if seed not in by_seed and _but_for_the_seed(theirs) == _but_for_the_seed(config):
-            if metrics := test_of(other, other / "checkpoints" / "best.ckpt"):
-                by_seed[seed] = metrics
+def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[str, Any]:
+    """Mean and standard deviation of the test metrics over this run and those beside it that differ in the seed alone;
+    of two runs of one seed the first one by name."""
+    by_seed = {run.seed: tested}
+    for path in sorted(run.path.resolve().parent.glob("*/run.json")):
+        other = read_run(path.parent)
+        same = other.settings == run.settings and other.data[1] == run.data[1]
+        if same and other.seed not in by_seed and not other.missing:
+            if metrics := test_of(other, other.path / "checkpoints" / file.name):
+                by_seed[other.seed] = metrics
     found = {}
-    for name in tested if len(by_seed) > 1 else ():
+    for name in tested:
         values = [metrics[name] for metrics in by_seed.values() if name in metrics]
         if len(values) > 1:
             found[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values), "runs": len(values)}
     return found
-
-
-def _beside(run: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Finished runs of the same experiment, with their configurations."""
-    run = run.resolve()
-    for other in sorted(run.parent.iterdir()):
-        if other != run and read_record(other / "run.json")[0].get("status") == "finished":
-            try:
-                config = yaml.safe_load((other / "config.yaml").read_text(encoding="utf-8"))
-            except (OSError, yaml.YAMLError, UnicodeDecodeError):
-                continue
-            if isinstance(config, dict):
-                yield other, config
-
-
-def _but_for_the_seed(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in portable(config).items() if key != "seed_everything"}
-
-
-def _trained(run: Path, starts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """When it was begun and when its last step was; seconds where it was one start, else nobody knows the pauses."""
-    try:
-        ended = json.loads((run / "progress.json").read_bytes())["time"]
-        began = starts[0]["time"]
-        seconds = (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    known = {"begun": began, "ended": ended, "starts": len(starts)}
-    return {**known, "seconds": seconds} if len(starts) == 1 else known
 
 
 def _command(given: Any) -> str | None:
@@ -181,16 +148,15 @@ def _without_paths(value: Any) -> Any:
     return [_without_paths(item) for item in value] if isinstance(value, list) else value
 
 
-def check_shareable(run: Path, file: Path, unfinished: bool) -> None:
+def check_shareable(run: RunRecord, file: Path, unfinished: bool) -> None:
     """A run is finished and this checkpoint of it tested, unless told. Raises InputError."""
     if unfinished:
         return
-    status = read_record(run / "run.json")[0].get("status")
-    if status != "finished":
-        raise InputError(f"{run} is not finished ({status or 'it has no record'}): --unfinished pushes it all the same")
+    if not run.finished:
+        raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
     if not test_of(run, file):
         which = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
         raise InputError(
-            f"{run}: no test of its {file.name} is recorded: lightning test --config {run / 'config.yaml'}{which}, or"
-            " --unfinished to push it without a test figure"
+            f"{run.path}: no test of its {file.name} on the whole split is recorded: lightning test --config"
+            f" {run.path / 'config.yaml'}{which}, or --unfinished to push it without a test figure"
         )
