@@ -116,14 +116,15 @@ def test_one_that_never_ends_leaves_nothing_and_what_was_whole_is_used_later(hub
     assert got(hub, "config.json") == 1
 
 
-def test_a_wrong_digest_is_refused_and_forgotten(hub: Hub, capsys) -> None:
-    hub.damaged = {"model.safetensors"}
+@pytest.mark.parametrize("file", ["model.safetensors", "README.md"])  # sha256, git's sha1
+def test_a_wrong_digest_is_refused_and_forgotten(file: str, hub: Hub, capsys) -> None:
+    hub.damaged = {file}
     line = refused(["pull", "me/lm", "--to", "lm"], capsys)
-    assert "model.safetensors has the digest " in line and "is damaged; it is removed, pull again" in line
+    assert f"{file} has the digest " in line and "is damaged; it is removed, pull again" in line
     assert not Path("lm").exists()
     hub.damaged = set()
     pulled(capsys, "me/lm", "--to", "lm")
-    assert got(hub, "model.safetensors") == 2
+    assert got(hub, file) == 2
 
 
 def test_what_the_config_says_of_other_files_holds_everywhere(hub: Hub, own: Path, capsys) -> None:
