@@ -21,7 +21,7 @@ from lra_ssm.cli.help import description
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared import what_is_prepared
-from lra_ssm.cli.starting import check_start_tokenizer, start_from
+from lra_ssm.cli.starting import check_start_tokenizer, options_of, start_from
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code, squeeze
 from lra_ssm.files import write_json
@@ -67,6 +67,8 @@ def main(command: str, arguments: list[str]) -> int:
         patience: float | None = 0.0  # seconds that the processes beside this one have to end by themselves
         code = 1
         try:
+            if command != "fit" and arguments and not arguments[0].startswith("-"):
+                arguments = options_of(arguments[0], arguments[1:])
             RunCLI([command, *arguments], held, signals)
             patience, code = None, 0
         except _Done:
@@ -111,7 +113,8 @@ class RunCLI(LightningCLI):
     run: Run | None = None  # of a fit
     scored: RunDirectory | None = None  # of the other commands
     checkpoint: Path | None = None
-    initial: ModelFiles | None = None  # the saved model that --init_from names
+    start: str | None = None  # what --init_from names, or the saved model that another command's --ckpt_path names
+    initial: ModelFiles | None = None  # its files, where it is a saved model
 
     def __init__(self, args: list[str], held: list[Run], signals: Signals) -> None:
         """args: the command and its arguments; held: takes the run whose directory this process locks."""
@@ -145,7 +148,7 @@ class RunCLI(LightningCLI):
         group.add_argument("--runs_dir", type=str, default="runs", help="folder of all runs")
         said = "weights that a new run starts from: a checkpoint, a saved model's folder, or a repository of the Hub"
         group.add_argument("--init_from", type=str | None, help=said)
-        group.add_argument("--allow-pickle", action="store_true", help="take --init_from's weights from a pickle too")
+        group.add_argument("--allow-pickle", action="store_true", help="take a saved model's weights from a pickle too")
         group.add_argument("--fresh", action="store_true", help="start <run_id>-2, -3, … beside a finished run")
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
         add_debug(group)
@@ -182,11 +185,10 @@ class RunCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self._config
-        of_fit = config.fresh or config.init_from or config.allow_pickle or config.strict_resume
+        of_fit = config.fresh or config.init_from or config.strict_resume
         if self.subcommand != "fit" and of_fit:
             raise InputError(
-                "--fresh, --init_from, --allow-pickle and --strict-resume belong to fit; "
-                f"tell {self.subcommand} --ckpt_path"
+                f"--fresh, --init_from and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
             )
         run_id = self.resolve()
         if self.subcommand != "fit":
@@ -230,6 +232,7 @@ class RunCLI(LightningCLI):
         elif given:
             run.checkpoint = existing(given)
         self.checkpoint = run.checkpoint
+        self.start = config.init_from if own is None and not given else None
 
     def _find_trained_run(self, run_id: str) -> None:
         """validate, test, predict: the checkpoint to score, and its run where it is this configuration's."""
@@ -243,9 +246,12 @@ class RunCLI(LightningCLI):
                     f"no run of this configuration has {self.checkpoint}; "
                     "fit it first with the same options, or give --ckpt_path=FILE"
                 )
-        else:
+        elif Path(given).is_file() or given.endswith(".ckpt"):
             self.checkpoint = existing(given)
             run = RunDirectory(self.checkpoint.absolute().parent.parent)
+        else:
+            self.start = given
+            return
         if (run.path / "run.json").is_file():
             self.scored = run
 
@@ -269,8 +275,8 @@ class RunCLI(LightningCLI):
         if self.checkpoint is not None:
             code = user_source(self.resolved)
             check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, self.subcommand == "fit", code)
-        elif self.subcommand == "fit" and self._config.init_from:
-            self.initial = start_from(self._config.init_from, self.model, self._config.allow_pickle)
+        elif self.start:
+            self.initial = start_from(self.start, self.model, self._config.allow_pickle)
         self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         self.config_init[self.subcommand]["weights_only"] = True
         try:
@@ -306,8 +312,8 @@ class RunCLI(LightningCLI):
             check_vocabulary(self.model, self.datamodule)
             if self.checkpoint is not None:
                 check_tokenizer(self.checkpoint, self.datamodule)
-            elif self._config.init_from:
-                check_start_tokenizer(self._config.init_from, self.initial, self.datamodule)
+            elif self.start:
+                check_start_tokenizer(self.start, self.initial, self.datamodule)
 
     def _before_scoring(self) -> None:
         self._prepare_data()

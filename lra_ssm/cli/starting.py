@@ -1,15 +1,55 @@
-"""fit --init_from: the weights that a run starts from: a checkpoint's, or a saved model's."""
+"""Weights that a command starts from: a checkpoint's, or a saved model's by its name, whose config may come with it."""
 
+import argparse
 import hashlib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import nn
 
-from lra_ssm.checkpoints import ModelFiles, check_shapes
+from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
+
+
+def options_of(name: str, rest: list[str]) -> list[str]:
+    """The options with which validate, test and predict take a saved model that brings its run's config along.
+
+    rest: the options given, `--trust module.Class` among them. Raises InputError: it brings none along, or one that
+    names something outside lra_ssm that would be imported and that nobody trusts.
+    """
+    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    reader.add_argument("--trust", action="append", default=[])
+    given, rest = reader.parse_known_args(rest)
+    files = ModelFiles(name)
+    path = files.find(RUN_CONFIG)
+    if path is None:
+        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
+    try:
+        config = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{files.name}: {RUN_CONFIG} is no YAML ({error})") from error
+    for said in import_paths(config):
+        if said not in given.trust and _could_be_imported(said):
+            raise InputError(
+                f"{files.name}: its {RUN_CONFIG} names {said}, which is not of lra_ssm and would be imported: if it is"
+                f" to be trusted, give --trust {said}"
+            )
+    return [f"--config={path}", f"--ckpt_path={name}", *rest]
+
+
+def _could_be_imported(path: str) -> bool:
+    """Whether a text names what is not ours and could be imported: a file's name has the same form."""
+    top = path.partition(".")[0]
+    if top == "lra_ssm":
+        return False
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return True
 
 
 def start_from(given: str, task: Any, allow_pickle: bool) -> ModelFiles | None:
@@ -26,7 +66,7 @@ def start_from(given: str, task: Any, allow_pickle: bool) -> ModelFiles | None:
     files = ModelFiles(given)
     network = getattr(task, "network", None)
     if not isinstance(network, nn.Module):
-        raise InputError(f"--init_from={given}: {type(task).__name__} has no network that could have its weights")
+        raise InputError(f"{given}: {type(task).__name__} has no network that could have its weights")
     # What the configuration names is imported anyway.
     trust = {path for path in import_paths(dict(task.hparams)) if not path.startswith("lra_ssm.")}
     model = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)

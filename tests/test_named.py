@@ -1,0 +1,54 @@
+"""Saved models by their names in validate, test and predict."""
+
+import csv
+import shutil
+
+import pytest
+
+from tests.runner import FIT, SHORT, fail, only_run, succeed
+
+
+def shown(out):
+    """Metrics that a command printed, by name."""
+    rows = [line.split("│")[1:3] for line in out.splitlines() if line.startswith("│")]
+    return {name.strip(): value.strip() for name, value in rows}
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    """A folder with a finished, tested run that was pushed to `model`, and the metrics of its test."""
+    folder = tmp_path_factory.mktemp("pushed")
+    succeed([*FIT, *SHORT], folder)
+    metrics = shown(succeed(["test", *FIT[1:], *SHORT], folder).out)
+    assert "test/accuracy" in metrics
+    succeed(["push", str(only_run(folder)), "model"], folder)
+    return folder, metrics
+
+
+def test_a_model_brings_its_configuration_along(pushed):
+    folder, metrics = pushed
+    before = (only_run(folder) / "test.json").read_bytes()
+    assert shown(succeed(["test", "model", "--trust", "tests.helpers.KillMe"], folder).out) == metrics
+    assert (only_run(folder) / "test.json").read_bytes() == before
+    assert "val/accuracy" in succeed(["validate", "model", "--trust", "tests.helpers.KillMe"], folder).out
+
+
+def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
+    folder, metrics = pushed
+    command = [*FIT[1:], *SHORT, "--ckpt_path=model"]
+    assert shown(succeed(["test", *command], folder).out) == metrics
+    succeed(["predict", *command, "--split=test"], folder)
+    with open(folder / "predictions-test.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 20
+    said = fail(["test", *command, "--model.network.d_model=4"], folder)
+    assert "is of another shape" in said
+
+
+def test_what_its_configuration_names_is_not_imported(pushed):
+    folder, _ = pushed
+    said = fail(["test", "model"], folder)
+    assert "its config.yaml names tests.helpers.KillMe, which is not of lra_ssm" in said and "--trust tests" in said
+    shutil.copytree(folder / "model", folder / "bare")
+    (folder / "bare/config.yaml").unlink()
+    assert "bare has no config.yaml: give --config, and --ckpt_path=bare" in fail(["test", "bare"], folder)
+    assert "there is no such folder" in fail(["test", "nothing-like-it"], folder)
