@@ -52,6 +52,7 @@ from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.trial import try_network
 from lra_ssm.runs.wandb_logging import finish, identify, summarize
 
+_OF_A_RUN = (None, "best", "last")  # values of --ckpt_path
 # Of the command, not of the run that it starts.
 _OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle")
 
@@ -186,9 +187,10 @@ class RunCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self._config
         of_fit = config.fresh or config.init_from or config.strict_resume
-        if self.subcommand != "fit" and of_fit:
+        if self.subcommand != "fit" and (of_fit or config.allow_pickle and config.ckpt_path in _OF_A_RUN):
             raise InputError(
-                f"--fresh, --init_from and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
+                "--fresh, --init_from, --allow-pickle and --strict-resume belong to fit; "
+                f"tell {self.subcommand} --ckpt_path"
             )
         run_id = self.resolve()
         if self.subcommand != "fit":
@@ -239,7 +241,7 @@ class RunCLI(LightningCLI):
         config = self._config
         run = RunDirectory.find(config.runs_dir, config.experiment, run_id)
         given = config.ckpt_path
-        if given in (None, "best", "last"):
+        if given in _OF_A_RUN:
             self.checkpoint = run.last if given == "last" else run.best
             if not self.checkpoint.is_file():
                 raise InputError(
