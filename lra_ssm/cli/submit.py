@@ -10,7 +10,7 @@ from typing import Any
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cluster.folder import Resolved, SweepFolder, folder_of, shown
 from lra_ssm.cluster.script import Profile, ranges, read_profile
-from lra_ssm.cluster.slurm import scripts, submissions, submit, write_scripts
+from lra_ssm.cluster.slurm import queued, scripts, submissions, submit, write_scripts
 from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.runs.identity import short_names
@@ -164,7 +164,5 @@ def _left_to_submit(folder: SweepFolder, indices: list[int], resume: bool, befor
             f"{folder.path} was submitted {before['time']} as job {before['job']}: "
             "--resume submits what failed, was stopped or is missing"
         )
-    from lra_ssm.cluster.slurm import queued
-
     waiting = queued(folder)
     return [index for index in indices if index not in waiting]

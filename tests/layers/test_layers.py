@@ -5,7 +5,9 @@ import torch
 
 from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.layers.recurrent import linear_recurrence
+from tests.layers import contract_checks as contract
 from tests.layers import naive
+from tests.layers.contract_checks import assert_same, check_steps, gradients
 
 D = 6
 LAYERS = {
@@ -42,16 +44,7 @@ def build(name, bidirectional=False):
 
 
 def sequences(B=2, L=7):
-    return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def gradients(y, inputs):
-    weights = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
-    return torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True)
-
-
-def assert_same(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    return contract.sequences(B, L, D)
 
 
 @every_layer
@@ -84,18 +77,7 @@ def test_padding_never_leaks(name, bidirectional):
 @every_layer
 def test_steps_equal_the_parallel_form_with_gradients(name):
     layer = build(name)
-    x = sequences(L=11).requires_grad_()
-    inputs = [x, *layer.parameters()]
-    whole, last = layer(x, return_last_state=True)
-    assert_same(whole, layer(x))
-    state, outputs = layer.initial_state(2), []
-    for t in range(11):
-        y, state = layer.step(x[:, t], state)
-        outputs.append(y)
-    assert_same(torch.stack(outputs, 1), whole)
-    assert_same(state, last)
-    for a, b in zip(gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    state, last, inputs = check_steps(layer, sequences(L=11))
     # the last state carries gradients too
     for a, b in zip(
         torch.autograd.grad(state.abs().sum(), inputs, materialize_grads=True),  # C and D have none

@@ -6,7 +6,8 @@ import torch
 from lra_ssm.layers import StableSSM
 from lra_ssm.ops.parameterization import FORMS
 from tests.layers import naive
-from tests.layers.test_layers import D, assert_same, gradients, sequences
+from tests.layers.contract_checks import assert_same, gradients
+from tests.layers.test_layers import D, sequences
 
 
 @pytest.mark.parametrize(("form", "time"), FORMS, ids="-".join)

@@ -1,12 +1,19 @@
-"""What every block of ours keeps, whatever stands in it: checks that the tests of each block call."""
+"""What every layer and block of ours keeps: checks that the tests of each call."""
 
 import torch
-
-from tests.layers.test_layers import assert_same, gradients
 
 
 def sequences(B=2, L=7, D=4):
     return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(y, inputs):
+    weights = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
+    return torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True)
+
+
+def assert_same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
 def assert_states(a, b):
@@ -25,13 +32,13 @@ def check_equations(block, reference, L):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def check_steps(block):
-    """Steps give the parallel form's outputs, last state and gradients."""
-    x = sequences(L=9).requires_grad_()
+def check_steps(block, x):
+    """Steps give the parallel form's outputs, last state and gradients; returns both states, and what they are of."""
+    x.requires_grad_()
     whole, last = block(x, return_last_state=True)
     assert_same(whole, block(x))
     state, outputs = block.initial_state(2), []
-    for t in range(9):
+    for t in range(x.shape[1]):
         y, state = block.step(x[:, t], state)
         outputs.append(y)
     assert_same(torch.stack(outputs, 1), whole)
@@ -39,6 +46,7 @@ def check_steps(block):
     inputs = [x, *block.parameters()]
     for a, b in zip(gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    return state, last, inputs
 
 
 def check_prefix(block, cut):
