@@ -10,7 +10,7 @@ Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,12 @@ from lra_ssm.layers.contract import check_output, wrong_output
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import check_lengths, mask_padding
-from lra_ssm.layers.norms import NormName, make_norm
+from lra_ssm.layers.norms import NormName, RMSNorm, make_norm
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
-from lra_ssm.ops import silu_gate, step_linear
+from lra_ssm.ops import mamba_step, silu_gate, step_linear
 
+M = TypeVar("M", bound=nn.Module)
 State = Any  # of a layer or a block: a tensor, or a tuple of states
 
 
@@ -81,9 +82,14 @@ def inner_width(name: str, factor: float, d_model: int) -> int:
 
 def step_through(linear: nn.Module, x_t: Tensor) -> Tensor:
     """A linear map of one position: x_t (B, D) -> (B, D'). What stands in an nn.Linear's place is called as it is."""
-    if type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks:
+    if _is_plain(linear, nn.Linear):
         return step_linear(x_t, linear.weight, linear.bias)
     return linear(x_t)
+
+
+def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
+    """Whether its parameters say all that calling it does."""
+    return type(module) is kind and not module._forward_hooks and not module._forward_pre_hooks
 
 
 class Block(nn.Module, ABC):
@@ -244,6 +250,30 @@ class MambaBlock(Block):
         v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
         y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state)
         return self._after(self.out_proj(silu_gate(y, z))), (taps, state)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        """See `Block.step`; with S6, as Mamba has it, one call where `ops.mamba_step` can."""
+        return self._step_at_once(x_t, state) or super().step(x_t, state)
+
+    def _step_at_once(self, x_t: Tensor, state: State) -> tuple[Tensor, State] | None:
+        selective_weights = getattr(self.layer, "selective_weights", None)
+        plain = (
+            _is_plain(self.norm, RMSNorm)
+            and _is_plain(self.in_proj, nn.Linear)
+            and _is_plain(self.out_proj, nn.Linear)
+            and type(self.conv1d) is ShortConvolution
+        )
+        dropping = self.training and self.dropout.p > 0
+        if selective_weights is None or not plain or not self.prenorm or dropping or self.glu is not None:
+            return None
+        unit = selective_weights()
+        if unit is None or self.in_proj.bias is not None:
+            return None
+        conv = self.conv1d
+        return mamba_step(
+            x_t, self.norm.weight, self.norm.eps, self.in_proj.weight, conv.weight.squeeze(1), conv.bias, unit,
+            self.out_proj.weight, *state,
+        )  # fmt: skip
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         taps, inner_state = state

@@ -16,6 +16,7 @@ from lra_ssm.layers.roles import Role
 from lra_ssm.ops import (
     Form,
     Parameterization,
+    SelectiveWeights,
     eigenvalues,
     initialize_A,
     inverse_eigenvalues,
@@ -124,6 +125,13 @@ class S6(RecurrentLayer):
         A = eigenvalues(self.A_log, parameterization=self.parameterization)
         rule = "euler" if self.low_rank else "zoh"
         return selective_step(x_t, delta, A, B, C, self.D, state, self.delta_bias, rule)
+
+    def selective_weights(self) -> SelectiveWeights | None:
+        """What a step of a whole block needs of Mamba's own S6; None of another, or of what may step otherwise."""
+        mambas = self.low_rank and self.parameterization.name == "exp" and type(self) is S6
+        if not mambas or self.bidirectional:
+            return None
+        return SelectiveWeights(self.delta_down, self.delta_up, self.delta_bias, self.A_log, self.B, self.C, self.D)
 
     def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (batch, L, D) -> Δ before its bias and softplus (batch, L, D), B and C (batch, L, N).

@@ -14,6 +14,7 @@ from lra_ssm.ops.initialization import (
     s4d_lin,
     s4d_real,
 )
+from lra_ssm.ops.mamba_step import SelectiveWeights, mamba_step
 from lra_ssm.ops.parameterization import Form, Parameterization, as_complex, eigenvalues, inverse_eigenvalues
 from lra_ssm.ops.pointwise import rms_norm, silu_gate, step_linear
 from lra_ssm.ops.reference import (
@@ -32,6 +33,7 @@ from lra_ssm.ops.selective_step import selective_step
 __all__ = [
     "Form",
     "Parameterization",
+    "SelectiveWeights",
     "as_complex",
     "bidirectional_convolution",
     "bidirectional_convolution_reference",
@@ -50,6 +52,7 @@ __all__ = [
     "linear_scan",
     "linear_scan_reference",
     "log_uniform_delta",
+    "mamba_step",
     "prefer_backend",
     "rms_norm",
     "s4d_inv",

@@ -53,6 +53,18 @@ class _Step(ctypes.Structure):
     _fields_ = _fields("batch channels states is_double threads", "u delta delta_bias A B C D state y after")
 
 
+class _MambaStep(ctypes.Structure):
+    _fields_ = [
+        *_fields("rows channels inner states rank taps is_double threads", ""),
+        ("epsilon", ctypes.c_double),
+        *_fields(
+            "",
+            "x norm in_proj conv_weight conv_bias delta_down delta_up delta_bias A_log B C D out_proj window state "
+            "y window_after state_after",
+        ),
+    ]
+
+
 class _FewRows(ctypes.Structure):
     _fields_ = _fields("rows columns outputs is_double threads", "x weight y")
 
@@ -143,6 +155,18 @@ def selective_step(
     batch, channels, states = state.shape
     _call("selective_step", _Step, state, batch=batch, channels=channels, states=states, y=y, after=after, **tensors)
     return y, after
+
+
+def mamba_step(
+    x: Tensor, epsilon: float, delta_up: Tensor, window: Tensor, state: Tensor, **weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, window, state) of `ops.mamba_step`, for 1 to MAX_ROWS rows; all contiguous, float32."""
+    y, window_after, state_after = torch.empty_like(x), torch.empty_like(window), torch.empty_like(state)
+    (rows, channels), (_, inner, states) = x.shape, state.shape
+    _call("mamba_step", _MambaStep, state, rows=rows, channels=channels, inner=inner, states=states,
+          rank=delta_up.shape[1], taps=window.shape[2] + 1, epsilon=epsilon, x=x, delta_up=delta_up, window=window,
+          state=state, y=y, window_after=window_after, state_after=state_after, **weights)  # fmt: skip
+    return y, window_after, state_after
 
 
 def few_rows(x: Tensor, weight: Tensor) -> Tensor:
