@@ -55,7 +55,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.parametrize("mode", ["offline", pytest.param("online", marks=pytest.mark.slow)])
 def test_a_stopped_or_killed_run_goes_on_in_its_own_and_test_too(mode, tmp_path):
     """Offline, the pieces of the run become one when they are synced; steps after the checkpoint are there twice."""
     with serving(WandbServer, runs := Runs()) as address:
@@ -164,6 +164,7 @@ def test_no_account_is_said_in_one_line_and_asks_nobody(tmp_path):
     succeed([*FIT, *SHORT], tmp_path)  # what it is good for is not spoilt
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_stops_no_training(tmp_path):
     with serving(WandbServer, Runs()) as address:
         env = online(
@@ -180,7 +181,10 @@ def test_a_server_that_goes_away_stops_no_training(tmp_path):
     assert list(path.glob("wandb/run-*/run-*.wandb"))  # to be synced
 
 
-@pytest.mark.parametrize(("also", "code", "status"), [("", 0, "finished"), ("$PPID", 143, "interrupted")])
+@pytest.mark.parametrize(
+    ("also", "code", "status"),
+    [("", 0, "finished"), pytest.param("$PPID", 143, "interrupted", marks=pytest.mark.slow)],
+)
 def test_the_end_of_wandbs_own_process_is_not_the_runs(also, code, status, tmp_path):
     """Slurm's signal before a job's end goes to all processes of a step: the run is saved all the same."""
     ends = {"KILL_AT": "train_batch_start:3", "RUN": f"kill $(pgrep -P $PPID wandb-core) {also}; sleep 1"}
