@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from lra_ssm.files import replacing, write_json
 from lra_ssm.runs.provenance import now
 
 _PATIENCE = 120  # seconds for sbatch, which a busy controller may keep waiting
+_SHOWN = 8  # partitions
 
 
 def scripts(folder: SweepFolder, indices: list[int], profile: Profile, collect: bool) -> dict[str, str]:
@@ -74,12 +76,7 @@ def queued(folder: SweepFolder, patience: float = _PATIENCE) -> dict[int, tuple[
     if not jobs:
         return {}
     command = ["squeue", "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%K|%T|%r"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=patience, check=False)
-    except OSError as error:
-        raise InputError(f"squeue cannot be run: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise InputError(f"squeue did not answer within {patience:g} s") from None
+    done = _asked(command, patience)
     if done.returncode and "Invalid job id" not in done.stderr:  # which Slurm has forgotten: it has ended
         raise InputError(f"squeue fails: {squeeze(done.stderr)}")
     known: dict[int, tuple[str, str]] = {}
@@ -89,6 +86,44 @@ def queued(folder: SweepFolder, patience: float = _PATIENCE) -> dict[int, tuple[
         if index.strip().isdecimal():
             known[int(index)] = (state, reason)
     return known
+
+
+def partitions(patience: float = 3.0) -> str | None:
+    """Slurm's version and its partitions, in one line; None where there is no sbatch.
+
+    Raises InputError where sbatch or sinfo cannot be run, fails, or does not answer within `patience` seconds.
+    """
+    if shutil.which("sbatch") is None:
+        return None
+    said = []
+    for command in (["sbatch", "--version"], ["sinfo", "--noheader", "--format=%P|%a|%D|%l|%G"]):
+        done = _asked(command, patience)
+        if done.returncode:
+            reasons = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise InputError(f"{command[0]} fails: {reasons[-1].removeprefix(f'{command[0]}: ')}")
+        said.append(done.stdout.splitlines())
+    found = []
+    for line in said[1]:
+        name, up, nodes, limit, gpus = (*line.strip().split("|"), "", "", "", "")[:5]
+        parts = [
+            f"{nodes} nodes",
+            limit,
+            *([gpus] if gpus not in ("", "(null)") else []),
+            *([up] if up != "up" else []),
+        ]
+        found.append(f"{name} ({', '.join(parts)})")
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return squeeze(f"{' '.join(said[0])}; partitions {', '.join(found[:_SHOWN]) or 'none'}{more}")
+
+
+def _asked(command: list[str], patience: float) -> subprocess.CompletedProcess[str]:
+    """Raises InputError where the command cannot be run, or does not answer in time."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=patience, check=False)
+    except OSError as error:
+        raise InputError(f"{command[0]} cannot be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{command[0]} did not answer within {patience:g} s") from None
 
 
 def _sbatch(arguments: list[str]) -> str:

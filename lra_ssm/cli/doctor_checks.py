@@ -1,0 +1,240 @@
+"""What `lra-ssm doctor` finds out about an installation and its machine, apart from the operators and the data.
+
+Each check gives what it shows and what it has to say: `wrong` is what does not do what it should, `notes` is what the
+package goes on without. None of them raises.
+"""
+
+import netrc
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import lra_ssm
+from lra_ssm.errors import InputError
+
+_OURS = Path(lra_ssm.__file__).resolve().parent
+_LITTLE = 1e9  # bytes free: less is said
+_HUB_PATIENCE = 2.5  # seconds
+_WANDB = "https://api.wandb.ai"
+
+
+@dataclass
+class Finding:
+    """text: what is shown behind the check's name."""
+
+    text: str
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+# --- the installation ---
+
+
+def requirements() -> Finding:
+    """Whether what is installed is what this package asks for."""
+    from packaging.requirements import Requirement
+
+    try:
+        stated = metadata.requires("lra-ssm") or []
+    except metadata.PackageNotFoundError:
+        return Finding("", notes=["lra-ssm is not installed, only imported: its requirements are not checked"])
+    wrong = []
+    for text in stated:
+        asked = Requirement(text)
+        if asked.marker is not None and not asked.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(asked.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{asked.name} is not installed: pip install '{_plain(asked)}'")
+            continue
+        if not asked.specifier.contains(version, prereleases=True):
+            wrong.append(f"{asked.name} {version} is installed, lra_ssm takes others: pip install '{_plain(asked)}'")
+    return Finding("", wrong)
+
+
+def _plain(requirement: Any) -> str:
+    return f"{requirement.name}{requirement.specifier}"
+
+
+def gpus() -> Finding:
+    """The GPUs that torch sees, and whether there are some that it does not."""
+    import torch
+
+    found = []
+    for number in range(torch.cuda.device_count()):
+        is_ = torch.cuda.get_device_properties(number)
+        found.append(f"{is_.name}, {is_.total_memory / 1e9:.0f} GB, compute capability {is_.major}.{is_.minor}")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if found or hidden is not None or not Path("/proc/driver/nvidia/version").exists():
+        return Finding("; ".join(found) or ("no GPU" if hidden is None else f"no GPU (CUDA_VISIBLE_DEVICES={hidden})"))
+    built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+    said = f"there is an NVIDIA driver, but torch {torch.__version__} {built} and finds no GPU"
+    return Finding("no GPU", [f"{said}: install torch for this driver (nvidia-smi shows its CUDA version)"])
+
+
+def command(name: str) -> Finding:
+    """Whether `name` on the PATH is this installation's command."""
+    given = shutil.which(name)
+    own = f"{shlex.quote(sys.executable)} -m lra_ssm"
+    if given is None:
+        said = f"{name} is not on the PATH: {own} is the same, or add {sysconfig.get_path('scripts')} to the PATH"
+        return Finding("not on the PATH", notes=[said])
+    interpreter = _interpreter(Path(given))
+    if interpreter is None:
+        said = f"{name} on the PATH is {given}, which is not lra_ssm's: another package has taken the name"
+        repair = "pip install --force-reinstall --no-deps lra-ssm (in a checkout: -e .)"
+        return Finding(f"{given}, not ours", [f"{said}; use {own}, or install this package again: {repair}"])
+    place = _package_of(interpreter)
+    if place == _OURS:
+        return Finding(f"{given}, ours")
+    said = f"{name} on the PATH is {given}, of another installation ({place or f'{interpreter} finds no lra_ssm'})"
+    repair = f"put {sysconfig.get_path('scripts')} first on the PATH"
+    return Finding(f"{given}, of another installation", [f"{said}; use {own}, or {repair}"])
+
+
+def _interpreter(script: Path) -> str | None:
+    """The Python that a command of this package's runs with; None where the file is no such command.
+
+    As pip, uv and others write them: `#!/path/python`, `#!/usr/bin/env python`, or for long paths and those with
+    blanks a shell's `exec "/path/python"` below `#!/bin/sh`.
+    """
+    try:
+        with open(script, "rb") as file:
+            text = file.read(1 << 14).decode("utf-8", "replace")
+    except OSError:
+        return None
+    if not text.startswith("#!") or not re.search(r"\blra_ssm\.cli\b", text):
+        return None
+    first, _, rest = text[2:].partition("\n")
+    words = first.split()
+    if words and Path(words[0]).name == "sh" and (found := re.match(r"'''exec' (\"[^\"]+\"|\S+)", rest)):
+        return found[1].strip('"')
+    if words and Path(words[0]).name == "env":
+        return shutil.which(words[-1]) or words[-1]
+    return first.strip()
+
+
+def _package_of(interpreter: str) -> Path | None:
+    """The folder from which that Python takes lra_ssm."""
+    if Path(interpreter) == Path(sys.executable):
+        return _OURS
+    code = "import lra_ssm; print(lra_ssm.__file__)"
+    try:  # from the root folder, in which no lra_ssm lies
+        said = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=5, cwd=os.sep)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return Path(said.stdout.strip()).resolve().parent if said.returncode == 0 and said.stdout.strip() else None
+
+
+# --- the machine ---
+
+
+def space(name: str, folder: Path) -> Finding:
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Finding(f"{folder}: {error.strerror}", notes=[f"{name} {folder}: {error.strerror}"])
+    parts = [f"{free / 1e9:,.1f} GB free"]
+    if there != folder:
+        parts.append("not there yet")
+    if not os.access(there, os.W_OK):
+        parts.append("cannot be written")
+    wrong = [f"{name} {folder}: {free / 1e9:.2f} GB are free: make room, or choose another"] if free < _LITTLE else []
+    return Finding(f"{folder}, {', '.join(parts)}", wrong)
+
+
+def cache(folders: list[Path]) -> Finding:
+    """Where the compiled kernels are kept: the first of the folders that can be written."""
+    for folder in folders:
+        with suppress(OSError):  # as the first use of the kernels does
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return space("the cache", folder)
+    tried = " and ".join(map(str, folders)) or "a cache (there is no HOME)"
+    said = f"{tried} cannot be written: every process compiles the CPU kernels anew, which takes minutes"
+    return Finding("none", notes=[f"{said}; set LRA_SSM_CACHE to a folder that can"])
+
+
+def slurm() -> Finding:
+    from lra_ssm.cluster.slurm import partitions
+
+    try:
+        return Finding(partitions() or "no Slurm here")
+    except InputError as error:
+        said = f"sbatch is here, but {error}: lra-ssm submit needs it, submit --local does not"
+        return Finding("does not answer", notes=[said])
+
+
+def wandb() -> Finding:
+    """Whether wandb is installed and knows an account; it is not imported, which takes a second."""
+    try:
+        version = metadata.version("wandb")
+    except metadata.PackageNotFoundError:
+        return Finding("not installed")
+    mode = os.environ.get("WANDB_MODE")
+    if os.environ.get("WANDB_API_KEY"):
+        login = "logged in (WANDB_API_KEY)"
+    else:
+        host = urlsplit(os.environ.get("WANDB_BASE_URL") or _WANDB).hostname or ""
+        try:
+            file = os.environ.get("NETRC")
+            login = "logged in" if netrc.netrc(file).hosts.get(host) else "not logged in"
+        except (OSError, netrc.NetrcParseError):
+            login = "not logged in"
+    return Finding(", ".join([version, login, *([f"WANDB_MODE={mode}"] if mode else [])]))
+
+
+def hub() -> Callable[[], Finding]:
+    """Begins to ask the Hub; what is returned waits for the answer, at most as long as anybody would."""
+    from huggingface_hub import constants, get_token
+
+    token = "a token is set" if get_token() else "no token (public models need none)"
+    endpoint = constants.ENDPOINT
+    shown = f"{endpoint}, {token}"
+    if constants.HF_HUB_OFFLINE:
+        return lambda: Finding(f"{shown}, offline (HF_HUB_OFFLINE): not asked")
+    said: list[str] = []
+
+    def ask() -> None:
+        from huggingface_hub.utils import get_session
+
+        try:
+            status = get_session().head(endpoint, timeout=_HUB_PATIENCE).status_code
+            said.append("" if status < 500 else f"answers with status {status}")
+        except Exception as error:  # of several libraries, with the versions of huggingface_hub
+            said.append(" ".join(str(error).split())[:200] or type(error).__name__)
+
+    asking = threading.Thread(target=ask, daemon=True)  # looking up a name may take longer than any timeout
+    asking.start()
+
+    def answer() -> Finding:
+        asking.join(_HUB_PATIENCE)
+        failure = said[0] if said else f"no answer within {_HUB_PATIENCE:g} s"
+        if not failure:
+            return Finding(f"{shown}, answers")
+        found = Finding(f"{shown}, cannot be reached")
+        reason = f"the Hub at {endpoint} cannot be reached ({failure})"
+        if os.environ.get("HF_ENDPOINT"):
+            found.wrong.append(f"{reason}, which is what HF_ENDPOINT says: correct it")
+        else:
+            found.notes.append(
+                f"{reason}: pull and push need it; HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 says not to ask"
+            )
+        return found
+
+    return answer
