@@ -142,7 +142,7 @@ def _cases(shape: Shape, device: torch.device, backends: list[str]) -> Iterator[
 
     for name, kind in (("selective_scan, S6", S6), ("selective_scan, B2S6", B2S6)):
         inputs = scan_inputs(kind, shape, CHANNELS_FIRST, device, torch.float32)
-        by_name = {by: partial(run_backend, kind, by) for by in backends}
+        by_name: dict[str, Function] = {by: partial(run_backend, kind, by) for by in backends}
         yield Case(name, inputs, by_name["reference"], by_name, n)
 
     a = torch.polar(0.9 + 0.09 * torch.rand(D, generator=random), torch.rand(D, generator=random)).to(device)
