@@ -1,15 +1,18 @@
 """`lra-ssm inspect`, as its user meets it."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.inspect import examples_of, find, load_network
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.layers import S4D, LayerSpec
 from lra_ssm.models import Regressor
-from tests.runner import everything_below, fail, in_process, only_run, succeed
+from tests.runner import everything_below, fail, in_process, only_run, refused, succeed
 
 
 def test_a_run_is_inspected_on_its_own_data(trained):
@@ -76,10 +79,31 @@ def test_data_of_another_kind_is_named():
     assert source.endswith("as LightningDataModule is a data module of another kind than ours")
 
 
+def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
+    code, out, errors = in_process(["inspect", "mnist-b2s6", f"--against={folder}", "--examples=1"], capsys)
+    assert code == 0 and out.split() == ["inspect.html", "inspect.png"], errors
+    text = Path("inspect.html").read_text()
+    assert "mnist-b2s6 and mine" in text and text.count("test/accuracy 98.89 %") == 2
+    assert "random input(s)" in text and "MNIST is not prepared below" in text
+    config = Path("mine/config.yaml")
+    config.write_text(config.read_text().replace("lra_ssm.datamodules.MNIST", "tests.helpers.KillMe"))
+    stated = json.loads(Path("mine/config.json").read_text())
+    del stated["source"]["files"]
+    Path("mine/config.json").write_text(json.dumps(stated))
+    assert "names tests.helpers.KillMe, which is not of lra_ssm" in refused(["inspect", "mine"], capsys)
+
+
 def test_what_cannot_be_inspected_is_one_line(trained, tmp_path):
     run = only_run(trained[0])
     before = everything_below(tmp_path)
-    assert "nowhere does not exist: give a run's directory, or a .ckpt" in fail(["inspect", "nowhere"], tmp_path)
+    assert "nowhere.ckpt does not exist: give a run's directory, or a .ckpt" in fail(
+        ["inspect", "nowhere.ckpt"], tmp_path
+    )
+    assert "there is no such folder, and no repository" in fail(["inspect", "runs/no/where"], tmp_path)
     assert "has no checkpoints/best.ckpt" in fail(["inspect", "."], tmp_path)
     assert "is no existing folder" in fail(["inspect", str(run), "--out=missing"], tmp_path)
     assert "must be at least 1" in fail(["inspect", str(run), "--examples=0"], tmp_path)

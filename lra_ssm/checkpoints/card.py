@@ -6,9 +6,10 @@ What a run knows of itself is said; what nobody stated (a licence) is said to be
 from collections.abc import Mapping
 from typing import Any
 
-from lra_ssm.checkpoints.known import headline
+from lra_ssm.checkpoints.known import headline, is_lossy
 
-# Data set -> its name, its repository on the Hub (None: it has none, or it is generated), the Hub's task.
+# Data set, or data set and source -> its name, its repository on the Hub (None: it has none, or it is generated), the
+# Hub's task.
 _DATA: dict[str, tuple[str, str | None, str | None]] = {
     "listops": ("ListOps", None, "text-classification"),
     "text": ("IMDb, LRA's Text", "stanfordnlp/imdb", "text-classification"),
@@ -19,6 +20,7 @@ _DATA: dict[str, tuple[str, str | None, str | None]] = {
     "wikitext": ("WikiText", "Salesforce/wikitext", "text-generation"),
     "slimpajama": ("SlimPajama-6B", "DKYoon/SlimPajama-6B", "text-generation"),
     "corpus": ("a folder of text", None, "text-generation"),
+    "corpus imdb": ("IMDb's reviews", "stanfordnlp/imdb", "text-generation"),
 }
 _TASKS = {"LanguageModel": "text-generation"}
 _LRA = ("listops", "text", "retrieval", "cifar10", "pathfinder")
@@ -53,6 +55,8 @@ def _title(source: Mapping[str, Any]) -> str:
 
 def _known(source: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     dataset = _dataset(source)
+    if found := _DATA.get(f"{dataset} {_kind(source)}"):
+        return found
     return _DATA.get(dataset, (dataset.replace("_", " ") or "data of its author's own", None, None))
 
 
@@ -112,7 +116,8 @@ def _introduction(network: Mapping[str, Any], source: Mapping[str, Any]) -> str:
     stated = headline((source.get("metrics") or {}).get("test") or {})
     score = f"{stated}, on the test split." if stated else "It has not been scored on a test split."
     kind = f"A {_class(network)} with {layer or 'its own'} layers{size}"
-    return f"{kind}, trained on {_known(source)[0]} with lra_ssm. {score}"
+    data = _known(source)[0] + (" of lossy pixels" if is_lossy(source) else "")
+    return f"{kind}, trained on {data} with lra_ssm. {score}"
 
 
 def _use(name: str, network: Mapping[str, Any], source: Mapping[str, Any]) -> str:
@@ -121,7 +126,7 @@ def _use(name: str, network: Mapping[str, Any], source: Mapping[str, Any]) -> st
     trusted = ", ".join(repr(one) for one in foreign)
     if path.startswith("lra_ssm.models."):
         more = f", trust=({trusted},)" if foreign else ""
-        python = f'from lra_ssm.models import {cls}\nmodel = {cls}.from_pretrained("{name}"{more})'
+        python = f'from lra_ssm.models import {cls}\n\nmodel = {cls}.from_pretrained("{name}"{more})'
     else:
         python = (
             f"from lra_ssm.models import load_pretrained\nfrom {path.rpartition('.')[0]} import {cls}\n"
@@ -129,8 +134,11 @@ def _use(name: str, network: Mapping[str, Any], source: Mapping[str, Any]) -> st
         )
     own = "\n\nIt is made with classes that are not of lra_ssm, which must be importable: " + trusted if foreign else ""
     options = "".join(f" --trust {one}" for one in foreign)
-    test = "" if source.get("in_python") else f"\n\n```\nlra-ssm test {name}{options}\n```"
-    return f"## Use\n\n```python\n{python}\n```{test}{own}"
+    commands = [] if source.get("in_python") else [f"lra-ssm test {name}{options}"]
+    if cls == "LanguageModel":
+        commands.append(f'lra-ssm generate {name}{options} --prompt "The"')
+    shell = "\n\n```\n" + "\n".join(commands) + "\n```" if commands else ""
+    return f"## Use\n\n```python\n{python}\n```{shell}{own}"
 
 
 def _kind(source: Mapping[str, Any]) -> str:

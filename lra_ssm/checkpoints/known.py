@@ -1,6 +1,7 @@
 """The names we know: what comes with the package, and what is known to load from the Hub. Needs no network."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,13 +35,24 @@ def known_models() -> list[KnownModel]:
 def _shipped(folder: Path) -> KnownModel:
     source: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("source", {})
     task, metrics = source.get("data", {}).get("dataset", ""), source.get("metrics", {}).get("test", {})
+    task += ", lossy pixels" if is_lossy(source) else ""
     size = (folder / WEIGHTS).stat().st_size
     return KnownModel(folder.name, task, source.get("parameters"), size, headline(metrics), "comes with lra_ssm")
 
 
+def is_lossy(source: Mapping[str, Any]) -> bool:
+    """Whether a model's images were not the published pixels, but compressed with loss."""
+    return bool(((source.get("data") or {}).get("source") or {}).get("lossy"))
+
+
 def headline(metrics: dict[str, float]) -> str:
     """The metric by which a model is compared, as text; of test/accuracy and others the first that is known."""
-    for name, unit, factor in (("accuracy", " %", 100.0), ("perplexity", "", 1.0), ("loss", "", 1.0)):
+    for name, unit, factor in (
+        ("accuracy", " %", 100.0),
+        ("bits_per_byte", "", 1.0),
+        ("perplexity", "", 1.0),
+        ("loss", "", 1.0),
+    ):
         for key, value in metrics.items():
             if key.rpartition("/")[2] == name:
                 return f"{key} {value * factor:.2f}{unit}"

@@ -1,6 +1,7 @@
 """`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one HTML page and one picture."""
 
 import inspect
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ EXAMPLE = """\
 examples:
   lra-ssm inspect runs/mnist/s4d/38722f686f
   lra-ssm inspect runs/mnist/s6/5d0c1f6a52 --against=runs/mnist/b2s6/91e2b7c6d0 --out=docs
+  lra-ssm inspect mnist-lru --against=mnist-b2s6
 """
 
 
@@ -32,35 +34,63 @@ class Found(NamedTuple):
     config: dict[str, Any]
 
 
+class Opened(NamedTuple):
+    """A network, what it is made of and was trained with, and what the report's reader must know."""
+
+    network: "nn.Module"
+    specification: dict[str, Any]
+    config: dict[str, Any]
+    title: str
+    facts: list[str]
+
+
 def main(command: str, arguments: list[str]) -> int:
     parser = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a run's directory (its best.ckpt, else its last.ckpt), or a .ckpt"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder",
     )
     parser.add_argument("--against", metavar="OTHER", help="another one, shown below the first on the same scales")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where inspect.html and inspect.png go; default: the run's directory"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where inspect.html and inspect.png go; default: the run's directory, of a saved model the current folder",
     )
     parser.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
     parser.add_argument("--examples", type=int, default=2, metavar="N", help="validation examples; default: 2")
+    parser.add_argument("--allow-pickle", action="store_true", help="read a saved model's weights that are a pickle")
+    said = "a class outside lra_ssm that a saved model is made with and that may be imported"
+    parser.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
     options = parser.parse_args(arguments)
     if options.examples < 1:
         raise InputError(f"--examples is {options.examples}; it must be at least 1")
     given = [options.checkpoint, *([options.against] if options.against else [])]
-    found = [find(name) for name in given]
-    folder = options.out or found[0].run or found[0].file.parent
+    found = [None if is_saved(name) else find(name) for name in given]
+    folder = options.out or (Path() if found[0] is None else found[0].run or found[0].file.parent)
     if not folder.is_dir():
         raise InputError(f"--out {folder}: is no existing folder")
+    opened = [
+        _of_a_run(one) if one else _of_a_saved_model(name, options.allow_pickle, options.trust)
+        for name, one in zip(given, found, strict=True)
+    ]
     import torch
 
     # Gradients of a model that diverged, or forgets, are full of numbers that a processor takes 50 times as long for.
     torch.set_flush_denormal(True)
     try:
-        networks = _measured(found, options.root, options.examples)
+        networks = _measured(opened, options.root, options.examples)
     finally:
         torch.set_flush_denormal(False)
     _write(folder, networks)
     return 0
+
+
+def is_saved(name: str) -> bool:
+    """Whether a saved model is meant, not a run's directory or a checkpoint."""
+    path = Path(name)
+    return not path.is_file() and path.suffix != ".ckpt" and (not path.is_dir() or (path / "config.json").is_file())
 
 
 def find(name: str) -> Found:
@@ -96,7 +126,40 @@ def _only_run(folder: Path) -> Path:
     return runs[0] if runs else folder
 
 
-def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
+def _of_a_run(found: Found) -> Opened:
+    from lra_ssm.runs.record import read_record
+
+    network, specification, step = load_network(found.file)
+    title = found.run.resolve().name if found.run else found.file.name
+    if found.run and (experiment := found.config.get("experiment")):
+        title = f"{experiment} {title}"
+    metrics = read_record(found.run / "run.json")[0].get("metrics", {}) if found.run else {}
+    best = [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith("best ")]
+    return Opened(network, specification, found.config, title, [f"{found.file.name}, step {step:,}", *best[:1]])
+
+
+def _of_a_saved_model(name: str, allow_pickle: bool, trust: Collection[str]) -> Opened:
+    from torch import nn
+
+    from lra_ssm.checkpoints import ModelFiles
+    from lra_ssm.checkpoints.known import headline
+    from lra_ssm.cli.starting import config_of
+    from lra_ssm.models.pretrained import Pretrained, load_pretrained
+
+    files = ModelFiles(name)
+    network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
+    stated, (_, config) = files.config(), config_of(files, trust)
+    specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
+    tested: Any = stated
+    for key in ("source", "metrics", "test"):  # whoever wrote it
+        tested = tested.get(key) if isinstance(tested, dict) else None
+    metrics = tested.items() if isinstance(tested, dict) else ()
+    said = headline({key: value for key, value in metrics if isinstance(value, (int, float))})
+    config = config if isinstance(config, dict) else {}
+    return Opened(network, specification, config, files.name, [said] if said else [])
+
+
+def _measured(opened: list[Opened], root: str | None, count: int) -> list[Any]:
     """Measures every checkpoint under a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -104,10 +167,9 @@ def _measured(found: list[Found], root: str | None, count: int) -> list[Any]:
     from lra_ssm.analysis.measure import measure, steps
 
     loaded = []
-    for one in found:
-        network, spec, step = load_network(one.file)
-        examples, source = examples_of(one.config, network, spec, root, count)
-        loaded.append((network, examples, _title(one), _facts(one, network, source, step)))
+    for one in opened:
+        examples, source = examples_of(one.config, one.network, one.specification, root, count)
+        loaded.append((one.network, examples, one.title, [*_size(one.network), *one.facts, source]))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     results = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -235,28 +297,12 @@ def _length(config: dict[str, Any]) -> int:
     return int(settings.get("max_length") or (settings.get("resolution") or 32) ** 2)
 
 
-def _title(found: Found) -> str:
-    if found.run is None:
-        return found.file.name
-    experiment = found.config.get("experiment")
-    return f"{experiment} {found.run.resolve().name}" if experiment else found.run.resolve().name
-
-
-def _facts(found: Found, network: "nn.Module", source: str, step: int) -> list[str]:
-    """What the report's reader must know."""
+def _size(network: "nn.Module") -> list[str]:
     from lra_ssm.analysis.network import layers_of
-    from lra_ssm.runs.record import read_record
 
     layers = list(layers_of(network).values())
     parameters = sum(p.numel() for p in network.parameters())
-    facts = [
-        f"{len(layers)} × {type(layers[0]).__name__}",
-        f"{parameters:,} parameters",
-        f"{found.file.name}, step {step:,}",
-    ]
-    metrics = read_record(found.run / "run.json")[0].get("metrics", {}) if found.run else {}
-    best = next((f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith("best ")), None)
-    return [*facts, *([best] if best else []), source]
+    return [f"{len(layers)} × {type(layers[0]).__name__}", f"{parameters:,} parameters"]
 
 
 def _write(folder: Path, networks: list[Any]) -> None:

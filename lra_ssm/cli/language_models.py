@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lra_ssm.cli.inspect import find, load_network
+from lra_ssm.cli.inspect import find, is_saved, load_network
 from lra_ssm.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def load_language_model(
     Raises:
         InputError: there is none, it is no language model, it has no tokenizer, or one of other tokens.
     """
-    path = Path(name)
-    saved = not path.is_file() and path.suffix != ".ckpt" and (not path.is_dir() or (path / "config.json").is_file())
-    model, own, begins = _saved(name, allow_pickle, trust) if saved else _of_a_run(find(name).file)
+    model, own, begins = _saved(name, allow_pickle, trust) if is_saved(name) else _of_a_run(find(name).file)
     if tokenizer is not None:
         own = _named(tokenizer)
     if own is None:

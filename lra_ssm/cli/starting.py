@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import importlib.util
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,31 @@ def options_of(name: str, rest: list[str]) -> list[str]:
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--trust", action="append", default=[])
     given, rest = reader.parse_known_args(rest)
-    files = ModelFiles(name)
+    path, _ = config_of(ModelFiles(name), given.trust)
+    if path is None:
+        raise InputError(f"{name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
+    return [f"--config={path}", f"--ckpt_path={name}", *rest]
+
+
+def config_of(files: ModelFiles, trust: Collection[str]) -> tuple[Path | None, Any]:
+    """The file and the content of the run's config that a saved model brings along; None where it has none.
+
+    Raises InputError: it is no YAML, or names something outside lra_ssm that would be imported and that nobody trusts.
+    """
     path = files.find(RUN_CONFIG)
     if path is None:
-        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
+        return None, None
     try:
         config = yaml.safe_load(path.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{files.name}: {RUN_CONFIG} is no YAML ({error})") from error
     for said in import_paths(config):
-        if said not in given.trust and _could_be_imported(said):
+        if said not in trust and _could_be_imported(said):
             raise InputError(
                 f"{files.name}: its {RUN_CONFIG} names {said}, which is not of lra_ssm and would be imported: if it is"
                 f" to be trusted, give --trust {said}"
             )
-    return [f"--config={path}", f"--ckpt_path={name}", *rest]
+    return path, config
 
 
 def _could_be_imported(path: str) -> bool:
