@@ -47,13 +47,8 @@ def is_lossy(source: Mapping[str, Any]) -> bool:
 
 def headline(metrics: dict[str, float]) -> str:
     """The metric by which a model is compared, as text; of test/accuracy and others the first that is known."""
-    for name, unit, factor in (
-        ("accuracy", " %", 100.0),
-        ("bits_per_byte", "", 1.0),
-        ("perplexity", "", 1.0),
-        ("loss", "", 1.0),
-    ):
+    for name in ("accuracy", "bits_per_byte", "perplexity", "loss"):
         for key, value in metrics.items():
             if key.rpartition("/")[2] == name:
-                return f"{key} {value * factor:.2f}{unit}"
+                return f"{key} {100 * value:.2f} %" if name == "accuracy" else f"{key} {value:.2f}"
     return ""
