@@ -259,8 +259,9 @@ def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
 
 
 class WritePredictions(BasePredictionWriter):
-    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities; of a task
-    whose `predicts_classes` is false with its values, one row per position where it has some at each.
+    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities, classes by
+    the names that the data module has for them (`class_names`), else by number; of a task whose `predicts_classes` is
+    false with its values, one row per position where it has some at each.
 
     A batch is (inputs, labels) or (inputs, lengths, labels), labels (B,) integers; of other batches there is no label.
     """
@@ -297,13 +298,16 @@ class WritePredictions(BasePredictionWriter):
         predicted = rows.argmax(1)
         known = [labels for labels in self._labels if labels is not None]
         labels = torch.cat(known) if known and len(known) == len(self._labels) else None
+        names = getattr(getattr(trainer, "datamodule", None), "class_names", None) or ()
+        if len(names) != rows.shape[1]:
+            names = range(rows.shape[1])
         columns = ["example", *([] if labels is None else ["label"]), "prediction"]
         with replacing(self.path, newline="") as file:
             writer = csv.writer(file)
-            writer.writerow([*columns, *(f"p{i}" for i in range(rows.shape[1]))])
+            writer.writerow([*columns, *(f"p_{name}" for name in names)])
             for i, row in enumerate(rows):
-                label = [] if labels is None else [int(labels[i])]
-                writer.writerow([i, *label, int(predicted[i]), *(f"{p:.6g}" for p in row.tolist())])
+                label = [] if labels is None else [names[int(labels[i])]]
+                writer.writerow([i, *label, names[int(predicted[i])], *(f"{p:.6g}" for p in row.tolist())])
         right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
         print(f"{len(rows)} predictions{right} in {self.path}")
 

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -262,9 +262,33 @@ def test_predictions_have_a_row_each(labels, tmp_path, capsys):
     assert [row.get("label") for row in rows] == ([None] * 5 if labels is None else [str(int(i)) for i in labels])
     for row, x in zip(rows, torch.linspace(0.1, 1, 5), strict=True):
         expected = model.linear(x[None]).softmax(-1)
-        assert int(row["prediction"]) == expected.argmax() and float(row["p0"]) == pytest.approx(
+        assert int(row["prediction"]) == expected.argmax() and float(row["p_0"]) == pytest.approx(
             expected[0].item(), 1e-4
         )
+
+
+def test_predictions_call_classes_by_the_names_that_the_data_has(tmp_path):
+    class Named(LightningDataModule):
+        class_names = ("cat", "dog", "frog")
+
+        def predict_dataloader(self):
+            return DataLoader(
+                TensorDataset(torch.linspace(-1, 1, 4)[:, None], torch.tensor([0, 1, 2, 0])), batch_size=4
+            )
+
+    path = tmp_path / "predictions.csv"
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
+        enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.predict(Line(), Named())
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = [f"p_{name}" for name in Named.class_names]
+    assert list(rows[0]) == ["example", "label", "prediction", *columns]
+    assert [row["label"] for row in rows] == ["cat", "dog", "frog", "cat"]
+    for row in rows:
+        assert f"p_{row['prediction']}" == max(columns, key=lambda column: float(row[column]))
 
 
 def test_predicted_values_have_a_column_each_and_no_class(tmp_path):

@@ -127,7 +127,7 @@ def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
         rows = list(csv.DictReader(file))
     assert len(rows) == 20
     for row in rows:
-        probabilities = [float(row[f"p{i}"]) for i in range(10)]
+        probabilities = [float(row[f"p_{i}"]) for i in range(10)]
         assert sum(probabilities) == pytest.approx(1, abs=1e-4)
         assert probabilities[int(row["prediction"])] == max(probabilities)
     accuracy = json.loads((path / "validate.json").read_text())["metrics"]["val/accuracy"]

@@ -143,12 +143,13 @@ def _of_a_saved_model(name: str, allow_pickle: bool, trust: Collection[str]) -> 
 
     from lra_ssm.checkpoints import ModelFiles
     from lra_ssm.checkpoints.known import headline
-    from lra_ssm.cli.starting import config_of
+    from lra_ssm.cli.starting import check_trusted, run_config
     from lra_ssm.models.pretrained import Pretrained, load_pretrained
 
     files = ModelFiles(name)
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    stated, (_, config) = files.config(), config_of(files, trust)
+    stated, config = files.config(), run_config(files)
+    check_trusted(files.name, config, trust)
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
     tested: Any = stated
     for key in ("source", "metrics", "test"):  # whoever wrote it

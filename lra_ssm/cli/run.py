@@ -122,6 +122,8 @@ class RunCLI(LightningCLI):
         self.command, self.held, self.signals = args[0], held, signals
         about = description(COMMANDS[self.command][1])
         example = f"example: lightning {self.command} --config configs/quickstart.yaml"
+        if self.command == "predict":
+            example += "\nfiles of your own: lra-ssm predict NAME_OR_RUN FILE… (--help behind them says which)"
         super().__init__(
             parser_kwargs={self.command: {"description": about, "epilog": example}},
             parser_class=RunParser,

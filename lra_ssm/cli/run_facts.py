@@ -43,7 +43,8 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
     for key in ("vocabulary", "num_classes"):
         if key in data:
             known = {**known, key: data[key]}
-    if names := (data.get("source") or {}).get("class_names"):
+    # The second is where runs of older versions have them.
+    if names := data.get("class_names") or (data.get("source") or {}).get("class_names"):
         known = {**known, "class_names": names}
     seconds = run.seconds
     found = {

@@ -25,31 +25,35 @@ def options_of(name: str, rest: list[str]) -> list[str]:
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--trust", action="append", default=[])
     given, rest = reader.parse_known_args(rest)
-    path, _ = config_of(ModelFiles(name), given.trust)
-    if path is None:
-        raise InputError(f"{name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
-    return [f"--config={path}", f"--ckpt_path={name}", *rest]
+    files = ModelFiles(name)
+    config = run_config(files)
+    if config is None:
+        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
+    check_trusted(files.name, config, given.trust)
+    return [f"--config={files.find(RUN_CONFIG)}", f"--ckpt_path={name}", *rest]
 
 
-def config_of(files: ModelFiles, trust: Collection[str]) -> tuple[Path | None, Any]:
-    """The file and the content of the run's config that a saved model brings along; None where it has none.
+def run_config(files: ModelFiles) -> Any:
+    """The configuration of its run that a saved model brings along, as plain values; None where it has none.
 
-    Raises InputError: it is no YAML, or names something outside lra_ssm that would be imported and that nobody trusts.
+    Raises InputError: it cannot be had, or is no YAML.
     """
     path = files.find(RUN_CONFIG)
-    if path is None:
-        return None, None
     try:
-        config = yaml.safe_load(path.read_bytes())
+        return None if path is None else yaml.safe_load(path.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{files.name}: {RUN_CONFIG} is no YAML ({error})") from error
+
+
+def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
+    """A saved model's configuration, or a part of it, names nothing outside lra_ssm that could be imported, but what is
+    trusted. Raises InputError."""
     for said in import_paths(config):
         if said not in trust and _could_be_imported(said):
             raise InputError(
-                f"{files.name}: its {RUN_CONFIG} names {said}, which is not of lra_ssm and would be imported: if it is"
+                f"{name}: its {RUN_CONFIG} names {said}, which is not of lra_ssm and would be imported: if it is"
                 f" to be trusted, give --trust {said}"
             )
-    return path, config
 
 
 def _could_be_imported(path: str) -> bool:

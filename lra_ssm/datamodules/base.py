@@ -142,7 +142,8 @@ class PreparedDataModule(LoadedDataModule):
     def manifest(self) -> dict[str, Any]:
         """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests, as far as the data
         has them; and what batches make of it: `inputs` and `batch_settings`."""
-        return {"inputs": self.inputs, "batches": self.batch_settings(), **self._open().manifest}
+        names = {"class_names": list(self.class_names)} if self.class_names else {}
+        return {"inputs": self.inputs, "batches": self.batch_settings(), **names, **self._open().manifest}
 
     def provenance(self) -> dict[str, Any]:
         """What a result must say about its data: dataset, inputs, source, counts; the manifest without its details."""

@@ -1,10 +1,12 @@
 """What LRA Image and sCIFAR share: both are CIFAR-10, whose prepared folders are `<root>/cifar10/…`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.own_files import Form
 from lra_ssm.datamodules.images.published import PublishedImages
 from lra_ssm.datamodules.images.transforms import lra_luma, luma, mean_pooled
 
@@ -20,6 +22,7 @@ class Cifar10(PublishedImages):
     downloads = (cifar_files.ARCHIVE,)
     class_names = cifar_files.CLASS_NAMES
     image_size = cifar_files.SIZE
+    published_mode = "RGB"
     stored: Stored
     resolution: int = 32
 
@@ -31,6 +34,11 @@ class Cifar10(PublishedImages):
         if self.stored != "rgb":
             images = luma(images) if self.stored == "gray" else lra_luma(images)
         return mean_pooled(images, 32 // self.resolution)
+
+    def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
+        """Images as published, or as they are stored."""
+        stored = Form("RGB" if self.stored == "rgb" else "L", self.image_size)
+        return super().own_forms() | {stored: lambda images: images}
 
     def _holds(self, folder: Path) -> bool:
         # All of them: what a broken unpacking left must not hide that the archive is still to be downloaded.

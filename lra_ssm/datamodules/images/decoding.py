@@ -20,6 +20,17 @@ class Decoded(NamedTuple):
     lossy: bool
 
 
+def image_form(data: bytes, name: str) -> tuple[str, tuple[int, int]]:
+    """PIL's mode of a PNG or JPEG file, and its height and width, by its header. Raises InputError: it is neither."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+            return image.mode, (image.height, image.width)
+    except Exception as error:  # of many kinds, with PIL's versions
+        raise InputError(f"{name}: {_what(data)}") from error
+
+
 def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], name: str) -> Decoded:
     """Decodes a PNG or JPEG file.
 
@@ -45,6 +56,9 @@ def decode_image(data: bytes, mode: Literal["L", "RGB"], size: tuple[int, int], 
     except InputError:
         raise
     except Exception as error:  # of many kinds, with PIL's versions
-        what = "is neither a PNG nor a JPEG image, or is damaged" if data else "is an empty file instead of an image"
-        raise InputError(f"{name}: {what}") from error
+        raise InputError(f"{name}: {_what(data)}") from error
     return Decoded(np.frombuffer(pixels, np.uint8).reshape(height, width, CHANNELS[mode]), image.format == "JPEG")
+
+
+def _what(data: bytes) -> str:
+    return "is neither a PNG nor a JPEG image, or is damaged" if data else "is an empty file instead of an image"

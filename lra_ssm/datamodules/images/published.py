@@ -1,6 +1,7 @@
 """What Image, sCIFAR and MNIST share: image datasets that are published with a training and a test set."""
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -11,8 +12,10 @@ from lra_ssm.datamodules.fetch.sources import download_folder, named_source
 from lra_ssm.datamodules.images import huggingface
 from lra_ssm.datamodules.images.builder import READER_VERSION, build_images
 from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.own_files import Form, own_pixels
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
+from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
 from lra_ssm.errors import InputError
 
@@ -38,6 +41,7 @@ class PublishedImages(PreparedDataModule):
     class_names: tuple[str, ...]
     sources = ("original", "huggingface")
     image_size: tuple[int, int]  # height, width
+    published_mode: Literal["L", "RGB"]  # of the files' images, as PIL calls it
     num_classes: int = 10
 
     def __init__(
@@ -77,6 +81,13 @@ class PublishedImages(PreparedDataModule):
         assert isinstance(split, ImageSplit)
         augmented = self.augment == "crop_flip" and name == "train"
         return ImageDataset(split, self.transform(CropFlip(self._resolved_shuffle_seed()) if augmented else None))
+
+    def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
+        """What images of a user's own may be, with what makes stored ones of them."""
+        return {Form(self.published_mode, self.files.SIZE): self.convert}
+
+    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+        return own_pixels(paths, self.own_forms(), self.transform(None), self.image_size[0] * self.image_size[1])
 
     # -- preparation -----------------------------------------------------------------------------------------------
 

@@ -3,8 +3,11 @@
 Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (2021), whose settings are the defaults.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
@@ -18,8 +21,9 @@ from lra_ssm.datamodules.listops.builder import (
     generator_settings,
 )
 from lra_ssm.datamodules.listops.generator import check_settings
-from lra_ssm.datamodules.listops.reader import FILES, LAYOUTS
-from lra_ssm.datamodules.listops.trees import VOCABULARY, TreeSettings
+from lra_ssm.datamodules.listops.reader import FILES, LAYOUTS, parse_expression
+from lra_ssm.datamodules.listops.trees import DIGITS, VOCABULARY, TreeSettings
+from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
 from lra_ssm.errors import InputError
 
 
@@ -59,6 +63,7 @@ class ListOps(PreparedDataModule):
     vocabulary: tuple[str, ...] = VOCABULARY
     vocab_size: int = len(VOCABULARY)
     num_classes: int = NUM_CLASSES
+    class_names = DIGITS
 
     def __init__(
         self,
@@ -115,6 +120,16 @@ class ListOps(PreparedDataModule):
             build_generated(folder, self.trees, self.generator_seed, self.counts)
         else:
             build_from_files(folder, self._files(), self.kind(), self.max_length, self.limit)
+
+    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+        """Expressions, one a line, as LRA writes them or without its parentheses; without their values."""
+        found = []
+        for where, text in (lines := read_lines(own_files(paths, TEXTS, " or ".join(TEXTS)))):
+            if "\t" in text:
+                raise InputError(f"{where}: has a tab; expected an expression alone, without its value")
+            found.append(parse_expression(text.encode(), self.max_length, where))
+        lengths = np.array([len(sequence) for sequence in found])
+        return own_sequences([where for where, _ in lines], np.concatenate(found), lengths, [])
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed.

@@ -109,36 +109,51 @@ class ListOpsFile:
         label = _LABELS.get(target)
         if label is None:
             raise self._wrong(number, f"the label is {_quote(target)} instead of one digit 0-9")
-        tokens = source.replace(b"(", b" ").replace(b")", b" ").split()
-        try:
-            sequence = [_IDS[token] for token in tokens]
-        except KeyError as error:
-            known = " ".join(VOCABULARY[FIRST_DIGIT_ID:])
-            raise self._wrong(number, f"token {_quote(error.args[0])} is none of {known} ( )") from None
-        if len(sequence) > self.max_length - 1:
-            raise self._wrong(
-                number,
-                f"the expression has {len(sequence)} tokens, more than max_length - 1 = {self.max_length - 1} (one is"
-                " for <eos>); nothing is cut silently, so raise max_length",
-            )
-        self._check_brackets(sequence, number)
-        sequence.append(EOS_ID)
-        return sequence, label
-
-    def _check_brackets(self, sequence: list[int], number: int) -> None:
-        ids = np.array(sequence, dtype=np.uint8)
-        closing = ids == CLOSE_ID
-        depth = np.cumsum((ids >= FIRST_OPERATOR_ID).astype(np.int32) - 2 * closing)
-        # An operator counts +1 and, being no larger than CLOSE_ID, a closing bracket +1 - 2. The expression is whole
-        # where the depth comes back to 0 at its last token and not before.
-        if not len(ids) or depth[-1] != 0 or (depth[:-1] <= 0).any():
-            opened, closed = int((ids >= FIRST_OPERATOR_ID).sum() - closing.sum()), int(closing.sum())
-            raise self._wrong(
-                number, f"brackets do not match ({opened} operators, {closed} closing; truncated expression?)"
-            )
+        return parse_expression(source, self.max_length, f"{self.path}:{number}", ", so raise max_length"), label
 
     def _wrong(self, number: int, what: str) -> InputError:
         return InputError(f"{self.path}:{number}: {what}")
+
+
+def parse_expression(source: bytes, max_length: int, where: str, advice: str = "") -> list[int]:
+    """The tokens of one expression, `<eos>` included; parentheses are dropped.
+
+    Args:
+        source: the expression alone.
+        max_length: longest permitted sequence, `<eos>` included.
+        where: what errors begin with.
+        advice: what is said of one that is too long.
+
+    Raises:
+        InputError: a token is unknown, brackets do not match, or the sequence is too long.
+    """
+    tokens = source.replace(b"(", b" ").replace(b")", b" ").split()
+    try:
+        sequence = [_IDS[token] for token in tokens]
+    except KeyError as error:
+        known = " ".join(VOCABULARY[FIRST_DIGIT_ID:])
+        raise InputError(f"{where}: token {_quote(error.args[0])} is none of {known} ( )") from None
+    if len(sequence) > max_length - 1:
+        raise InputError(
+            f"{where}: the expression has {len(sequence)} tokens, more than max_length - 1 = {max_length - 1} (one is"
+            f" for <eos>); nothing is cut silently{advice}"
+        )
+    _check_brackets(sequence, where)
+    sequence.append(EOS_ID)
+    return sequence
+
+
+def _check_brackets(sequence: list[int], where: str) -> None:
+    ids = np.array(sequence, dtype=np.uint8)
+    closing = ids == CLOSE_ID
+    depth = np.cumsum((ids >= FIRST_OPERATOR_ID).astype(np.int32) - 2 * closing)
+    # An operator counts +1 and, being no larger than CLOSE_ID, a closing bracket +1 - 2. The expression is whole where
+    # the depth comes back to 0 at its last token and not before.
+    if not len(ids) or depth[-1] != 0 or (depth[:-1] <= 0).any():
+        opened, closed = int((ids >= FIRST_OPERATOR_ID).sum() - closing.sum()), int(closing.sum())
+        raise InputError(
+            f"{where}: brackets do not match ({opened} operators, {closed} closing; truncated expression?)"
+        )
 
 
 def _chunk(sequences: list[list[int]], labels: list[int]) -> Chunk:

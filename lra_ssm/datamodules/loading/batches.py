@@ -94,7 +94,7 @@ class StoredDataset(BatchDataset):
         return torch.from_numpy(labels)
 
 
-def _padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) -> torch.Tensor:
+def padded(values: IntArray, starts: IntArray, ends: IntArray, padding: int) -> torch.Tensor:
     """Rows values[starts[i]:ends[i]] as (B, L) int64, L the longest of them."""
     rows = np.full((len(starts), int((ends - starts).max())), padding, dtype=np.int64)
     for row, start, end in zip(rows, starts, ends, strict=True):
@@ -119,7 +119,7 @@ class _Sequences(StoredDataset):
 
     def tokens(self, starts: IntArray, ends: IntArray) -> torch.Tensor:
         """Padded tokens (B, L) int64."""
-        tokens = _padded(self.split.tokens, starts, ends, 0)
+        tokens = padded(self.split.tokens, starts, ends, 0)
         self.split.check("tokens", tokens.numpy(), self.split.vocab_size)
         return tokens
 
@@ -166,10 +166,10 @@ class TokenDataset(_Sequences):
         split = self.split
         starts, ends = self.bounds(examples)
         if split.has_targets:
-            targets = _padded(split.targets, starts, ends, NOT_SCORED)
+            targets = padded(split.targets, starts, ends, NOT_SCORED)
             split.check("targets", np.where(targets.numpy() == NOT_SCORED, 0, targets.numpy()), split.num_classes)
         else:
-            targets = _padded(split.tokens, starts + 1, ends, NOT_SCORED)
+            targets = padded(split.tokens, starts + 1, ends, NOT_SCORED)
             ends = ends - 1
             split.check("tokens", split.tokens[ends], split.vocab_size)  # of the others, inputs are made too
         inputs = self.tokens(starts, ends)

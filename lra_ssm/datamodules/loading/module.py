@@ -2,6 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -10,6 +12,7 @@ from lightning import LightningDataModule
 
 from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.loading.own_files import ARRAYS, OwnExamples, own_arrays, own_files
 from lra_ssm.errors import InputError, hint
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -32,6 +35,7 @@ class LoadedDataModule(LightningDataModule, ABC):
     """
 
     num_classes: int | None = None  # of examples, or of positions where the data has targets; None for neither
+    class_names: tuple[str, ...] | None = None  # by class, where they have names
     num_outputs: int | None = None  # real targets per example, or per position; None for classes
     vocab_size: int | None = None  # None also where it is known only once the data is prepared
     d_input: int | None = None  # features per position; None for tokens
@@ -103,6 +107,22 @@ class LoadedDataModule(LightningDataModule, ABC):
         self.setup("fit")
         train = self._datasets["train"]
         return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
+
+    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+        """Examples of a user's own files, made into inputs as those of the data are; nothing has to be prepared.
+
+        Here features in arrays (`own_arrays`), where the data has features; datasets read what they are made of.
+
+        Args:
+            paths: files, or folders of them.
+            vocabulary: of the data that the network was trained on, where that was counted in it.
+
+        Raises:
+            InputError: a file cannot be read, or is not such data; or there is nothing that could be read.
+        """
+        if self.d_input is None:
+            raise InputError(f"{type(self).__name__} reads no files of your own")
+        return own_arrays(own_files(paths, ARRAYS, " or ".join(ARRAYS)), self.d_input)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

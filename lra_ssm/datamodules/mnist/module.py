@@ -51,6 +51,7 @@ class MNIST(PublishedImages):
     downloads = mnist_files.FILES
     class_names = mnist_files.CLASS_NAMES
     image_size = mnist_files.SIZE
+    published_mode = "L"
     d_input: int = 1
     inputs = "unit"
 

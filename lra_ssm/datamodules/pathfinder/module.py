@@ -6,6 +6,7 @@ al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,10 @@ from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source
+from lra_ssm.datamodules.images.own_files import Form, own_pixels
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
+from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.datamodules.pathfinder.archive import generator_settings, missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
 from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, watched_files
@@ -103,7 +106,14 @@ class Pathfinder(PreparedDataModule):
 
     def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
-        return ImageDataset(split, PixelSequence(*SCALINGS[self.inputs]))
+        return ImageDataset(split, self._transform())
+
+    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+        forms = {Form("L", self.image_size): lambda images: images}
+        return own_pixels(paths, forms, self._transform(), self.resolution**2)
+
+    def _transform(self) -> PixelSequence:
+        return PixelSequence(*SCALINGS[self.inputs])
 
     def content_settings(self) -> dict[str, Any]:
         split = {"split": self.split} | ({"split_seed": self.split_seed} if self.split == "random" else {})

@@ -5,6 +5,7 @@ Sources: Radev et al., "The ACL Anthology Network corpus" (2013); Tay et al., "L
 inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,10 @@ from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source, split_files
+from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
 from lra_ssm.datamodules.retrieval.builder import DATASET, NUM_CLASSES, READER_VERSION, build, content_settings
 from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS
-from lra_ssm.datamodules.storage.vocabulary import TokenSettings
+from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
 from lra_ssm.errors import InputError
 
 
@@ -51,6 +53,7 @@ class Retrieval(PreparedDataModule):
     sources = ("lra",)
     per_example = 2
     num_classes: int = NUM_CLASSES
+    class_names = ("not linked", "linked")
 
     def __init__(
         self,
@@ -81,6 +84,19 @@ class Retrieval(PreparedDataModule):
         files = self._files()
         archive = read_note(files["train"].parent)
         build(folder, files, self.tokens, self.limit, {"kind": self.kind()} | ({"archive": archive} if archive else {}))
+
+    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+        """Pairs of texts, one pair a line, with a tab between them."""
+        tokenizer = self.tokens.saved_tokenizer(vocabulary)
+        names, texts = list[str](), list[str]()
+        for where, line in read_lines(own_files(paths, TEXTS, " or ".join(TEXTS))):
+            pair = line.split("\t")
+            if len(pair) != 2:
+                raise InputError(f"{where}: has {len(pair) - 1} tabs; expected a pair: a text, a tab, a text")
+            names.append(where)
+            texts += pair
+        encoded, notes = encode_own(tokenizer, [name for name in names for _ in range(2)], texts)
+        return own_sequences(names, encoded.tokens, encoded.lengths, notes, per_example=2)
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.

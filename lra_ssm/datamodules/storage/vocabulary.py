@@ -152,10 +152,51 @@ class TokenSettings:
             return CharacterTokenizer(counts.frequent(self.min_freq), self.max_length)
         return ByteTokenizer(self.max_length)
 
+    def saved_tokenizer(self, vocabulary: Sequence[str] | None) -> Tokenizer:
+        """By a vocabulary that was made before; None of one that is not known, which characters need.
+
+        Raises InputError: it is not known, or it is of other settings.
+        """
+        if not self.counts_characters:
+            return ByteTokenizer(self.max_length)
+        if vocabulary is None:
+            raise InputError("the vocabulary, which was made of the training texts, is not among the model's files")
+        if tuple(vocabulary[: len(SPECIALS)]) != SPECIALS or any(
+            len(token) != 1 for token in vocabulary[len(SPECIALS) :]
+        ):
+            raise InputError(f"the vocabulary is none of {', '.join(SPECIALS)} and characters")
+        return CharacterTokenizer(vocabulary[len(SPECIALS) :], self.max_length)
+
     def content_settings(self) -> dict[str, Any]:
         """The settings that matter: min_freq for characters alone."""
         counted = {"min_freq": self.min_freq} if self.counts_characters else {}
         return {"inputs": self.inputs, "max_length": self.max_length, **counted}
+
+
+def encode_own(tokenizer: Tokenizer, names: Sequence[str], texts: Sequence[str]) -> tuple[Encoded, list[str]]:
+    """Texts of a user's own by a tokenizer as the data's, and a line on each kind of thing that is lost in them.
+
+    names: what each text is called.
+    """
+    encoded, notes = tokenizer.encode(texts), []
+    with_bytes = isinstance(tokenizer, ByteTokenizer)
+    long = [
+        name
+        for name, text in zip(names, texts, strict=True)
+        if len(text.encode() if with_bytes else text) > tokenizer.reads
+    ]
+    if long:
+        unit = "bytes" if with_bytes else "characters"
+        notes.append(f"{len(long)} texts are cut to {tokenizer.reads:,} {unit}, as the data is; the first is {long[0]}")
+    known = set(tokenizer.vocabulary)
+    unknown = [] if with_bytes else [
+        (name, sorted({*text[: tokenizer.reads]} - known)) for name, text in zip(names, texts, strict=True)
+    ]  # fmt: skip
+    if others := [(name, found) for name, found in unknown if found]:
+        name, found = others[0]
+        which = " ".join(map(repr, found[:5]))
+        notes.append(f"{len(others)} texts have characters that the data has not, which are <unk>: {which} in {name}")
+    return encoded, notes
 
 
 def _code_points(texts: Sequence[str]) -> IntArray:

@@ -4,13 +4,15 @@ Sources: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011); Tay
 default inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.imdb import PLACES, fetch_original
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.storage.vocabulary import TokenSettings
+from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
+from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
 from lra_ssm.datamodules.text.builder import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
 from lra_ssm.datamodules.text.reader import (
     HUB_NAME,
@@ -68,6 +70,7 @@ class Text(PreparedDataModule):
     dataset = DATASET
     sources = ("original", "huggingface")
     num_classes: int = NUM_CLASSES
+    class_names = ("negative", "positive")
 
     def __init__(
         self,
@@ -116,6 +119,13 @@ class Text(PreparedDataModule):
         found = self._found()
         hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}
         build(folder, read(found), self.settings, {"kind": self.kind(), **describe(found), **hub})
+
+    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+        """Texts, one a line."""
+        tokenizer = self.tokens.saved_tokenizer(vocabulary)
+        names, texts = zip(*read_lines(own_files(paths, TEXTS, " or ".join(TEXTS))), strict=True)
+        encoded, notes = encode_own(tokenizer, names, texts)
+        return own_sequences(list(names), encoded.tokens, encoded.lengths, notes)
 
     def fetch(self) -> None:
         """Downloads the reviews of source "original" or "huggingface" to text/download below the root, if needed.

@@ -1,0 +1,75 @@
+"""A user's own images as a network takes them: the sequences that the data module makes of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from lra_ssm.datamodules.images.decoding import decode_image, image_form
+from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.transforms import PixelSequence
+from lra_ssm.datamodules.loading.own_files import ARRAYS, Inputs, OwnExamples, own_arrays, own_files
+from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.errors import InputError
+
+IMAGES = (".png", ".jpg", ".jpeg")
+_MODES = {"L": "gray (L)", "RGB": "RGB"}
+
+
+class Form(NamedTuple):
+    """Of an image: PIL's mode; height and width."""
+
+    mode: Literal["L", "RGB"]
+    size: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.size[0]} x {self.size[1]} pixels, {_MODES.get(self.mode, self.mode)}"
+
+
+def own_pixels(
+    paths: Sequence[Path], forms: Mapping[Form, Callable[[Pixels], Pixels]], transform: PixelSequence, length: int
+) -> OwnExamples:
+    """PNG and JPEG files, or arrays of what they become.
+
+    Args:
+        paths: files, and folders of images.
+        forms: what images may be, with what makes stored ones of them (n, H, W, C) uint8; nothing else is converted.
+        transform: makes inputs of stored images.
+        length: of a sequence.
+
+    Raises:
+        InputError: a file is missing, of another type or form, or damaged; of images when they are loaded.
+    """
+    floats = transform.tables is not None
+    what = f"{', '.join(IMAGES)}{', .npy, .csv' if floats else ''}"
+    files = own_files(paths, (*IMAGES, *(ARRAYS if floats else ())), what)
+    arrays = [file for file in files if file.suffix.lower() in ARRAYS]
+    if arrays and len(arrays) < len(files):
+        raise InputError(f"{arrays[0]}: is an array beside images; give one kind at a time")
+    if arrays:
+        assert transform.tables is not None
+        return own_arrays(arrays, len(transform.tables), length, transform.value_range())
+
+    def load(examples: IntArray) -> Inputs:
+        images = np.concatenate([_read(files[number], forms) for number in examples])
+        return torch.from_numpy(transform(images, examples, 0)), None
+
+    jpeg = sum(file.suffix.lower() != ".png" for file in files)
+    notes = [f"{jpeg} of {len(files)} images are JPEG, which keeps pixels approximately"] if jpeg else []
+    return OwnExamples([str(file) for file in files], load, notes)
+
+
+def _read(file: Path, forms: Mapping[Form, Callable[[Pixels], Pixels]]) -> Pixels:
+    """A stored image (1, H, W, C)."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    mode, size = image_form(data, str(file))
+    form = next((form for form in forms if form == (mode, size)), None)
+    if form is None:
+        found = f"{size[0]} x {size[1]} pixels, {_MODES.get(mode, f'mode {mode}')}"
+        raise InputError(f"{file}: is an image of {found}; expected {', or '.join(map(str, forms))}")
+    return forms[form](decode_image(data, form.mode, form.size, str(file)).pixels[None])
