@@ -30,6 +30,8 @@ VARIANTS = {
     "real euler": (dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), None, False, "euler", False, False),
     "real euler, channels last": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), None, True, "euler", False, False),
+    "real euler, N = 64, float16": (
+        dict(complex_A=False, B="1 real", C="1 real", N=64, optional=SKIP), torch.float16, False, "euler", True, False),
     "real zoh, bias, bfloat16": (
         dict(complex_A=False, B="8 real", C="8 real", optional=("D", "B_bias")), torch.bfloat16, True, "zoh", False,
         False),
@@ -53,7 +55,8 @@ def compile_variants(variants) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from lra_ssm.ops.backends import triton_call, triton_scan
+    from lra_ssm.bench import gpu_exp
+    from lra_ssm.ops.backends import triton_call, triton_kernels, triton_scan
     from lra_ssm.ops.scan_inputs import check_scan_inputs
     from tests.ops.scan_cases import make_inputs
 
@@ -83,8 +86,13 @@ def compile_variants(variants) -> None:
         registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
         record = dict(variant=current[0], kernel=kernel.__name__, block=arguments.get("BLOCK_D"), registers=registers,
                       stack=stack, seconds=round(seconds, 1))  # fmt: skip
+        if kernel is triton_kernels.scan_kernel:
+            states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
+            record["exponentials"] = compiled.asm["ptx"].count("ex2.approx") / states
         print(json.dumps(record), flush=True)
 
+    ceiling = gpu_exp._kernel.warmup(torch.empty(gpu_exp._BLOCK), gpu_exp.ROUNDS, gpu_exp._BLOCK, grid=(1,))
+    assert "ex2.approx" in ceiling.asm["ptx"], "the bench's ceiling is one of exponentials"
     triton_call.launch_kernel = compile_instead
     for variant, (arguments, dtype, channels_last, discretization, segments, with_reset) in variants.items():
         current[:] = [variant]
@@ -120,9 +128,11 @@ def check(records, variants) -> None:
     assert {record["kernel"] for record in records} == KERNELS
     for record in records:
         print(record)
-        assert record["stack"] <= 1536, (
-            record
-        )  # bytes: at most some spilled registers, most in float64, and no array in local memory
+        # bytes: at most some spilled registers, most in float64, and no array in local memory
+        assert record["stack"] <= 1536, record
+        if "float64" not in record["variant"]:
+            # one for each state and step, and softplus once for all lanes
+            assert record.get("exponentials", 0) <= 1.4, record
 
 
 def test_kernels_compile_for_hopper(tmp_path):

@@ -55,7 +55,7 @@ def _interpreter_without_a_gpu(monkeypatch):
 def cut(monkeypatch):
     """cut(chunk, segment): chunks of so many steps and as many segments as there can be, of so many steps or more."""
 
-    def set_sizes(chunk: int = 4, segment: int = 8) -> None:
+    def set_sizes(chunk: int = 4, segment: int = 4) -> None:
         monkeypatch.setattr(triton_call, "CHUNK", chunk)
         monkeypatch.setattr(triton_call, "MIN_SEGMENT", segment)
         monkeypatch.setattr(triton_call, "processors", lambda device: 1000)
@@ -317,14 +317,18 @@ def test_operators(complex_A):
 def test_plan_fills_the_device(monkeypatch):
     monkeypatch.setattr(triton_call, "processors", lambda device: 132)
     gpu = torch.device("cuda")
-    for backward in (False, True):
+    for budget in (triton_call.FORWARD_STATE, triton_call.BACKWARD_STATE, triton_call.BACKWARD_STATE_REAL_EULER):
+        backward = budget != triton_call.FORWARD_STATE
         for batch, channels, length in ((16, 1024, 2048), (8, 128, 16384), (1, 128, 65536), (256, 128, 512)):
-            p = triton_call.plan(batch, channels, length, channels, 16, gpu, backward)
+            p = triton_call.plan(batch, channels, length, channels, 16, budget, gpu, backward)
             assert batch * p.blocks * p.segments >= 4 * 132
             assert p.blocks * p.block >= channels and p.segments * p.segment >= length > (p.segments - 1) * p.segment
             assert p.segments == 1 or (p.segment >= 256 and p.segment % 64 == 0)
-    assert triton_call.plan(16, 1024, 2048, 1024, 16, gpu, False).segments == 1
-    assert triton_call.plan(1, 6, 100, 3, 16, gpu, True)[:2] == (4, 2)  # two groups, each one block of 4, one masked
+    assert triton_call.plan(16, 1024, 2048, 1024, 16, triton_call.FORWARD_STATE, gpu, False).segments == 1
+    assert triton_call.plan(1, 6, 100, 3, 16, triton_call.BACKWARD_STATE, gpu, True)[:2] == (
+        4,
+        2,
+    )  # two groups, each one block of 4, one masked
 
 
 def test_refusals(monkeypatch):

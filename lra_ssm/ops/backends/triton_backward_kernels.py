@@ -26,6 +26,7 @@ from lra_ssm.ops.backends.triton_steps import (
     coefficient,
     drop,
     join4,
+    load_channels,
     load_matrix,
     load_matrix_step,
     load_pairs,
@@ -45,16 +46,18 @@ from lra_ssm.ops.backends.triton_steps import (
 @triton.jit
 def store_matrix_gradient(partial, tile, t0, length, states, steps_re, steps_im, FORM: tl.constexpr,
                           BLOCK_N: tl.constexpr):  # fmt: skip
-    """Store four steps of a variable B's or C's gradient, (BLOCK_N,) each, conjugated, at partial + tile."""
+    """Store four steps of a variable B's or C's gradient, (BLOCK_N,) each, conjugated; tile: numbers, or pairs of
+    them, before its channels' first step."""
     n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
     mask = (n < states) & (t0 + t < length)
+    begin = tile + tl.cast(t0, tl.int64) * states
     re = join4(steps_re[0], steps_re[1], steps_re[2], steps_re[3])
     if FORM == COMPLEX_STEPS:
         im = -join4(steps_im[0], steps_im[1], steps_im[2], steps_im[3])
-        offsets = ((t0 + t) * states + n)[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-        tl.store(partial + tile + offsets, tl.join(re, im), mask=mask[:, :, None])
+        offsets = (t * states + n)[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+        tl.store(partial + 2 * begin + offsets, tl.join(re, im), mask=mask[:, :, None])
     else:
-        tl.store(partial + tile + (t0 + t) * states + n, re, mask=mask)
+        tl.store(partial + begin + t * states + n, re, mask=mask)
 
 
 @triton.jit
@@ -124,7 +127,7 @@ def gradient_kernel(
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-            u_tile = tl.load(channel_pointers(u, u_strides, b, d0, t0, BLOCK_D), mask=tile_mask, other=0.0).to(TYPE)
+            u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
                                        BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
@@ -146,7 +149,7 @@ def gradient_kernel(
             group = groups - 1 - j
             t0 = chunk_begin + group * 4
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-            u_tile = tl.load(channel_pointers(u, u_strides, b, d0, t0, BLOCK_D), mask=tile_mask, other=0.0).to(TYPE)
+            u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask,
                                                SOFTPLUS, BLOCK_D, TYPE)  # fmt: skip
             grad_tile, grad_gated, gate = load_output_gradient(grad_y, grad_y_strides, z, z_strides, b, d0, t0,
@@ -191,8 +194,7 @@ def gradient_kernel(
                     if C_FORM == COMPLEX_STEPS:
                         Cs_grad_im = Cs_grad_im + (sum_channels(x_im * grad_i, BLOCK_N, BLOCK_D, HALVINGS),)
             if C_FORM != CONSTANT:
-                C_tile = vectors * (2 if C_FORM == COMPLEX_STEPS else 1)
-                store_matrix_gradient(grad_C, C_tile, t0, length, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
+                store_matrix_gradient(grad_C, vectors, t0, length, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
             if z is not None:
                 y_tile = join4(ys[0], ys[1], ys[2], ys[3])
                 if D is not None:
@@ -261,8 +263,7 @@ def gradient_kernel(
                 if reset is not None:
                     g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
             if B_FORM != CONSTANT:
-                B_tile = vectors * (2 if B_FORM == COMPLEX_STEPS else 1)
-                store_matrix_gradient(grad_B, B_tile, t0, length, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
+                store_matrix_gradient(grad_B, vectors, t0, length, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
             u_grad_tile = join4(us_grad[0], us_grad[1], us_grad[2], us_grad[3])
             delta_grad_tile = join4(deltas_grad[0], deltas_grad[1], deltas_grad[2], deltas_grad[3])
             if D is not None:

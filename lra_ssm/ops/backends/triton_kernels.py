@@ -25,6 +25,7 @@ from lra_ssm.ops.backends.triton_steps import (
     drop,
     exponential,
     join4,
+    load_channels,
     load_matrix,
     load_pairs,
     load_planes,
@@ -45,7 +46,7 @@ def load_delta(delta, strides, delta_bias, b, d0, t0, length, channel_mask, SOFT
                BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none."""
     mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-    raw = tl.load(channel_pointers(delta, strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0).to(TYPE)
+    raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE)
     if delta_bias is not None:
         raw += tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)[:, None]
     if SOFTPLUS:
@@ -131,7 +132,7 @@ def scan_kernel(
             store_planes(checkpoints, index + n * channels + d, plane, mask, x_re, x_im, COMPLEX)
         for t0 in range(chunk_begin, tl.minimum(chunk_begin + CHUNK, end), 4):
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-            u_tile = tl.load(channel_pointers(u, u_strides, b, d0, t0, BLOCK_D), mask=tile_mask, other=0.0).to(TYPE)
+            u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
                                        BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
@@ -169,8 +170,7 @@ def scan_kernel(
                 if D is not None:
                     y_tile += skip[:, None] * u_tile
                 if z is not None:
-                    pointers = channel_pointers(z, z_strides, b, d0, t0, BLOCK_D)
-                    gate = tl.load(pointers, mask=tile_mask, other=0.0).to(TYPE)
+                    gate = load_channels(z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
                     y_tile *= gate * sigmoid(gate)
                 pointers = channel_pointers(y, y_strides, b, d0, t0, BLOCK_D)
                 tl.store(pointers, y_tile.to(y.dtype.element_ty), mask=tile_mask)
@@ -237,9 +237,9 @@ def join_kernel(
 @triton.jit
 def load_output_gradient(grad_y, strides, z, z_strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):
     """(gradient of y before the gate, the same after it, z) of four steps, (BLOCK_D, 4)."""
-    grad = tl.load(channel_pointers(grad_y, strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0).to(TYPE)
+    grad = load_channels(grad_y, strides, b, d0, t0, mask, BLOCK_D, TYPE)
     if z is not None:
-        gate = tl.load(channel_pointers(z, z_strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0).to(TYPE)
+        gate = load_channels(z, z_strides, b, d0, t0, mask, BLOCK_D, TYPE)
         return grad * gate * sigmoid(gate), grad, gate
     else:
         return grad, grad, grad
