@@ -62,10 +62,11 @@ def shares(rows: Sequence[Row], ceilings: Mapping[str, float]) -> list[dict[str,
         s, is_complex = row.shape, row.contender == "B2S6"
         sequence = 4 * s["batch"] * s["channels"] * s["length"]
         groups, parts = (8, 3) if is_complex else (1, 2)  # B's re and im, and C
-        matrices = 4 * parts * s["batch"] * groups * s["states"] * s["length"]
+        states = row.extra.get("pairs of states", s["states"])
+        matrices = 4 * parts * s["batch"] * groups * states * s["length"]
         # forward reads u, delta, B, C and writes y; backward reads them and y's gradient and writes four gradients
         amount = {FORWARD: 3 * sequence + matrices, BOTH: 8 * sequence + 3 * matrices}[row.mode]
-        exps = s["batch"] * s["channels"] * s["states"] * s["length"] * (3 if is_complex else 1)
+        exps = s["batch"] * s["channels"] * states * s["length"] * (3 if is_complex else 1)
         exps *= {FORWARD: 1, BOTH: 2}[row.mode]  # backward takes them again: states are recomputed, not stored
         reached = {COPY: amount / row.timing.median / 1e9, EXP: exps / row.timing.median / 1e9}
         table.append(

@@ -132,21 +132,26 @@ def compare(
         failed = {c.label: _memory(c, [rows[c.label, mode] for mode in modes], settings) for c in own}
         if truth is not None and not all(failed.values()):
             settings.announce(f"{name}: {truth.label}")
-            want = truth.results()
+            try:
+                want = truth.results()
+            except _FAILURES as error:
+                _without_errors([rows[c.label, mode] for c in own for mode in modes], error)
         for contender in own:
             of_contender = [rows[contender.label, mode] for mode in modes]
             reason = failed[contender.label]
             if reason is None:
                 settings.announce(f"{name}: errors of {contender.label}")
                 try:
-                    built = contender.work.build()
-                    if truth is not None:
-                        errors = errors_against(built.results(), want, truth.label)
-                        for row in of_contender:
-                            row.errors = errors
-                    prepared[contender.label] = built
+                    prepared[contender.label] = contender.work.build()
                 except _FAILURES as error:
                     reason = _reason(error)
+            if reason is None and truth is not None and want:
+                try:
+                    errors = errors_against(prepared[contender.label].results(), want, truth.label)
+                    for row in of_contender:
+                        row.errors = errors
+                except _FAILURES as error:  # they take more memory than what is timed
+                    _without_errors(of_contender, error)
             for row in of_contender:
                 row.note = reason
             settings.tick()
@@ -155,7 +160,12 @@ def compare(
     for mode in modes:
         settings.announce(f"{name}: {mode}")
         calls = {label: prepared[label].calls[mode] for label in prepared}
-        timings = interleave(calls, timer_for(settings.device), settings.effort, settings.tick)
+        try:
+            timings = interleave(calls, timer_for(settings.device), settings.effort, settings.tick)
+        except _FAILURES as error:  # beside each other they may need more memory than each alone
+            for label in calls:
+                rows[label, mode].note = _reason(error)
+            continue
         to = base if base in timings else next(iter(timings), None)
         for label, timing in timings.items():
             row = rows[label, mode]
@@ -168,12 +178,17 @@ def compare(
 _FAILURES = (MemoryFailure, RuntimeError, ValueError, ImportError)  # out of memory is a RuntimeError
 
 
+def _without_errors(rows: Sequence[Row], error: BaseException) -> None:
+    for row in rows:
+        row.extra["errors not measured:"] = _reason(error)
+
+
 def _memory(contender: Contender, rows: Sequence[Row], settings: Settings) -> str | None:
     """Sets the rows' memory; returns why the contender cannot run, or None."""
     settings.announce(f"{rows[0].comparison}: memory of {contender.label}")
     needed, there = contender.work.bytes_needed(), available_bytes(settings.device)
     if needed > there:
-        return f"not tried: may need {needed / 1e9:.1f} GB, half of what is free is {there / 1e9:.1f} GB"
+        return f"not tried: may need {needed / 1e9:.1f} GB of the {there / 1e9:.1f} GB that it may take"
     try:
         peaks = peak_memory(contender.work, [row.mode for row in rows], settings.device, settings.threads)
     except _FAILURES as error:

@@ -59,7 +59,7 @@ def run(settings: Settings) -> dict[str, Any]:
     rows: list[Row] = []
     shares: list[dict[str, Any]] = []
     for name, task in TASKS.items():
-        (path,) = config_files(None, task.config, ("s4d",))
+        (path,) = config_files(None, (f"{task.config}/s4d",))
         config = yaml.safe_load(path.read_text())
         if settings.batch or settings.quick:
             config["data"]["init_args"]["batch_size"] = settings.batch or 2

@@ -44,7 +44,7 @@ def run(settings: Settings) -> dict[str, Any]:
         size = _adjusted(SIZES[name], settings)
         rows += _of_size(name, size, settings)
         settings.announce(f"{name}: profile of a step")
-        profiles[f"{name}, step"] = profile_step(_training(_built("ours", size, settings), size, settings)[STEP],
+        profiles[f"{name}, step"], _ = profile_step(_training(_built("ours", size, settings), size, settings)[STEP],
                                                  settings.device)  # fmt: skip
         rows += _loss(name, size, settings)
     bars = [(f"{row.contender}; {row.comparison}, {row.mode}", row.extra["tokens/s"]) for row in rows

@@ -131,9 +131,10 @@ def _status(field: str) -> float:
 
 
 def available_bytes(device: torch.device) -> float:
-    """Memory that a contender may take: half of what is free."""
+    """Memory that a contender may take: half of what is free, of a GPU's, which nothing else needs, nine tenths."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0] / 2
+        torch.cuda.empty_cache()  # what PyTorch keeps for later is free
+        return 0.9 * torch.cuda.mem_get_info()[0]
     info = Path("/proc/meminfo")
     if info.is_file():
         line = next(line for line in info.read_text().splitlines() if line.startswith("MemAvailable:"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from typing import Any
 
 from lra_ssm.bench import s4d
@@ -26,24 +25,21 @@ from lra_ssm.bench.work import Shape
 
 AGAINST = "{case} against other ways to write it"
 EIGHT = "cases on {backend}"
+EQUAL = "cases on {backend}, N real states each"
 S4D = "S4D"
 
 
 def shapes_of(settings: Settings) -> list[Shape]:
-    """What was asked for; on a CPU one size at three lengths, on a GPU a wide one and a long one."""
-    batch, channels, states = settings.batch, settings.channels, settings.states
+    """What was asked for; on a CPU one size, on a GPU a language model's, one of many states, and a single sequence."""
+    bases, lengths = [Shape(4, 128, 16, 0)], [1024, 4096, 16384]
     if settings.quick:
-        base, lengths = Shape(2, 16, 4, 0), [32]
-    elif settings.device.type == "cuda" and settings.lengths is None:
-        wide, long = Shape(16, 1024, 16, 2048), Shape(8, 128, 16, 16384)
-        return [
-            Shape(batch or size.batch, channels or size.channels, states or size.states, size.length)
-            for size in (wide, long)
-        ]
-    else:
-        base, lengths = Shape(4, 128, 16, 0), [1024, 4096, 16384]
+        bases, lengths = [Shape(2, 16, 4, 0)], [32]
+    elif settings.device.type == "cuda":
+        bases, lengths = [Shape(8, 1536, 16, 0), Shape(32, 128, 64, 0), Shape(1, 1536, 16, 0)], [*lengths, 65536]
+    given = {name: n for name in ("batch", "channels", "states") if (n := getattr(settings, name))}
     return [
-        Shape(batch or base.batch, channels or base.channels, states or base.states, length)
+        replace(base, **given, length=length)
+        for base in (bases[:1] if len(given) == 3 else bases)
         for length in settings.lengths or lengths
     ]
 
@@ -51,11 +47,14 @@ def shapes_of(settings: Settings) -> list[Shape]:
 def run(settings: Settings) -> dict[str, Any]:
     """Rows and the smaller tables of the suite, ready for the report."""
     rows: list[Row] = []
-    for shape in shapes_of(settings):
+    shapes = shapes_of(settings)
+    for shape in shapes:
         rows += _against(S6, shape, settings)
-        rows += _against(B2S6, shape, settings)
-        for i, backend in enumerate(settings.backends):
-            if i == 0 or shape == shapes_of(settings)[0]:  # slower ones would take hours at every length
+        if settings.device.type == "cuda":
+            rows += _of_equal_state(shape, settings)
+        if settings.device.type == "cpu" or shape == shapes[0]:  # slower ones would take hours at every size
+            rows += _against(B2S6, shape, settings)
+            for backend in settings.backends if shape == shapes[0] else settings.backends[:1]:
                 rows += _eight_cases(backend, shape, settings)
     for shape in s4d_shapes(settings):
         rows += _s4d(shape, settings)
@@ -75,25 +74,47 @@ def label(by: str, layout: str = CHANNELS_FIRST) -> str:
 
 
 def _against(case: ScanCase, shape: Shape, settings: Settings) -> list[Row]:
-    """Every backend in both layouts, and the baselines at lengths where they do not take minutes."""
-    truth = ScanTruth(case, shape, settings.device)
+    """Every backend in both layouts, and the baselines at lengths where they do not take minutes; on a GPU mamba-ssm's
+    kernel, and S6 in bfloat16 too."""
+    device, cuda = settings.device, settings.device.type == "cuda"
+    truth = ScanTruth(case, shape, device)
     contenders = [
-        Contender(label(by, layout), ScanWork(case, shape, by, settings.device, layout), truth)
+        Contender(label(by, layout), ScanWork(case, shape, by, device, layout), truth)
         for i, by in enumerate(settings.backends)
         for layout in (CHANNELS_FIRST, CHANNELS_LAST)
-        if i == 0 or shape.length <= 4096 or settings.device.type == "cuda"
+        if i == 0 or shape.length <= (1024 if cuda else 4096)
     ]
-    if case == S6 and settings.device.type == "cuda" and find_spec("mamba_ssm") is not None:
-        contenders.append(Contender(MAMBA, ScanWork(case, shape, MAMBA, settings.device), truth))
+    if case == S6 and cuda:
+        half = replace(truth, half=True)
+        for by in (settings.backends[0], MAMBA):
+            if by == MAMBA:
+                contenders.append(Contender(MAMBA, ScanWork(case, shape, MAMBA, device), truth))
+            contenders.append(Contender(f"{by}, bfloat16", ScanWork(case, shape, by, device, half=True), half))
     longest = {"loop over time": 16384, "parallel scan": 16384, "cumulative sums of logs": 1024}
     if settings.compiled:
         longest["compiled chunks"] = 16384
     if case.is_complex:
         longest = {"loop over time": 4096, "parallel scan": 1024}
+    if cuda:
+        longest = dict.fromkeys(longest, 1024)
     for by, length in longest.items():
         if shape.length <= length:
             contenders.append(Contender(by, ScanWork(case, shape, by, settings.device), truth))
     return compare(AGAINST.format(case=case.name), asdict(shape), contenders, settings)
+
+
+def _of_equal_state(shape: Shape, settings: Settings) -> list[Row]:
+    """B2S6 with N/2 conjugate pairs, with and without bias, and real S6 with N states, as their layers call them."""
+    contenders = []
+    for case in (S6, B2S6_WITHOUT_BIAS, B2S6):
+        own = replace(shape, states=shape.states // 2) if case.is_complex else shape
+        work = ScanWork(case, own, settings.backends[0], settings.device, CHANNELS_LAST)
+        contenders.append(Contender(case.name, work, ScanTruth(case, own, settings.device)))
+    rows = compare(EQUAL.format(backend=settings.backends[0]), asdict(shape), contenders, settings)
+    for row in rows:
+        if row.contender != S6.name:
+            row.extra["pairs of states"] = shape.states // 2
+    return rows
 
 
 def _eight_cases(backend: str, shape: Shape, settings: Settings) -> list[Row]:

@@ -81,8 +81,9 @@ def _marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return marked
 
 
-def profile_step(step: Callable[[], Any], device: torch.device) -> dict[str, dict[str, float]]:
-    """Part -> milliseconds and share of one step, the largest first. The step is run once before."""
+def profile_step(step: Callable[[], Any], device: torch.device) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """(part -> milliseconds and share of one step, the largest first; what `on_device` finds). The step is run once
+    before."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its lines on starting and stopping tell a user nothing
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with marked_regions():
@@ -91,12 +92,29 @@ def profile_step(step: Callable[[], Any], device: torch.device) -> dict[str, dic
             step()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-    seconds = grouped(list(profiler.events()), device.type)
+    events = list(profiler.events())
+    seconds = grouped(events, device.type)
     total = sum(seconds.values())
-    return {
+    parts = {
         part: {"ms": spent / 1e3, "share": spent / total}
         for part, spent in sorted(seconds.items(), key=lambda item: -item[1])
     }
+    return parts, on_device(events) if device.type == "cuda" else {}
+
+
+def on_device(events: list[Any]) -> dict[str, float]:
+    """Of a step on a GPU: ms that its kernels and copies take, how many the host launched, how often it waited for
+    them. Where they take less than the step, the host is the limit."""
+    found = {"ms on the GPU": 0.0, "launches": 0, "waits": -1}  # one wait is the profile's own
+    for event in events:
+        if str(event.device_type).endswith("CUDA"):
+            if not event.name.startswith((_MARK, _OPTIMIZER)):  # marks span the kernels within them
+                found["ms on the GPU"] += event.time_range.elapsed_us() / 1e3
+        elif event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")):
+            found["launches"] += 1
+        elif event.name.startswith("cuda") and event.name.endswith("Synchronize"):
+            found["waits"] += 1
+    return found
 
 
 def grouped(events: list[Any], device_type: str) -> dict[str, float]:

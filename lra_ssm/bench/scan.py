@@ -55,13 +55,20 @@ CHANNELS_FIRST, CHANNELS_LAST = "(B, D, L)", "(B, L, D)"
 MAMBA = "mamba-ssm"
 
 
+SEQUENCES = ("u", "delta", "B", "C")
+
+
 @lru_cache(maxsize=4)  # the contenders of one comparison share them
-def scan_inputs(case: ScanCase, shape: Shape, layout: str, device: torch.device, dtype: torch.dtype) -> dict:
-    """The arguments of a scan, the same values for every layout and dtype."""
-    random, (B, D, N, L) = generator(), (shape.batch, shape.channels, shape.states, shape.length)
+def scan_inputs(
+    case: ScanCase, shape: Shape, layout: str, device: torch.device, dtype: torch.dtype, half: bool = False
+) -> dict:
+    """The arguments of a scan, the same values for every layout and dtype; half: SEQUENCES rounded to bfloat16, and
+    left in it for float32, as mixed precision has them."""
+    random, (B, D, N, L) = generator(device=device), (shape.batch, shape.channels, shape.states, shape.length)
 
     def randn(*size: int, is_complex: bool = False) -> Tensor:
-        return torch.randn(*size, generator=random, dtype=torch.complex64 if is_complex else torch.float32)
+        dtype = torch.complex64 if is_complex else torch.float32
+        return torch.randn(*size, generator=random, dtype=dtype, device=device)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -82,6 +89,10 @@ def scan_inputs(case: ScanCase, shape: Shape, layout: str, device: torch.device,
             inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
         for name in ("B", "C"):
             inputs[name] = inputs[name].permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    if half:
+        inputs |= {name: inputs[name].bfloat16() for name in SEQUENCES}
+        if dtype == torch.float32:
+            return {name: x.to(device) for name, x in inputs.items()}
     return {name: x.to(device, _as(dtype, x)) for name, x in inputs.items()}
 
 
@@ -116,9 +127,10 @@ class ScanWork:
     device: torch.device
     layout: str = CHANNELS_FIRST
     dtype: torch.dtype = torch.float32
+    half: bool = False
 
     def build(self) -> Prepared:
-        inputs = scan_inputs(self.case, self.shape, self.layout, self.device, self.dtype)
+        inputs = scan_inputs(self.case, self.shape, self.layout, self.device, self.dtype, self.half)
         return prepare(self._function(), inputs, random_like)
 
     def _function(self) -> Callable[..., Tensor]:
@@ -135,6 +147,8 @@ class ScanWork:
         element = self.dtype.itemsize * (2 if self.case.is_complex else 1)
         one = element * self.shape.batch * self.shape.channels * self.shape.length
         # measured for S6: about nine tensors with a state for every position; logarithms keep more
+        if self.by in ("triton", MAMBA):  # beside the inputs' kin, sums of B's and C's gradients by blocks of channels
+            return one * (10 + self.shape.states / 4)
         states = {"loop over time": 14, "cumulative sums of logs": 30}.get(self.by, 18) if self.by in BASELINES else 0
         return one * (20 + states * self.shape.states)
 
@@ -150,7 +164,8 @@ class ScanTruth:
     case: ScanCase
     shape: Shape
     device: torch.device
-    most_steps: int = 20_000  # of time, over all pieces; one costs about 0.1 ms
+    half: bool = False
+    most_steps: int = 20_000  # of time, over all pieces; one costs about 0.1 ms, on a GPU some 1 ms (not measured)
 
     def _channels_per_piece(self) -> int:
         case, shape = self.case, self.shape
@@ -162,7 +177,7 @@ class ScanTruth:
     @property
     def by_reference(self) -> bool:
         pieces = self.shape.batch * self.shape.channels // self._channels_per_piece()
-        return pieces * self.shape.length <= self.most_steps
+        return pieces * self.shape.length <= self.most_steps // (10 if self.device.type == "cuda" else 1)
 
     @property
     def label(self) -> str:
@@ -171,9 +186,9 @@ class ScanTruth:
     def results(self) -> dict[str, Tensor]:
         case = replace(self.case, second_scan=False)
         if not self.by_reference:
-            work = ScanWork(case, self.shape, "eager", self.device, dtype=torch.float64)
+            work = ScanWork(case, self.shape, "eager", self.device, dtype=torch.float64, half=self.half)
             return work.build().results()
-        whole = scan_inputs(case, self.shape, CHANNELS_FIRST, self.device, torch.float32)
+        whole = scan_inputs(case, self.shape, CHANNELS_FIRST, self.device, torch.float32, self.half)
         whole = {name: x.to(_as(torch.float64, x)) for name, x in whole.items()}
         weights = random_like(whole["u"])
         found = {"y": torch.empty_like(weights)}

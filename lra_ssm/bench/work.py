@@ -78,14 +78,14 @@ def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor], y_grad: Ca
     return Prepared({FORWARD: forward, BOTH: both}, results)
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    """On the CPU, whatever the device: the numbers are the same everywhere."""
-    return torch.Generator().manual_seed(seed)
+def generator(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    """On the CPU the numbers are the same on every machine; a GPU draws its own, gigabytes in no time."""
+    return torch.Generator(device).manual_seed(seed)
 
 
 def random_like(y: Tensor) -> Tensor:
     """Fixed weights of y, the same values for float32 and float64, in y's memory layout."""
-    weights = torch.randn(y.shape, generator=generator(1)).to(y.device, y.dtype)
+    weights = torch.randn(y.shape, generator=generator(1, y.device), device=y.device)
     return torch.empty_like(y).copy_(weights)
 
 

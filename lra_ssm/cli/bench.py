@@ -50,7 +50,8 @@ def _parser() -> PlainParser:
     parser.add_argument("--budget", type=_positive, default=10, metavar="SECONDS",
                         help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
     parser.add_argument("--threads", type=_positive, metavar="N", help="of the CPU; default: torch's")
-    parser.add_argument("--config", metavar="FILE", help="steps: this config instead of the three of ListOps")
+    parser.add_argument("--config", metavar="LIST", help="steps: these config files, comma-separated, instead of three "
+                        "of ListOps (on a GPU: all six LRA tasks' and sCIFAR's)")  # fmt: skip
     parser.add_argument("--source", metavar="PATH", help="tokens: a text file, .jsonl, or folder of .txt; default: "
                         "made-up words")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="NAME", help="tokens: a tokenizer.json, a name of the hub, words, "
@@ -75,9 +76,9 @@ def main(command: str, arguments: list[str]) -> int:
     settings = _settings(given)
     suites = SUITES if given.suite == "all" else (given.suite,)
     if "steps" in suites or "data" in suites:
-        from lra_ssm.bench.steps import config_files, read_config
+        from lra_ssm.bench.steps import configs_of, read_config
 
-        for file in config_files(settings.config):
+        for file in configs_of(settings):
             read_config(file)
     if "tokens" in suites:
         from lra_ssm.bench.tokens import check
