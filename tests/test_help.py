@@ -79,6 +79,8 @@ def test_completion_knows_commands_options_and_our_classes(tmp_path):
     assert offered("lightning", "prepare", "pathf") == ["pathfinder"]
     assert offered("lightning", "prepare", "text", "--lim") == ["--limit"]
     assert offered("lra-ssm", "generate", "--top") == ["--top_k", "--top_p"]
+    assert offered("lra-ssm", "predict", "--outp") == ["--output"]
+    assert offered("lra-ssm", "predict", "--spl") == ["--split"]
     assert offered("lra-ssm", "pu") == ["pull", "push"]
     assert offered("lra-ssm", "push", "--pri") == ["--private"] and offered("lra-ssm", "pull", "--tr") == ["--trust"]
     assert offered("lra-ssm", "export", "--format", "") == ["lra_ssm", "hf"]

@@ -33,6 +33,17 @@ def test_a_model_brings_its_configuration_along(pushed):
     assert "val/accuracy" in succeed(["validate", "model", "--trust", "tests.helpers.KillMe"], folder).out
 
 
+def test_a_run_is_scored_and_predicted_by_its_directory(pushed):
+    folder, metrics = pushed
+    run = str(only_run(folder).relative_to(folder))
+    assert shown(succeed(["test", run], folder).out) == metrics
+    succeed(["predict", run, "--split", "test"], folder)
+    with open(only_run(folder) / "predictions-test.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 20
+    (folder / "empty").mkdir()
+    assert "empty has no checkpoints/best.ckpt or last.ckpt" in fail(["test", "empty"], folder)
+
+
 def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
     folder, metrics = pushed
     command = [*FIT[1:], *SHORT, "--ckpt_path=model"]

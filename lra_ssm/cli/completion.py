@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningCLI
 
-from lra_ssm.cli import COMMANDS, export, generate, pull, push, results, runs
+from lra_ssm.cli import COMMANDS, export, generate, predict, pull, push, results, runs
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.cli.prepare import DATASETS, LOADING
 from lra_ssm.cli.run import RunCLI
@@ -21,10 +21,24 @@ from lra_ssm.runs.signals import Signals
 from lra_ssm.tasks import OptimizerSettings
 
 # Options that take a path.
-FILES = ("config", "ckpt_path", "init_from", "source", "root", "runs_dir", "prompt_file", "out", "curves", "plot", "to")
+FILES = (
+    "config",
+    "ckpt_path",
+    "init_from",
+    "source",
+    "root",
+    "runs_dir",
+    "prompt_file",
+    "out",
+    "curves",
+    "plot",
+    "to",
+    "output",
+)
 _PARSERS = {
     "export": export.parser,
     "generate": generate.parser,
+    "predict": predict.parser,  # beside LightningCLI's
     "pull": pull.parser,
     "push": push.parser,
     "results": results.parser,
@@ -83,10 +97,9 @@ def _parser(program: str, run_options: dict[str, list[str]]) -> argparse.Argumen
             }
             options: dict[str, Any] = {f"--{name}": None for name in ("summary", "picture", "debug", *names)}
         elif command in run_options:
-            options = dict.fromkeys(run_options[command]) | _of_our_classes()
+            options = dict.fromkeys(run_options[command]) | _of_our_classes() | _of_parser(command)
         elif command in _PARSERS:
-            actions = _PARSERS[command]()._option_string_actions.items()
-            options = {option: action.choices for option, action in actions if option.startswith("--")}
+            options = _of_parser(command)
         else:
             options = {"--debug": None}
         for option, choices in options.items():
@@ -96,6 +109,12 @@ def _parser(program: str, run_options: dict[str, list[str]]) -> argparse.Argumen
             if option.rpartition(".")[2].lstrip("-") in FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return parser
+
+
+def _of_parser(command: str) -> dict[str, Any]:
+    """Options of a command's own parser, where it has one."""
+    actions = _PARSERS[command]()._option_string_actions.items() if command in _PARSERS else ()
+    return {option: action.choices for option, action in actions if option.startswith("--")}
 
 
 def _of_our_classes() -> dict[str, list[str] | None]:
