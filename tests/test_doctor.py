@@ -185,7 +185,9 @@ def test_the_hub(bare, monkeypatch):
     assert "cannot be reached" in found.text and not found.wrong
     assert endpoint in found.notes[0] and "HF_HUB_OFFLINE=1 says not to ask" in found.notes[0]
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint.replace("//", "//user:secret@"))
     found = hub()()
+    assert "secret" not in found.text + found.wrong[0]
     assert not found.notes and "which is what HF_ENDPOINT says: correct it" in found.wrong[0]
 
 

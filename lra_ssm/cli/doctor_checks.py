@@ -205,7 +205,8 @@ def hub() -> Callable[[], Finding]:
 
     token = "a token is set" if get_token() else "no token (public models need none)"
     endpoint = constants.ENDPOINT
-    shown = f"{endpoint}, {token}"
+    place = re.sub(r"//[^/]*@", "//…@", endpoint)  # without a password in it
+    shown = f"{place}, {token}"
     if constants.HF_HUB_OFFLINE:
         return lambda: Finding(f"{shown}, offline (HF_HUB_OFFLINE): not asked")
     said: list[str] = []
@@ -228,7 +229,7 @@ def hub() -> Callable[[], Finding]:
         if not failure:
             return Finding(f"{shown}, answers")
         found = Finding(f"{shown}, cannot be reached")
-        reason = f"the Hub at {endpoint} cannot be reached ({failure})"
+        reason = f"the Hub at {place} cannot be reached ({failure.replace(endpoint, place)})"
         if os.environ.get("HF_ENDPOINT"):
             found.wrong.append(f"{reason}, which is what HF_ENDPOINT says: correct it")
         else:

@@ -109,6 +109,15 @@ def test_other_sizes_and_modes_are_refused(
     assert str(error.value).startswith(f"{tmp_path}/odd.png: is ") and said in str(error.value)
 
 
+def test_what_else_lies_in_a_folder_is_told(tmp_path: Path) -> None:
+    save(tmp_path / "images/below", np.zeros((2, 28, 28, 1), dtype=np.uint8))
+    for name in ("a.gif", ".hidden", "b.txt"):
+        (tmp_path / "images" / name).write_text("x")
+    own = MNIST(root=str(tmp_path)).own_examples([tmp_path / "images"])
+    assert own.names == [f"{tmp_path}/images/below/{number:03}.png" for number in range(2)]
+    assert own.notes == [f"{tmp_path}/images: files of other types are left out, 2 such as a.gif"]
+
+
 def test_jpeg_is_read_and_told(tmp_path: Path) -> None:
     Picture.new("L", (28, 28), 51).save(tmp_path / "a.jpg")
     own = MNIST(root=str(tmp_path)).own_examples([tmp_path / "a.jpg"])

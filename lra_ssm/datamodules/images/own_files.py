@@ -44,20 +44,20 @@ def own_pixels(
     """
     floats = transform.tables is not None
     what = f"{', '.join(IMAGES)}{', .npy, .csv' if floats else ''}"
-    files = own_files(paths, (*IMAGES, *(ARRAYS if floats else ())), what)
+    files, notes = own_files(paths, (*IMAGES, *(ARRAYS if floats else ())), what)
     arrays = [file for file in files if file.suffix.lower() in ARRAYS]
     if arrays and len(arrays) < len(files):
         raise InputError(f"{arrays[0]}: is an array beside images; give one kind at a time")
     if arrays:
         assert transform.tables is not None
-        return own_arrays(arrays, len(transform.tables), length, transform.value_range())
+        return own_arrays(arrays, len(transform.tables), length, transform.value_range(), notes)
 
     def load(examples: IntArray) -> Inputs:
         images = np.concatenate([_read(files[number], forms) for number in examples])
         return torch.from_numpy(transform(images, examples, 0)), None
 
     jpeg = sum(file.suffix.lower() != ".png" for file in files)
-    notes = [f"{jpeg} of {len(files)} images are JPEG, which keeps pixels approximately"] if jpeg else []
+    notes += [f"{jpeg} of {len(files)} images are JPEG, which keeps pixels approximately"] if jpeg else []
     return OwnExamples([str(file) for file in files], load, notes)
 
 

@@ -123,13 +123,14 @@ class ListOps(PreparedDataModule):
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         """Expressions, one a line, as LRA writes them or without its parentheses; without their values."""
+        files, notes = own_files(paths, TEXTS, " or ".join(TEXTS))
         found = []
-        for where, text in (lines := read_lines(own_files(paths, TEXTS, " or ".join(TEXTS)))):
+        for where, text in (lines := read_lines(files)):
             if "\t" in text:
                 raise InputError(f"{where}: has a tab; expected an expression alone, without its value")
             found.append(parse_expression(text.encode(), self.max_length, where))
         lengths = np.array([len(sequence) for sequence in found])
-        return own_sequences([where for where, _ in lines], np.concatenate(found), lengths, [])
+        return own_sequences([where for where, _ in lines], np.concatenate(found), lengths, notes)
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed.

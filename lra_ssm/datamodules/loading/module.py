@@ -122,7 +122,8 @@ class LoadedDataModule(LightningDataModule, ABC):
         """
         if self.d_input is None:
             raise InputError(f"{type(self).__name__} reads no files of your own")
-        return own_arrays(own_files(paths, ARRAYS, " or ".join(ARRAYS)), self.d_input)
+        files, notes = own_files(paths, ARRAYS, " or ".join(ARRAYS))
+        return own_arrays(files, self.d_input, notes=notes)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

@@ -32,20 +32,24 @@ class OwnExamples(NamedTuple):
     notes: list[str]
 
 
-def own_files(paths: Sequence[Path], suffixes: Collection[str], what: str) -> list[Path]:
-    """The files that paths name: themselves, and of a folder all files of these suffixes below it, by name.
+def own_files(paths: Sequence[Path], suffixes: Collection[str], what: str) -> tuple[list[Path], list[str]]:
+    """The files that paths name: themselves, and of a folder all files of these suffixes below it, by name; and a line
+    on each folder that holds others, hidden ones aside.
 
     what: what is expected, for messages.
 
     Raises:
         InputError: a path does not exist, a file is of another type, or a folder holds none.
     """
-    found = []
+    found, notes = list[Path](), list[str]()
     for path in paths:
         if path.is_dir():
-            below = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+            every = sorted(file for file in path.rglob("[!.]*") if file.is_file())
+            below = [file for file in every if file.suffix.lower() in suffixes]
             if not below:
                 raise InputError(f"{path}: holds no {what}")
+            if others := [file for file in every if file.suffix.lower() not in suffixes]:
+                notes.append(f"{path}: files of other types are left out, {len(others)} such as {others[0].name}")
             found += below
         elif not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
@@ -53,7 +57,7 @@ def own_files(paths: Sequence[Path], suffixes: Collection[str], what: str) -> li
             raise InputError(f"{path}: its type is not known here; expected {what}")
         else:
             found.append(path)
-    return found
+    return found, notes
 
 
 def read_lines(paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -102,6 +106,7 @@ def own_arrays(
     d_input: int,
     length: int | None = None,
     value_range: tuple[float, float] | None = None,
+    notes: Sequence[str] = (),
 ) -> OwnExamples:
     """Features as the network takes them, nothing scaled: .npy (B, L) or (B, L, d_input), .csv a sequence a row.
 
@@ -110,6 +115,7 @@ def own_arrays(
         d_input: features per position; .csv, and arrays (B, L), have 1.
         length: that sequences must have; None for any, the same within all files.
         value_range: the smallest and the largest value that the data module makes.
+        notes: what is said of the files already.
 
     Raises:
         InputError: a file cannot be read, or has other shapes or values.
@@ -141,7 +147,7 @@ def own_arrays(
     def load(examples: IntArray) -> Inputs:
         return torch.from_numpy(every[examples]), None
 
-    return OwnExamples(names, load, [])
+    return OwnExamples(names, load, [*notes])
 
 
 def _numbers(path: Path) -> np.ndarray[Any, Any]:

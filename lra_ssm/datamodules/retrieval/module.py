@@ -88,15 +88,16 @@ class Retrieval(PreparedDataModule):
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         """Pairs of texts, one pair a line, with a tab between them."""
         tokenizer = self.tokens.saved_tokenizer(vocabulary)
+        files, others = own_files(paths, TEXTS, " or ".join(TEXTS))
         names, texts = list[str](), list[str]()
-        for where, line in read_lines(own_files(paths, TEXTS, " or ".join(TEXTS))):
+        for where, line in read_lines(files):
             pair = line.split("\t")
             if len(pair) != 2:
                 raise InputError(f"{where}: has {len(pair) - 1} tabs; expected a pair: a text, a tab, a text")
             names.append(where)
             texts += pair
         encoded, notes = encode_own(tokenizer, [name for name in names for _ in range(2)], texts)
-        return own_sequences(names, encoded.tokens, encoded.lengths, notes, per_example=2)
+        return own_sequences(names, encoded.tokens, encoded.lengths, others + notes, per_example=2)
 
     def fetch(self) -> None:
         """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.

@@ -123,9 +123,10 @@ class Text(PreparedDataModule):
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         """Texts, one a line."""
         tokenizer = self.tokens.saved_tokenizer(vocabulary)
-        names, texts = zip(*read_lines(own_files(paths, TEXTS, " or ".join(TEXTS))), strict=True)
+        files, others = own_files(paths, TEXTS, " or ".join(TEXTS))
+        names, texts = zip(*read_lines(files), strict=True)
         encoded, notes = encode_own(tokenizer, names, texts)
-        return own_sequences(list(names), encoded.tokens, encoded.lengths, notes)
+        return own_sequences(list(names), encoded.tokens, encoded.lengths, others + notes)
 
     def fetch(self) -> None:
         """Downloads the reviews of source "original" or "huggingface" to text/download below the root, if needed.
