@@ -40,6 +40,10 @@ def test_a_run_is_scored_and_predicted_by_its_directory(pushed):
     succeed(["predict", run, "--split", "test"], folder)
     with open(only_run(folder) / "predictions-test.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 20
+    shutil.copy(only_run(folder) / "checkpoints/best.ckpt", folder / "alone.ckpt")
+    assert "alone.ckpt has no run's config.yaml: give --config, and --ckpt_path=alone.ckpt" in fail(
+        ["test", "alone.ckpt"], folder
+    )
     (folder / "empty").mkdir()
     assert "empty has no checkpoints/best.ckpt or last.ckpt" in fail(["test", "empty"], folder)
 

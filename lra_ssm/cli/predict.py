@@ -108,11 +108,10 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
 
     Raises InputError: there is none, it is none, or nothing says how its inputs are made.
     """
+    from lra_ssm.cli.inspect import is_saved
     from lra_ssm.models import LanguageModel, Regressor
 
-    path = Path(name)
-    saved = not path.is_file() and path.suffix != ".ckpt" and (not path.is_dir() or (path / "config.json").is_file())
-    trained = _saved(name, allow_pickle, trust) if saved else _of_a_run(name)
+    trained = _saved(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name)
     network = trained.network
     if isinstance(network, LanguageModel):
         raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, its score() rates them")

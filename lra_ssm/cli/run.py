@@ -18,6 +18,7 @@ from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
+from lra_ssm.cli.inspect import find, is_saved
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared import what_is_prepared
@@ -69,7 +70,7 @@ def main(command: str, arguments: list[str]) -> int:
         code = 1
         try:
             if command != "fit" and arguments and not arguments[0].startswith("-"):
-                arguments = options_of(arguments[0], arguments[1:])
+                arguments = _of_what_is_named(arguments[0], arguments[1:])
             RunCLI([command, *arguments], held, signals)
             patience, code = None, 0
         except _Done:
@@ -101,6 +102,16 @@ def main(command: str, arguments: list[str]) -> int:
             for run in held:
                 run.finish_loggers(code)
     return 0
+
+
+def _of_what_is_named(name: str, rest: list[str]) -> list[str]:
+    """The options of a run by its directory or checkpoint, or of a saved model. Raises InputError: there is none."""
+    if is_saved(name):
+        return options_of(name, rest)
+    found = find(name)
+    if not found.config:
+        raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
+    return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}", *rest]
 
 
 def _close(held: list[Run]) -> None:

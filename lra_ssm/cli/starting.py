@@ -10,22 +10,18 @@ from typing import Any
 import yaml
 from torch import nn
 
-from lra_ssm.checkpoints import CONFIG, RUN_CONFIG, ModelFiles, check_shapes
-from lra_ssm.cli.inspect import find
+from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
-    """The options with which validate, test and predict take a run's directory, or a saved model that brings its run's
-    config along.
+    """The options with which validate, test and predict take a saved model that brings its run's config along.
 
     rest: the options given, `--trust module.Class` among them. Raises InputError: it brings none along, or one that
     names something outside lra_ssm that would be imported and that nobody trusts.
     """
-    if Path(name).is_dir() and not (Path(name) / CONFIG).is_file() and (found := find(name)).config:
-        return [f"--config={found.file.parents[1] / RUN_CONFIG}", f"--ckpt_path={found.file}", *rest]
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--trust", action="append", default=[])
     given, rest = reader.parse_known_args(rest)
