@@ -52,6 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
         rows += _against(S6, shape, settings)
         if settings.device.type == "cuda":
             rows += _of_equal_state(shape, settings)
+    for shape in shapes:
         if settings.device.type == "cpu" or shape == shapes[0]:  # slower ones would take hours at every size
             rows += _against(B2S6, shape, settings)
             for backend in settings.backends if shape == shapes[0] else settings.backends[:1]:

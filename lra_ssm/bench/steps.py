@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(
             f"--config {path}: {what}; a config of fit has model, data.class_path and data.batch_size"
         ) from error
-    if arguments.get("vocab_size") is None and arguments.get("d_input") is None:
+    features = arguments.get("d_input") is not None
+    if arguments.get("vocab_size") is None and not features and not takes_numbers(network):
         raise InputError(f"--config {path}: the network has neither vocab_size nor d_input")
     return found
+
+
+def takes_numbers(network: dict[str, Any]) -> bool:
+    """Whether token ids go in as numbers, as in the published Mamba on text: such a network has no vocabulary."""
+    return "vocab_size" not in signature(NetworkSpec.of(network).cls).parameters
 
 
 def _length(class_path: str, data: dict[str, Any]) -> int:
@@ -110,7 +117,7 @@ class StepWork:
 
     @property
     def on_tokens(self) -> bool:
-        return self.arguments.get("vocab_size") is not None
+        return self.arguments.get("vocab_size") is not None or takes_numbers(json.loads(self.network))
 
     def build_network(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         with torch.random.fork_rng(devices=[]):
@@ -128,7 +135,7 @@ class StepWork:
             return features.to(self.device, self.dtype), None, labels
         pairs = getattr(NetworkSpec.of(json.loads(self.network)).cls, "per_example", 1) == 2
         shape = (self.batch, 2) if pairs else (self.batch,)
-        tokens = torch.randint(3, arguments["vocab_size"], (*shape, self.length), generator=random)
+        tokens = torch.randint(3, arguments.get("vocab_size", 18), (*shape, self.length), generator=random)
         return tokens.to(self.device), torch.full(shape, self.length, device=self.device), labels
 
     def step(self) -> tuple[Callable[[], Tensor], nn.Module]:
@@ -164,6 +171,8 @@ class StepWork:
         return replace(self, batch=2, length=min(self.length, 64))
 
     def bytes_needed(self) -> float:
+        if self.device.type == "cuda":  # which says itself that it is full, and takes no harm
+            return 0.0
         tokens = self.batch * self.length * self.arguments.get("n_layers", 8)
         return self.dtype.itemsize * tokens * 60 * self.arguments.get("d_model", 128)
 

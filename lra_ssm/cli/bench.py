@@ -23,7 +23,8 @@ Measures time, memory and errors on this machine, each contender in turn, and wr
 picture: operators (scans and S4D against the obvious PyTorch ways to write them, and growth with length), layers,
 steps (whole training steps, samples/s and tokens/s, and where their time goes), data (loaders), tokens (texts to
 tokens, against encode_batch and datasets.map), language (Mamba at two sizes, training and generation, against its
-matrix products, mamba.py and transformers), or all six."""
+matrix products, mamba.py and transformers), tune (other cuts of the Triton kernels into programs, on a GPU), or all
+but tune."""
 
 EXAMPLE = """\
 examples:
@@ -37,8 +38,8 @@ examples:
 
 def _parser() -> PlainParser:
     parser = PlainParser("lra-ssm bench", DESCRIPTION, EXAMPLE)
-    parser.add_argument("suite", nargs="?", default="operators", choices=(*SUITES, "all"), metavar="SUITE",
-                        help=f"{', '.join(SUITES)} or all; default: operators")  # fmt: skip
+    parser.add_argument("suite", nargs="?", default="operators", choices=(*SUITES, "tune", "all"), metavar="SUITE",
+                        help=f"{', '.join(SUITES)}, tune or all (but tune); default: operators")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--backends", default="auto", metavar="LIST", help="of the selective scan, comma-separated; "
                         "default: every one that runs on the device (layers and steps: the fastest)")  # fmt: skip
@@ -84,11 +85,15 @@ def main(command: str, arguments: list[str]) -> int:
         from lra_ssm.bench.tokens import check
 
         check(settings)
+    if "tune" in suites:
+        from lra_ssm.bench import tune
+
+        tune.check(settings)
     check_folder(given.out)
     machine = describe_machine(settings)
     print(f"{hardware_line(machine)}\n{LEGEND}\n", flush=True)
     for suite in suites:
-        if suite in ("layers", "steps") and given.backends == "auto":
+        if suite in ("layers", "steps", "tune") and given.backends == "auto":
             settings.backends = settings.backends[:1]
         kept = _Kept(suite, machine, given.out)
         settings.done = kept.add

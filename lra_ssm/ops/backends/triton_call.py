@@ -34,6 +34,7 @@ MIN_SEGMENT = 256
 FORWARD_STATE = 512
 BACKWARD_STATE = 256
 BACKWARD_STATE_REAL_EULER = 512
+WARPS = 1
 # Channels a program takes at most and, unless N asks for fewer, at least: 8 float32 are a 32-byte sector.
 MAX_BLOCK, MIN_BLOCK = 32, 8
 # States per program of the small kernel between the phases.
@@ -93,7 +94,7 @@ def plan(
 
 def launch_kernel(kernel: Any, programs: int, **arguments: Any) -> None:
     # Fused multiply-add is Triton's default until 3.9 and not after.
-    kernel[(programs,)](**arguments, num_warps=1, enable_fp_fusion=True)
+    kernel[(programs,)](**arguments, num_warps=WARPS, enable_fp_fusion=True)
 
 
 def _pairs(x: Tensor | None) -> Tensor | None:
