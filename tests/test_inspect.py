@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.inspect import examples_of, find, load_network
+from lra_ssm.cli.inspect import examples_of
+from lra_ssm.cli.trained import find, load_network
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.layers import S4D, LayerSpec
 from lra_ssm.models import Regressor

@@ -108,7 +108,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
 
     Raises InputError: there is none, it is none, or nothing says how its inputs are made.
     """
-    from lra_ssm.cli.inspect import is_saved
+    from lra_ssm.cli.trained import is_saved
     from lra_ssm.models import LanguageModel, Regressor
 
     trained = _saved(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name)
@@ -142,7 +142,7 @@ def _saved(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
 
 
 def _of_a_run(name: str) -> Trained:
-    from lra_ssm.cli.inspect import find, load_network
+    from lra_ssm.cli.trained import find, load_network
     from lra_ssm.runs.record import read_record
 
     found = find(name)

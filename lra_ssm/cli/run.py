@@ -18,11 +18,11 @@ from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
-from lra_ssm.cli.inspect import find, is_saved
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared import what_is_prepared
 from lra_ssm.cli.starting import check_start_tokenizer, options_of, start_from
+from lra_ssm.cli.trained import find, is_saved
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code, squeeze
 from lra_ssm.files import write_json
