@@ -144,11 +144,11 @@ class ScanWork:
         return replace(self, shape=replace(self.shape, batch=1, length=min(self.shape.length, 64)))
 
     def bytes_needed(self) -> float:
-        element = self.dtype.itemsize * (2 if self.case.is_complex else 1)
-        one = element * self.shape.batch * self.shape.channels * self.shape.length
+        one = self.dtype.itemsize * self.shape.batch * self.shape.channels * self.shape.length
         # measured for S6: about nine tensors with a state for every position; logarithms keep more
         if self.by in ("triton", MAMBA):  # beside the inputs' kin, sums of B's and C's gradients by blocks of channels
-            return one * (10 + self.shape.states / 4)
+            return one * (10 + self.shape.states * (0.75 if self.case.is_complex else 0.25))
+        one *= 2 if self.case.is_complex else 1
         states = {"loop over time": 14, "cumulative sums of logs": 30}.get(self.by, 18) if self.by in BASELINES else 0
         return one * (20 + states * self.shape.states)
 
