@@ -76,7 +76,10 @@ def test_every_published_step_in_both_precisions():
     assert names <= works.keys() and len(works) == 7 * 3 * 2 + 7
     assert works["b2s6, pathx"].length == 16384 and works["b2s6, pathx"].batch == 24
     work = replace(works["b2s6, scifar"], device=CPU, batch=1, length=16, backend="auto")
-    losses = [float(replace(work, mixed=mixed).build().calls[STEP]()) for mixed in (False, True)]
+    losses = []
+    for mixed in (False, True):
+        torch.manual_seed(0)  # of dropout
+        losses.append(float(replace(work, mixed=mixed).build().calls[STEP]()))
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
