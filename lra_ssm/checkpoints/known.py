@@ -34,7 +34,10 @@ def known_models() -> list[KnownModel]:
 
 def _shipped(folder: Path) -> KnownModel:
     source: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("source", {})
-    task, metrics = source.get("data", {}).get("dataset", ""), source.get("metrics", {}).get("test", {})
+    data, metrics = source.get("data", {}), source.get("metrics", {}).get("test", {})
+    task = data.get("dataset", "")
+    if task == "corpus":
+        task = f"text ({data.get('source', {}).get('kind')})"
     task += ", lossy pixels" if is_lossy(source) else ""
     size = (folder / WEIGHTS).stat().st_size
     return KnownModel(folder.name, task, source.get("parameters"), size, headline(metrics), "comes with lra_ssm")
