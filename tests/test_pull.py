@@ -352,7 +352,7 @@ def test_what_comes_with_the_package_has_a_name(
     assert torch.equal(logits("lm-tiny"), logits(saved))
     first, second, *_ = pulled(capsys, "--list")
     assert first.split() == ["name", "task", "stated", "parameters", "size"]
-    assert second.split()[:4] == ["lm-tiny", "corpus", "test/perplexity", "3.50"]
+    assert second.split()[:4] == ["lm-tiny", "text", "test/perplexity", "3.50"]
     assert not hub.asked
     with pytest.raises(ValueError, match="comes with lra_ssm, which has no revision 'v1'"):
         ModelFiles("lm-tiny", revision="v1")
