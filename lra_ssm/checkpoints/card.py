@@ -79,12 +79,13 @@ def _header(name: str, network: Mapping[str, Any], source: Mapping[str, Any], li
 
     title, repository, of_data = _known(source)
     task = _TASKS.get(_class(network), of_data)
+    kind = "lossy pixels" if is_lossy(source) else _kind(source)
     tested: Mapping[str, float] = (source.get("metrics") or {}).get("test") or {}
     results = [
         EvalResult(
             task_type=task or "other",
             dataset_type=repository or _dataset(source) or "other",
-            dataset_name=f"{title} ({_kind(source)})" if _kind(source) else title,
+            dataset_name=f"{title} ({kind})" if kind else title,
             dataset_split="test",
             metric_type=key.rpartition("/")[2],
             metric_value=float(f"{value:.6g}"),
