@@ -103,6 +103,7 @@ def last_step(folder: Path) -> int:
     return torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)["global_step"]
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_process_stops_all_at_the_same_step_and_saves_it(tmp_path: Path, root: Path) -> None:
     """The second process is sent it, in a batch in the middle of the second epoch."""
     env = {"KILL_AT": "train_batch_end:10", "KILL_WITH": "SIGTERM", "KILL_RANK": "1"}

@@ -456,6 +456,7 @@ def test_readers_load_neither_torch_nor_lightning() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+@pytest.mark.slow
 def test_the_real_reviews(tmp_path: Path) -> None:
     folder = os.environ.get("LRA_SSM_TEST_DATA")
     archive = Path(folder or "", "aclImdb-labelled.tar.gz")

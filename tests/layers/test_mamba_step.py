@@ -18,7 +18,7 @@ def built(d_model: int = 20, layer: object = None, **settings: object) -> MambaB
     block = MambaBlock(d_model, LayerSpec.of(layer or S6), **settings).eval()
     with torch.no_grad():
         for parameter in block.parameters():  # none at 1 or 0, where a mistake does not show
-            parameter += 0.1 * torch.randn_like(parameter)
+            parameter += 0.4 * d_model**-0.5 * torch.randn_like(parameter)
     return block
 
 
@@ -42,7 +42,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (20, {}, {}),
         (7, {"d_state": 3, "delta_rank": 5}, {"expand": 1, "d_conv": 1}),
         (33, {"d_state": 37}, {"conv_bias": False, "d_conv": 3}),
-        (96, {"d_state": 16}, {}),  # enough for several threads
+        (512, {"d_state": 16}, {}),  # enough for several threads
     ],
     ids=["small", "one-tap", "odd", "threads"],
 )

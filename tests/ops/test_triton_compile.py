@@ -1,7 +1,7 @@
 """The Triton kernels compile for a Hopper GPU, which takes no GPU: the interpreter accepts what the compiler does not.
 
-Run as a script, this file compiles every kernel as the backend launches it and prints one JSON line for each: with all
-variants for the argument "all", else with one that uses every kernel.
+Run as a script, this file compiles every kernel, in each variant as the backend launches it, and prints a JSON line for
+each.
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ SKIP = ("D", "z", "delta_bias")
 
 # name: (make_inputs' arguments, dtype of u, delta, z and real variable B and C, channels last, discretization,
 # segments, reset)
-FEW = {
-    "real euler, bfloat16, segments": (
-        dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
-}  # fmt: skip
 VARIANTS = {
     "real euler": (dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), None, False, "euler", False, False),
     "real euler, channels last": (
@@ -46,11 +42,12 @@ VARIANTS = {
         True, False),
     "complex euler, constant B, N = 3": (
         dict(complex_A=True, B="constant", C="2 interleaved", N=3, optional=()), None, False, "euler", False, False),
-    **FEW,
+    "real euler, bfloat16, segments": (
+        dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
 
 
-def compile_variants(variants) -> None:
+def compile_variants() -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -94,7 +91,7 @@ def compile_variants(variants) -> None:
     ceiling = gpu_exp._kernel.warmup(torch.empty(gpu_exp._BLOCK), gpu_exp.ROUNDS, gpu_exp._BLOCK, grid=(1,))
     assert "ex2.approx" in ceiling.asm["ptx"], "the bench's ceiling is one of exponentials"
     triton_call.launch_kernel = compile_instead
-    for variant, (arguments, dtype, channels_last, discretization, segments, with_reset) in variants.items():
+    for variant, (arguments, dtype, channels_last, discretization, segments, with_reset) in VARIANTS.items():
         current[:] = [variant]
         triton_call.processors = lambda device, segments=segments: 132 if segments else 0
         x = make_inputs(**{"batch": 2, "D": 128, "N": 16, "L": 1024, "dtype": torch.float32, **arguments})
@@ -112,19 +109,21 @@ def compile_variants(variants) -> None:
         triton_scan._scan_backward(*tensors, zoh, True, checkpoints, y, last)
 
 
-def compiled(tmp_path, *arguments: str) -> list[dict]:
+def compiled(tmp_path) -> list[dict]:
     triton = pytest.importorskip("triton")
     if not (Path(triton.__file__).parent / "backends/nvidia/bin/ptxas").exists():
         pytest.skip("this triton comes without ptxas")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, env=environment)
+    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def check(records, variants) -> None:
-    assert {record["variant"] for record in records} == set(variants)
+@pytest.mark.slow
+def test_kernels_compile_for_hopper(tmp_path):
+    records = compiled(tmp_path)
+    assert {record["variant"] for record in records} == set(VARIANTS)
     assert {record["kernel"] for record in records} == KERNELS
     for record in records:
         print(record)
@@ -135,14 +134,5 @@ def check(records, variants) -> None:
             assert record.get("exponentials", 0) <= 1.4, record
 
 
-def test_kernels_compile_for_hopper(tmp_path):
-    check(compiled(tmp_path), FEW)
-
-
-@pytest.mark.slow
-def test_all_variants_compile_for_hopper(tmp_path):
-    check(compiled(tmp_path, "all"), VARIANTS)
-
-
 if __name__ == "__main__":
-    compile_variants(VARIANTS if sys.argv[1:] == ["all"] else FEW)
+    compile_variants()

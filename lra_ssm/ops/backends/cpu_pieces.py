@@ -19,6 +19,8 @@ MAX_TAPS, MAX_ROWS = 4, 8
 _TILE, _LANES = 256, 16  # channels of the convolution that go through time together, at most; floats of a vector
 _PARTS = 8  # of the rows, whose sums are added in one order whatever the number of threads
 _WORTH_THREADS = 1 << 13  # numbers
+# Weights of in_proj: of fewer, waiting for each other six times costs threads that sleep more than they gain.
+_WORTH_WAITING = 1 << 20
 
 
 def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
@@ -89,7 +91,8 @@ def _call(function: str, structure: type[ctypes.Structure], like: Tensor, /, **v
     assert not isinstance(native, str), native
     plain = {name: v.data_ptr() if isinstance(v, Tensor) else v for name, v in values.items()}
     threads = torch.get_num_threads() if like.numel() >= _WORTH_THREADS else 1
-    getattr(native, function)(ctypes.byref(structure(is_double=like.dtype == torch.float64, threads=threads, **plain)))
+    plain = {"is_double": like.dtype == torch.float64, "threads": threads, **plain}
+    getattr(native, function)(ctypes.byref(structure(**plain)))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -158,14 +161,19 @@ def selective_step(
 
 
 def mamba_step(
-    x: Tensor, epsilon: float, delta_up: Tensor, window: Tensor, state: Tensor, **weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, epsilon: float, in_proj: Tensor, delta_up: Tensor, window: Tensor, state: Tensor,
+    **weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(y, window, state) of `ops.mamba_step`, for 1 to MAX_ROWS rows; all contiguous, float32."""
     y, window_after, state_after = torch.empty_like(x), torch.empty_like(window), torch.empty_like(state)
     (rows, channels), (_, inner, states) = x.shape, state.shape
-    _call("mamba_step", _MambaStep, state, rows=rows, channels=channels, inner=inner, states=states,
-          rank=delta_up.shape[1], taps=window.shape[2] + 1, epsilon=epsilon, x=x, delta_up=delta_up, window=window,
-          state=state, y=y, window_after=window_after, state_after=state_after, **weights)  # fmt: skip
+    threads = torch.get_num_threads() if in_proj.numel() >= _WORTH_WAITING else 1
+    _call(
+        "mamba_step", _MambaStep, state, rows=rows, channels=channels, inner=inner, states=states,
+        rank=delta_up.shape[1], taps=window.shape[2] + 1, threads=threads, epsilon=epsilon, x=x, in_proj=in_proj,
+        delta_up=delta_up, window=window, state=state, y=y, window_after=window_after, state_after=state_after,
+        **weights,
+    )  # fmt: skip
     return y, window_after, state_after
 
 
