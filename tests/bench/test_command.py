@@ -115,7 +115,7 @@ def test_loaders_give_the_same_batches(measured):
 def test_language_models_stand_beside_their_matrix_products(measured):
     data = json.loads((measured[0] / "results/here/language.json").read_text())
     ratios = {row["mode"]: row["ratio"] for row in data["rows"] if row["contender"] == "ours"}
-    assert list(ratios) == [BOTH, "step", "prompt", "token, batch 1", "token, batch 8"]
+    assert list(ratios) == [BOTH, "step", "prompt", "8 tokens, batch 1", "8 tokens, batch 8"]
     assert {ratio["to"] for ratio in ratios.values()} == {"matrix products alone"}
     loss = {row["contender"]: row for row in data["rows"] if row["comparison"].endswith("the head's loss")}
     assert list(loss) == ["F.cross_entropy of all logits", "linear_cross_entropy"]
