@@ -33,7 +33,7 @@ def test_every_class_is_explained_by_its_short_name(option, tmp_path, monkeypatc
     config = FIT if option.startswith("--model.network") else ["fit"]
     for cls in CHOICES[option]:
         with pytest.raises(SystemExit, match="0"):
-            in_process([*config, f"{option}.help", cls.__name__], capsys)
+            pytest.fail(f"{cls.__name__}: {in_process([*config, f'{option}.help', cls.__name__], capsys)}")
         out = capsys.readouterr().out
         assert cls.__name__ in out and "torch.nn" not in out and len(out.splitlines()) < 110, out
         assert "usage" not in out
