@@ -61,7 +61,8 @@ def test_the_files_that_are_needed_are_fetched_once(hub: Hub, saved: Path, monke
     hub.repositories.clear()  # what is cached is enough
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert torch.equal(LanguageModel.from_pretrained("me/lm")(IDS), expected)
-    assert "config.json of the Hub's is not cached here, and HF_HUB_OFFLINE is set" in refused("short")
+    assert "config.json of the Hub's is not cached here, and HF_HUB_OFFLINE is set" in refused("hf://short")
+    assert "short: there is no such folder, and no such model comes with lra_ssm" in refused("short")
 
 
 def test_a_folder_comes_before_a_repository_of_its_name(hub: Hub, saved: Path) -> None:

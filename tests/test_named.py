@@ -66,4 +66,5 @@ def test_what_its_configuration_names_is_not_imported(pushed):
     shutil.copytree(folder / "model", folder / "bare")
     (folder / "bare/config.yaml").unlink()
     assert "bare has no config.yaml: give --config, and --ckpt_path=bare" in fail(["test", "bare"], folder)
-    assert "there is no such folder" in fail(["test", "nothing-like-it"], folder)
+    said = fail(["test", "nothing-like-it"], folder)  # of a Hub that cannot be reached it would say so
+    assert "nothing-like-it: there is no such folder, and no such model comes with lra_ssm, which has " in said

@@ -37,7 +37,9 @@ def _shipped(folder: Path) -> KnownModel:
     data, metrics = source.get("data", {}), source.get("metrics", {}).get("test", {})
     task = data.get("dataset", "")
     if task == "corpus":
-        task = " of ".join(["text", *filter(None, [data.get("source", {}).get("kind")])])
+        task = "text"
+        if kind := data.get("source", {}).get("kind"):
+            task = f"text ({kind})"
     task += ", lossy pixels" if is_lossy(source) else ""
     size = (folder / WEIGHTS).stat().st_size
     return KnownModel(folder.name, task, source.get("parameters"), size, headline(metrics), "comes with lra_ssm")

@@ -6,6 +6,8 @@
    model.safetensors with its config.json beside it);
 4. a repository of the Hub, "owner/name" or "owner/name@revision"; "hf://owner/name" is never a folder.
 
+A name without a slash that is none of these is not asked of the Hub, but as "hf://name".
+
 The Hub's files are cached where huggingface_hub keeps them, the others among its assets (HF_HOME, HF_ASSETS_CACHE).
 """
 
@@ -217,6 +219,12 @@ def source_of(name: str | Path, revision: str | None = None, sha256: str | None 
         raise InputError(f"{given} names a revision, and revision={revision!r} another")
     if isinstance(name, Path) or not is_repository(repository):
         raise InputError(f"{given}: there is no such folder, and no repository of the Hub can be called so")
+    if "/" not in given:
+        names = ", ".join(sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}")))
+        raise InputError(
+            f"{given}: there is no such folder, and no such model comes with lra_ssm, which has {names}; a repository"
+            " of the Hub is owner/name"
+        )
     return Repository(repository, revision or stated or None)
 
 
