@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.trained import Found, find, is_saved, load_network
+from lra_ssm.cli.trained import Found, find, is_saved, load_network, load_saved
 from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
@@ -93,24 +93,17 @@ def _of_a_run(found: Found) -> Opened:
 
 
 def _of_a_saved_model(name: str, allow_pickle: bool, trust: Collection[str]) -> Opened:
-    from torch import nn
-
-    from lra_ssm.checkpoints import ModelFiles
     from lra_ssm.checkpoints.known import headline
-    from lra_ssm.cli.starting import check_trusted, run_config
-    from lra_ssm.models.pretrained import Pretrained, load_pretrained
+    from lra_ssm.models.pretrained import Pretrained
 
-    files = ModelFiles(name)
-    network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    stated, config = files.config(), run_config(files)
-    check_trusted(files.name, config, trust)
+    files, network, config = load_saved(name, allow_pickle, trust)
+    stated = files.config()
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
     tested: Any = stated
     for key in ("source", "metrics", "test"):  # whoever wrote it
         tested = tested.get(key) if isinstance(tested, dict) else None
     metrics = tested.items() if isinstance(tested, dict) else ()
     said = headline({key: value for key, value in metrics if isinstance(value, (int, float))})
-    config = config if isinstance(config, dict) else {}
     return Opened(network, specification, config, files.name, [said] if said else [])
 
 

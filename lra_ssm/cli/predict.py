@@ -111,7 +111,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
     from lra_ssm.cli.trained import is_saved
     from lra_ssm.models import LanguageModel, Regressor
 
-    trained = _saved(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name)
+    trained = _of_a_saved_model(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name)
     network = trained.network
     if isinstance(network, LanguageModel):
         raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, its score() rates them")
@@ -125,20 +125,13 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
     return trained._replace(network=network.eval())
 
 
-def _saved(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
-    from torch import nn
+def _of_a_saved_model(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
+    from lra_ssm.cli.trained import load_saved
 
-    from lra_ssm.checkpoints import ModelFiles
-    from lra_ssm.cli.starting import check_trusted, run_config
-    from lra_ssm.models.pretrained import load_pretrained
-
-    files = ModelFiles(name)
-    network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    config, source = run_config(files), files.config().get("source")
-    data = config.get("data") if isinstance(config, dict) else None
-    check_trusted(files.name, data, trust)
+    files, network, config = load_saved(name, allow_pickle, trust)
+    source = files.config().get("source")
     recorded = source.get("data") if isinstance(source, dict) else None
-    return Trained(files.name, network, data, recorded if isinstance(recorded, dict) else {})
+    return Trained(files.name, network, config.get("data"), recorded if isinstance(recorded, dict) else {})
 
 
 def _of_a_run(name: str) -> Trained:
@@ -182,16 +175,18 @@ def classify(trained: Trained, examples: "OwnExamples", batch_size: int, device:
     import numpy as np
     import torch
 
+    from lra_ssm.datamodules.storage.bars import with_bar
+
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         network = trained.network.to(chosen)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"--device {chosen}: {squeeze(str(error))[:200]}") from error
     found = []
+    starts = range(0, len(examples.names), batch_size)
     with torch.inference_mode():
-        for numbers in np.array_split(
-            np.arange(len(examples.names)), range(batch_size, len(examples.names), batch_size)
-        ):
+        for start in with_bar(starts, "predicting", len(starts)):
+            numbers = np.arange(start, min(start + batch_size, len(examples.names)))
             inputs, lengths = examples.load(numbers)
             try:
                 logits = network(inputs.to(chosen), None if lengths is None else lengths.to(chosen))

@@ -1,5 +1,6 @@
-"""Which checkpoint a name means, and the network in it; saved models are found by `lra_ssm.checkpoints`."""
+"""Which checkpoint or saved model a name means, and the network in it."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -7,6 +8,8 @@ from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from lra_ssm.checkpoints import ModelFiles
 
 
 class Found(NamedTuple):
@@ -80,3 +83,24 @@ def load_network(file: Path) -> tuple["nn.Module", dict[str, Any], int]:
         raise InputError(f"{file}: its weights are of another network: {squeeze(str(error))[:300]}") from error
     step = state.get("global_step")
     return network, spec, step if isinstance(step, int) else 0
+
+
+def load_saved(
+    name: str, allow_pickle: bool = False, trust: Collection[str] = ()
+) -> tuple["ModelFiles", "nn.Module", dict[str, Any]]:
+    """A saved model's files, its network, and its run's configuration, empty where it brings none along.
+
+    Raises InputError: as `load_pretrained`, or the configuration's data module is of nobody who is trusted.
+    """
+    from torch import nn
+
+    from lra_ssm.checkpoints import ModelFiles
+    from lra_ssm.cli.starting import check_trusted, run_config
+    from lra_ssm.models.pretrained import load_pretrained
+
+    files = ModelFiles(name)
+    network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
+    config = run_config(files)
+    config = config if isinstance(config, dict) else {}
+    check_trusted(files.name, config.get("data"), trust)  # nothing else of it is made
+    return files, network, config
