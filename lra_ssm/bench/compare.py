@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ class Errors:
     worst_gradient: float | None
     worst_gradient_of: str | None
     truth: str
+
+
+class Bar(NamedTuple):
+    """Of a suite's picture. `group`: what is compared, whose bars share a scale and a panel; empty where all do."""
+
+    group: str
+    name: str
+    value: float
 
 
 @dataclass

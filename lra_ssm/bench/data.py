@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import yaml
 
-from lra_ssm.bench.compare import Row, Settings
+from lra_ssm.bench.compare import Bar, Row, Settings
 from lra_ssm.bench.measure import WallTimer, interleave, median_and_spread, ratio, timer_for
 from lra_ssm.bench.steps import config_files, make_work, read_config, sizes
 from lra_ssm.bench.work import STEP
@@ -87,7 +87,7 @@ def run(settings: Settings) -> dict[str, Any]:
         shares += _shares_of_steps(name, read_config(path), own, settings)
         rows += own
         settings.done(own)
-    bars = [(f"{x['config']}, {x['loader']}", 100 * x["share"]) for x in shares]
+    bars = [Bar("", f"{x['config']}, {x['loader']}", 100 * x["share"]) for x in shares]
     return {"rows": rows, "shares of steps": shares, "bars": bars, "unit": "loading, % of an S4D training step"}
 
 

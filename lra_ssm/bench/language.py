@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.bench.compare import Contender, Row, Settings, compare
+from lra_ssm.bench.compare import Bar, Contender, Row, Settings, compare
 from lra_ssm.bench.language_models import Model, Products, Size, models
 from lra_ssm.bench.measure import interleave, ratio, timer_for
 from lra_ssm.bench.memory import available_bytes
@@ -48,7 +48,7 @@ def run(settings: Settings) -> dict[str, Any]:
         profiles[f"{name}, step"], _ = profile_step(_training(_built("ours", size, settings), size, settings)[STEP],
                                                  settings.device)  # fmt: skip
         rows += _loss(name, size, settings)
-    bars = [(f"{row.contender}; {row.comparison}, {row.mode}", row.extra["tokens/s"]) for row in rows
+    bars = [Bar(f"{row.comparison}, {row.mode}", row.contender, row.extra["tokens/s"]) for row in rows
             if row.timing and "tokens/s" in row.extra]  # fmt: skip
     return {"rows": rows, "profiles": profiles, "bars": bars, "unit": "tokens/s"}
 

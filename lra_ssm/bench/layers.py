@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lra_ssm.bench.compare import Contender, Row, Settings, compare
+from lra_ssm.bench.compare import Bar, Contender, Row, Settings, compare
 from lra_ssm.bench.work import Prepared, generator, prepare, random_like
 from lra_ssm.layers import LayerSpec
 from lra_ssm.ops import prefer_backend
@@ -101,13 +101,13 @@ def run(settings: Settings) -> dict[str, Any]:
                 rows += _compare(task, published, batch, length, d_model, settings)
     return {
         "rows": rows,
-        "bars": [(_title(row), row.extra["tokens/s"]) for row in rows if row.timing],
+        "bars": [Bar(_group(row), row.contender, row.extra["tokens/s"]) for row in rows if row.timing],
         "unit": "tokens/s",
     }
 
 
-def _title(row: Row) -> str:
-    return f"{row.comparison}, {row.contender}, L = {row.shape['length']}, {row.mode}"
+def _group(row: Row) -> str:
+    return f"{row.comparison}, L = {row.shape['length']}, {row.mode}"
 
 
 def _compare(task: str, published: int, batch: int, length: int, d_model: int, settings: Settings) -> list[Row]:

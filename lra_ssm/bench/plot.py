@@ -10,7 +10,7 @@ from typing import IO, Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lra_ssm.bench.compare import Row
+from lra_ssm.bench.compare import Bar, Row
 
 _OURS = ("#0b5fa5", "#d1495b", "#2e8b57", "#7b4fa3", "#b8860b", "#00798c")
 _OTHERS = "#8a8a8a"
@@ -87,17 +87,29 @@ def _direct_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) ->
                       color=color, fontsize=9, va="center")  # fmt: skip
 
 
-def bar_plot(bars: Sequence[tuple[str, float]], unit: str, title: str) -> Callable[[IO[bytes]], None]:
-    """Horizontal bars with their values, for suites without lengths."""
-    figure = Figure(figsize=(10, 1.6 + 0.42 * len(bars)), layout="constrained")
-    axes = figure.subplots()
-    names, values = zip(*bars, strict=True)
-    drawn: Any = axes.barh(range(len(bars)), values, color=_OURS[0], height=0.6)
-    axes.bar_label(drawn, [f"{value:,.4g}" for value in values], padding=4, fontsize=9)
-    axes.set_yticks(range(len(bars)), ["\n".join(textwrap.wrap(name, 48)) for name in names], fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(unit)
+def bar_plot(bars: Sequence[Bar], unit: str, title: str) -> Callable[[IO[bytes]], None]:
+    """Horizontal bars with their values, a panel for each group, for suites without lengths. "ours" stands out."""
+    groups = {group: [bar for bar in bars if bar.group == group] for group in dict.fromkeys(bar.group for bar in bars)}
+    sizes = [len(own) + 0.6 for own in groups.values()]
+    figure = Figure(figsize=(10, 1.4 + 0.34 * sum(sizes) + 0.5 * len(groups)), layout="constrained")
+    panels = figure.subplots(len(groups), squeeze=False, height_ratios=sizes)[:, 0]
+    others = any(bar.name == "ours" for bar in bars)
+    for axes, (group, own) in zip(panels, groups.items(), strict=True):
+        places = range(len(own))
+        colors = [_OTHERS if others and bar.name != "ours" else _OURS[0] for bar in own]
+        drawn: Any = axes.barh(places, [bar.value for bar in own], color=colors, height=0.6)
+        axes.bar_label(drawn, [_number(bar.value) for bar in own], padding=4, fontsize=9)
+        axes.set_yticks(places, ["\n".join(textwrap.wrap(bar.name, 48)) for bar in own], fontsize=9)
+        axes.set_ylim(len(own) - 0.5, -0.5)
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(group, loc="left", fontsize=10)
+        axes.xaxis.set_major_formatter(lambda value, _: _number(value))
+        axes.tick_params(axis="x", labelsize=8)
+    panels[-1].set_xlabel(unit)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return lambda file: figure.savefig(file, dpi=130, format="png")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

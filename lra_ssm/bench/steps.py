@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lra_ssm
-from lra_ssm.bench.compare import Contender, Row, Settings, compare
+from lra_ssm.bench.compare import Bar, Contender, Row, Settings, compare
 from lra_ssm.bench.measure import ratio
 from lra_ssm.bench.profile import profile_step
 from lra_ssm.bench.work import STEP, Prepared, generator
@@ -269,7 +269,9 @@ def run(settings: Settings) -> dict[str, Any]:
             if row.contender == name:
                 row.extra |= found
         settings.tick()
-    bars = [(f"{row.contender}, batch {row.shape['batch']}", row.extra["tokens/s"]) for row in rows if row.timing]
+    bars = [
+        Bar("", f"{row.contender}, batch {row.shape['batch']}", row.extra["tokens/s"]) for row in rows if row.timing
+    ]
     return {"rows": rows, "profiles": profiles, "bars": bars, "unit": "tokens/s"}
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.bench import token_batches
-from lra_ssm.bench.compare import Row, Settings
+from lra_ssm.bench.compare import Bar, Row, Settings
 from lra_ssm.bench.measure import WallTimer, interleave, ratio
 from lra_ssm.bench.token_work import TokenWork, read_texts
 from lra_ssm.datamodules.language.specifications import TokenizerChoice, parse_tokenizer
@@ -74,7 +74,7 @@ def run(settings: Settings) -> dict[str, Any]:
     settings.done(rows)
     batches = token_batches.run(settings)
     settings.done(batches)
-    bars = [(row.contender, row.extra["MB/s"]) for row in rows]
+    bars = [Bar("", row.contender, row.extra["MB/s"]) for row in rows]
     return {
         "rows": [*rows, *batches],
         "times over ours": over_ours,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from lra_ssm.bench.compare import Contender, Row, Settings, compare
+from lra_ssm.bench.compare import Bar, Contender, Row, Settings, compare
 from lra_ssm.bench.operators import shapes_of
 from lra_ssm.bench.scan import B2S6, CHANNELS_LAST, S6, ScanWork
 from lra_ssm.bench.work import BOTH, Prepared, Work
@@ -93,7 +93,7 @@ def run(settings: Settings) -> dict[str, Any]:
         contenders = [Contender(cut, work) for cut, work in cuts.items()]
         rows += compare(f"{name}, cut in other ways", asdict(own), contenders, settings, base=DEFAULT)
     bars = [
-        (f"{row.comparison.split(',')[0]}, {tuple(row.shape.values())}: {row.contender}", 1 / row.ratio[0])
+        Bar(f"{row.comparison.split(',')[0]}, {tuple(row.shape.values())}", row.contender, 1 / row.ratio[0])
         for row in rows
         if row.ratio is not None and row.mode == BOTH
     ]
