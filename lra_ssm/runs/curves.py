@@ -28,8 +28,11 @@ def draw_curves(metrics: Path, target: Path) -> None:
     from matplotlib.figure import Figure  # without pyplot no display is asked for
 
     rows = len(panels) + bool(rates)
-    figure = Figure(figsize=(9, 0.8 + 2.4 * rows), layout="constrained")
+    height = 0.8 + 2.4 * rows
+    figure = Figure(figsize=(9, height))
     drawn = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    # In inches: layout="constrained" finds much the same in half as long again.
+    figure.subplots_adjust(left=1 / 9, right=8.85 / 9, bottom=0.5 / height, top=1 - 0.35 / height, hspace=0.07)
     for axes, name in zip(drawn, sorted(panels, key=lambda name: (name != "loss", name != "accuracy")), strict=False):
         axes.set_ylabel(name.replace("_", " "))
         for split, color in _COLORS.items():
@@ -53,10 +56,11 @@ def draw_curves(metrics: Path, target: Path) -> None:
             axes.plot(*_columns(list(points)), linewidth=1.6, label=", ".join(names))
         axes.legend(frameon=False, fontsize=9)
     for axes in drawn:
+        axes.yaxis.set_label_coords(-0.085, 0.5)
         axes.grid(color="#e5e5e5", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     drawn[-1].set_xlabel("step")
-    figure.suptitle("/".join(metrics.parts[-3:-1]), fontsize=10)
+    figure.suptitle("/".join(metrics.parts[-3:-1]), fontsize=10, y=1 - 0.1 / height, va="top")
     with replacing(target, "wb") as file:
         figure.savefig(file, dpi=110, format="png")
 
