@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runner import TINY, only_run, succeed
+from tests.runner import TINY, only_run, run_by, succeed
 
 # 43 training examples in batches of 8 leave 3, 19 for validation and test leave 3: shares of two and one.
 UNEVEN = ["--data.num_train=43", "--data.num_val=19", "--data.num_test=19", "--data.generator_seed=4"]
@@ -24,15 +24,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     root, found = tmp_path_factory.mktemp("data") / "root", {}
     for devices, flags in DEVICES.items():
         folder = tmp_path_factory.mktemp(f"by-{devices}")
-        for command in ("fit", "test"):
-            line = [command, "--config", str(TINY), f"--data.root={root}", *FLAGS, *flags]
-            if devices == 1:
-                succeed(line, folder)
-                continue
+        fit, test = (
+            [command, "--config", str(TINY), f"--data.root={root}", *FLAGS, *flags] for command in ("fit", "test")
+        )
+        if devices == 1:
+            succeed(fit, folder)
+            succeed(test, folder)
+        else:
             # Lightning starts the second process with the first one's own command line: it must be a real one.
             env = os.environ | {"PYTHONPATH": str(TINY.parents[1]), "OMP_NUM_THREADS": "1"}
-            real = [sys.executable, "-m", "lra_ssm", *line]
+            real = [sys.executable, "-m", "lra_ssm", *fit]
             subprocess.run(real, cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+            assert all(result.code == 0 for result in run_by(devices, test, folder))
         found[devices] = only_run(folder)
     return found
 

@@ -41,7 +41,11 @@ def test_the_install_lines_are_what_ci_runs():
 SCRIPTS = [text for kind, text in BLOCKS if kind == "bash" and not text.startswith("pip ")]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=[text.splitlines()[-1] for text in SCRIPTS])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(text, marks=[pytest.mark.slow] * text.startswith("lra-ssm bench")) for text in SCRIPTS],
+    ids=[text.splitlines()[-1] for text in SCRIPTS],
+)
 def test_commands_run(script, tmp_path):
     """The lines of a block, one after the other, on little data."""
     for folder in ("configs", "slurm"):
