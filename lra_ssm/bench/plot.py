@@ -89,10 +89,12 @@ def _direct_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) ->
 
 def bar_plot(bars: Sequence[Bar], unit: str, title: str) -> Callable[[IO[bytes]], None]:
     """Horizontal bars with their values, a panel for each group, for suites without lengths. "ours" stands out."""
+    if not bars:
+        title += "\nnothing could be measured: the table says why"
     groups = {group: [bar for bar in bars if bar.group == group] for group in dict.fromkeys(bar.group for bar in bars)}
     sizes = [len(own) + 0.6 for own in groups.values()]
     figure = Figure(figsize=(10, 1.4 + 0.34 * sum(sizes) + 0.5 * len(groups)), layout="constrained")
-    panels = figure.subplots(len(groups), squeeze=False, height_ratios=sizes)[:, 0]
+    panels = figure.subplots(len(groups), squeeze=False, height_ratios=sizes)[:, 0] if groups else []
     others = any(bar.name == "ours" for bar in bars)
     for axes, (group, own) in zip(panels, groups.items(), strict=True):
         places = range(len(own))
@@ -106,7 +108,8 @@ def bar_plot(bars: Sequence[Bar], unit: str, title: str) -> Callable[[IO[bytes]]
         axes.set_title(group, loc="left", fontsize=10)
         axes.xaxis.set_major_formatter(lambda value, _: _number(value))
         axes.tick_params(axis="x", labelsize=8)
-    panels[-1].set_xlabel(unit)
+        if axes is panels[-1]:
+            axes.set_xlabel(unit)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return lambda file: figure.savefig(file, dpi=130, format="png")
 

@@ -270,6 +270,12 @@ def test_slopes_are_fitted_where_the_lengths_are_long():
     assert slope(points[:3]) is None
 
 
+def test_a_picture_where_nothing_could_be_measured():
+    drawn = BytesIO()
+    plot.bar_plot([], "tokens/s", "title")(drawn)
+    assert drawn.getvalue()[:4] == b"\x89PNG"
+
+
 def test_a_picture_of_one_length_and_of_rows_without_memory(tmp_path):
     rows = [row("growth with length", "S6, cpu", BOTH, [1.0], length=64)]
     rows[0].memory = None
