@@ -73,8 +73,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Mean ± standard deviation over seeds, in Markdown."""
     lines = [
         "| Mamba's block with | per word, held-out reviews | per token | bits per byte | per word, WikiText-2's test |"
-        " seeds | parameters | minutes a run |",
-        "|---|---|---|---|---|---|---|---|",
+        " seeds | parameters |",
+        "|---|---|---|---|---|---|---|",
     ]
     for unit, label in UNITS.items():
         own = [row for row in rows if row["unit"] == unit]
@@ -86,8 +86,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                     ("wikitext2_per_word", 0),
                 )
             ]  # fmt: skip
-            minutes = mean(float(row["minutes"]) for row in own)
-            more = [str(len(own)), f"{int(own[0]['parameters']):,}", f"{minutes:.0f}"]
+            more = [str(len(own)), f"{int(own[0]['parameters']):,}"]
             lines.append(f"| {' | '.join([label, *cells, *more])} |")
     return "\n".join(lines) + "\n"
 
