@@ -98,7 +98,7 @@ def _spread(values: list[float], digits: int) -> str:
 
 def draw(curves: list[dict[str, Any]], file: Path) -> None:
     """Perplexity per word on held-out reviews by step: the mean over seeds, and the band from least to greatest."""
-    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for number, (unit, label) in enumerate(UNITS.items()):
         by_step = defaultdict(list)
         for row in curves:
@@ -108,9 +108,11 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
         axis.plot(steps, [mean(by_step[s]) for s in steps], "o-", ms=3, color=f"C{number}", label=label)
         low, high = ([f(by_step[s]) for s in steps] for f in (min, max))
         axis.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, lw=0)
-    axis.set(title="IMDb's reviews, 3 M parameters, 4,096 tokens a step", xlabel="step", yscale="log",
+    axis.set(title="IMDb's reviews, 3 M parameters, 4,096 tokens a step: mean over seeds, band from least to greatest", xlabel="step", yscale="log",
              ylabel="validation perplexity per word")  # fmt: skip
-    axis.grid(alpha=0.3, which="both")
+    axis.set_yticks(ticks := [700, 1000, 1500, 2000, 2500], [f"{value:,}" for value in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
     axis.legend()
     figure.savefig(file, dpi=110)
     plt.close(figure)
