@@ -108,8 +108,9 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
         axis.plot(steps, [mean(by_step[s]) for s in steps], "o-", ms=3, color=f"C{number}", label=label)
         low, high = ([f(by_step[s]) for s in steps] for f in (min, max))
         axis.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, lw=0)
-    axis.set(title="IMDb's reviews, 3 M parameters, 4,096 tokens a step: mean over seeds, band from least to greatest", xlabel="step", yscale="log",
-             ylabel="validation perplexity per word")  # fmt: skip
+    title = "IMDb's reviews, 3 M parameters, 4,096 tokens a step: mean over seeds, band from least to greatest"
+    axis.set_title(title, fontsize=10)
+    axis.set(xlabel="step", yscale="log", ylabel="validation perplexity per word")
     axis.set_yticks(ticks := [700, 1000, 1500, 2000, 2500], [f"{value:,}" for value in ticks])
     axis.minorticks_off()
     axis.grid(alpha=0.3)
