@@ -78,7 +78,10 @@ def _of_size(name: str, size: Size, settings: Settings) -> list[Row]:
         if isinstance(build, str):
             missing[label] = build
         else:
-            built[label] = _built(label, size, settings)
+            try:
+                built[label] = _built(label, size, settings)
+            except ImportError as error:  # what its package needs, or was not built for this torch
+                missing[label] = f"not measured: {error}"
     tokens, training = size.batch * size.length, {label: _training(m, size, settings) for label, m in built.items()}
     rows: list[Row] = []
     slow: dict[str, str] = {}

@@ -179,6 +179,40 @@ class Transformers(_Other):
         return out.logits[:, -1], out.cache_params
 
 
+class MambaSsm(_Other):
+    """mamba-ssm's own MambaLMHeadModel: its fused block, its CUDA scan, its Triton steps."""
+
+    def __init__(self, size: Size, free_bytes: float) -> None:
+        from mamba_ssm.models.config_mamba import MambaConfig
+        from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+
+        super().__init__(size, free_bytes)
+        self.at_once = size.batch  # its scan keeps no (B, L, E, N) tensor
+        config = MambaConfig(
+            d_model=size.d_model, n_layer=size.n_layers, vocab_size=size.vocab_size,
+            ssm_cfg={"layer": "Mamba1", "d_state": N}, pad_vocab_size_multiple=1,
+        )  # fmt: skip
+        self.module: Any = MambaLMHeadModel(config)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self.module(ids).logits
+
+    def prompt(self, ids: Tensor) -> Tensor:
+        return self.module(ids, num_last_tokens=1).logits[:, -1]
+
+    def start(self, batch: int) -> Any:
+        from mamba_ssm.utils.generation import InferenceParams
+
+        state = InferenceParams(max_seqlen=1, max_batch_size=batch)
+        first = torch.zeros(batch, dtype=torch.int64, device=next(self.module.parameters()).device)
+        return self.step(first, state)[1]
+
+    def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logits = self.module(ids_t[:, None], inference_params=state, num_last_tokens=1).logits[:, -1]
+        state.seqlen_offset += 1  # from the second on it is its step
+        return logits, state
+
+
 class Products:
     """The matrix products of a model and nothing else: the ceiling. Results go into memory that is there already."""
 
@@ -228,6 +262,7 @@ def models(size: Size, device: torch.device, free_bytes: float) -> Iterator[tupl
     yield "ours", lambda: Ours(size)
     others: dict[str, tuple[str, Callable[[], Model]]] = {
         "mamba.py": ("mambapy", lambda: MambaPy(size, free_bytes)),
+        "mamba-ssm": ("mamba_ssm", lambda: MambaSsm(size, free_bytes)),
         "transformers": ("transformers", lambda: Transformers(size, free_bytes)),
         "transformers, use_mambapy": ("transformers", lambda: Transformers(size, free_bytes, with_mambapy=True)),
     }
@@ -235,4 +270,9 @@ def models(size: Size, device: torch.device, free_bytes: float) -> Iterator[tupl
         packages = sorted({package, *(["mambapy"] if "mambapy" in name else [])})
         missing = [each for each in packages if find_spec(each) is None]
         verb = "is" if len(missing) == 1 else "are"
-        yield name, f"not measured: {', '.join(missing)} {verb} not installed" if missing else build
+        if missing:
+            yield name, f"not measured: {', '.join(missing)} {verb} not installed"
+        elif name == "mamba-ssm" and device.type != "cuda":
+            yield name, "not measured: needs an NVIDIA GPU"
+        else:
+            yield name, build

@@ -94,7 +94,7 @@ def bar_plot(bars: Sequence[Bar], unit: str, title: str) -> Callable[[IO[bytes]]
     groups = {group: [bar for bar in bars if bar.group == group] for group in dict.fromkeys(bar.group for bar in bars)}
     sizes = [len(own) + 0.6 for own in groups.values()]
     figure = Figure(figsize=(10, 1.4 + 0.34 * sum(sizes) + 0.5 * len(groups)), layout="constrained")
-    panels = figure.subplots(len(groups), squeeze=False, height_ratios=sizes)[:, 0] if groups else []
+    panels: Any = figure.subplots(len(groups), squeeze=False, height_ratios=sizes)[:, 0] if groups else []
     others = any(bar.name == "ours" for bar in bars)
     for axes, (group, own) in zip(panels, groups.items(), strict=True):
         places = range(len(own))

@@ -129,6 +129,7 @@ def test_other_peoples_models_that_are_not_there_are_a_line(monkeypatch, tmp_pat
     notes = {row.contender: row.note for row in rows if row.timing is None}
     assert notes == {
         "mamba.py": "not measured: mambapy is not installed",
+        "mamba-ssm": "not measured: mamba_ssm is not installed",
         "transformers": "not measured: transformers is not installed",
         "transformers, use_mambapy": "not measured: mambapy, transformers are not installed",
     }
