@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import sys
 import time
+from functools import partial
 from io import BytesIO
 from statistics import median
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -269,6 +272,45 @@ def test_slopes_are_fitted_where_the_lengths_are_long():
     points = [(1024, 5.0), (4096, 5.0), (8192, 20.0), (16384, 80.0)]
     assert slope(points) == pytest.approx(2.0)
     assert slope(points[:3]) is None
+
+
+def test_mamba_ssms_own_model_goes_token_by_token_as_it_reads(monkeypatch):
+    """Its package stands in with sums of embeddings, kept in what its inference keeps."""
+    size = language_models.Size(n_layers=1, d_model=4, vocab_size=5, length=3, batch=2)
+
+    class LanguageModel(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            assert (config.d_model, config.n_layer, config.vocab_size, config.pad_vocab_size_multiple) == (4, 1, 5, 1)
+            self.embedding = torch.nn.Embedding(5, 4)
+
+        def forward(self, ids, inference_params=None, num_last_tokens=0):
+            x = self.embedding(ids).cumsum(1)
+            if inference_params is not None:
+                if inference_params.seqlen_offset:
+                    x = x + inference_params.key_value_memory_dict[0]
+                inference_params.key_value_memory_dict[0] = x[:, -1:]
+            return SimpleNamespace(logits=(x @ self.embedding.weight.T)[:, -num_last_tokens:])
+
+    kept = partial(SimpleNamespace, seqlen_offset=0)
+    for name, content in (
+        ("models.config_mamba", {"MambaConfig": SimpleNamespace}),
+        ("models.mixer_seq_simple", {"MambaLMHeadModel": LanguageModel}),
+        ("utils.generation", {"InferenceParams": lambda **given: kept(key_value_memory_dict={}, **given)}),
+    ):
+        monkeypatch.setitem(sys.modules, f"mamba_ssm.{name}", SimpleNamespace(**content))
+    for name in ("mamba_ssm", "mamba_ssm.models", "mamba_ssm.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    model = language_models.MambaSsm(size, 0.0)
+    ids, targets = size.batch_of_tokens(CPU)
+    state = model.start(2)  # after token 0
+    for ids_t in ids.T:
+        logits, state = model.step(ids_t, state)
+    torch.testing.assert_close(logits, model.prompt(torch.cat([torch.zeros(2, 1, dtype=torch.int64), ids], 1)))
+    model.backward(ids, targets)
+    expected = torch.nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
+    (gradient,) = torch.autograd.grad(expected, model.module.embedding.weight)
+    torch.testing.assert_close(model.module.embedding.weight.grad, gradient)
 
 
 def test_a_picture_where_nothing_could_be_measured():
