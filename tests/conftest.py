@@ -30,6 +30,12 @@ def _online() -> bool:
     return True
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Of `-n auto`: one more than cores, for many tests wait for processes of their own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("slurm"):
         if "slurm" not in item.config.getoption("markexpr"):
