@@ -185,6 +185,7 @@ class HarnessModel(TemplateLM):
         ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
+        end = None if self.tokens.ends_lines else self.eot_token_id
         sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
         steps = Generation(
             self.model,
@@ -192,17 +193,17 @@ class HarnessModel(TemplateLM):
             int(settings.get("max_gen_toks", _NEW_TOKENS)),
             lengths=lengths.to(self._device),
             temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
-            top_k=settings.get("top_k"),
+            top_k=settings.get("top_k") or None,  # 0: all, as transformers has it
             top_p=settings.get("top_p"),
             repetition_penalty=settings.get("repetition_penalty", 1.0),
-            stop=(self.eot_token_id,),
+            stop=() if end is None else (end,),
         )
         until = settings.get("until") or []
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         new, answers = [list[int]() for _ in prompts], [""] * len(prompts)
         for tokens in steps:
             for row, token in enumerate(tokens.tolist()):
-                if token in (-1, self.eot_token_id):  # -1: the row has ended
+                if token in (-1, end):  # -1: the row has ended
                     continue
                 new[row].append(token)
                 answers[row] = self.tokens.decode(new[row])

@@ -213,6 +213,21 @@ def test_last_is_kept_every_few_steps_and_best_by_its_metric(tmp_path):
         fit(tmp_path, wrong, enable_checkpointing=True, num_sanity_val_steps=1)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_stop_within_an_accumulation_comes_when_its_step_is_made(tmp_path, at):
+    """Of Trainer(max_time=…), say: gradients that were summed up are in no checkpoint."""
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            trainer.should_stop |= batch_idx == at
+
+    last = SaveLast(tmp_path / "last.ckpt", 100, "code")
+    fit(tmp_path, last, Stop(), accumulate_grad_batches=3, max_epochs=3, enable_checkpointing=True)
+    state = torch.load(last.path, weights_only=True)
+    batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"]
+    assert (batches, state["global_step"]) == ((3, 1) if at < 3 else (4, 2))
+
+
 def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path, io = tmp_path / "deep" / "a.ckpt", AtomicCheckpointIO()
     io.save_checkpoint({"a": 1}, path)

@@ -103,7 +103,7 @@ def _prompts(options: Any) -> list[str]:
         where = "standard input" if options.prompt_file == "-" else options.prompt_file
         try:
             data = sys.stdin.buffer.read() if options.prompt_file == "-" else Path(options.prompt_file).read_bytes()
-            lines = [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+            lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n") if line.strip()]
         except OSError as error:
             raise InputError(f"--prompt_file {where}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:

@@ -29,6 +29,26 @@ M = TypeVar("M", bound=nn.Module)
 State = Any  # of a layer or a block: a tensor, or a tuple of states
 
 
+def asked_of(module: nn.Module, reset: Tensor | None, initial_state: State, return_last_state: bool) -> dict[str, Any]:
+    """The keyword arguments of a layer's, block's or network's call, without what is not asked for: one of a user's own
+    needs `forward(x, lengths=None)` alone. Raises ValueError naming the class and the argument that it lacks."""
+    asked = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if asked:
+        own = getattr(module, "_orig_mod", module)  # of torch.compile
+        taken = inspect.signature(own.forward).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        for name in asked:
+            if name not in taken and not anything:
+                needed = (
+                    "documents cannot be packed with it, unless `isolate: false` of the data lets them run together"
+                    if name == "reset"
+                    else "it has no state to carry on with it"
+                )
+                raise ValueError(f"{type(own).__name__}.forward takes no `{name}`: {needed}")
+    return asked
+
+
 def run_with_state(
     module: nn.Module,
     x: Tensor,
@@ -39,19 +59,9 @@ def run_with_state(
 ) -> tuple[Tensor, State]:
     """(y, state) of a layer or block; state None unless return_last_state.
 
-    What is not asked for is not passed: a module needs `forward(x, lengths=None)` alone. Raises ValueError naming the
-    class and the argument that it lacks, InputError where what it returns is not of x's shape.
+    Raises ValueError as `asked_of`, InputError where what it returns is not of x's shape.
     """
-    asked = {"reset": reset, "initial_state": initial_state, "return_last_state": return_last_state or None}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if asked:
-        own = getattr(module, "_orig_mod", module)  # of torch.compile
-        taken = inspect.signature(own.forward).parameters
-        anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        for name in asked:
-            if name not in taken and not anything:
-                needed = "documents cannot be packed" if name == "reset" else "it has no state to carry on"
-                raise ValueError(f"{type(own).__name__}.forward takes no `{name}`: {needed} with it")
+    asked = asked_of(module, reset, initial_state, return_last_state)
     out = module(x, lengths, **asked)
     if return_last_state and not (isinstance(out, tuple) and len(out) == 2):
         raise wrong_output(module, out, x, "with return_last_state it returns (y, state)")

@@ -142,7 +142,7 @@ class _RealDiagonal(RecurrentLayer):
             a, held = zoh(a.new_tensor(self.delta), a)
         inputs = F.linear(x, held[:, None] * self.U, held * self.b)
         states, last = linear_recurrence(a, inputs, valid, reset, initial_state)
-        return F.linear(self.readout(states), self.C), last
+        return F.linear(self.readout(states).to(self.C.dtype), self.C), last
 
     def extra_repr(self) -> str:
         N, D = self.U.shape

@@ -26,7 +26,7 @@ class Backbone(nn.Module):
         d_model: D.
         n_layers: number of blocks.
         block: a specification, built as `block(D, layer)`.
-        residual_in_float32: what goes from block to block is float32 in a model of lower precision.
+        residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
         activation_checkpointing: in training, blocks are run again in backward instead of keeping what they computed.
 
     Raises:
@@ -50,7 +50,7 @@ class Backbone(nn.Module):
         for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.residual_in_float32, self.activation_checkpointing = residual_in_float32, activation_checkpointing
+        self.activation_checkpointing = activation_checkpointing
         layer, block = LayerSpec.of(layer), BlockSpec.of(block)
         self.embedding: nn.Module
         if vocab_size is not None:
@@ -58,6 +58,8 @@ class Backbone(nn.Module):
         elif d_input is not None:
             self.embedding = nn.Linear(d_input, d_model)
         self.blocks = nn.ModuleList(block(d_model, layer) for _ in range(n_layers))
+        # Behind a post-norm block there is no residual: its norm gives the network's precision again.
+        self.residual_in_float32 = residual_in_float32 and bool(getattr(self.blocks[0], "prenorm", False))
         # The block says it, so that pre- or post-norm stands in one place; a block of a user's own need not.
         final_norm = getattr(self.blocks[-1], "final_norm", None)
         self.norm: nn.Module | None = final_norm(d_model) if final_norm else None

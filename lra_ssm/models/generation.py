@@ -15,6 +15,7 @@ from lra_ssm.layers.masking import check_lengths
 Stop = Sequence[int | Sequence[int]]
 
 MAX_SEED = 2**32 - 1  # of torch's generator on the CPU, as of Lightning's seed_everything
+_LEAST_TEMPERATURE = 1e-30  # what is below it draws no differently
 _CANDIDATES = 1024  # top-p seldom keeps more: so many are sorted first, a whole vocabulary takes ten times as long
 _DRAWN = 64  # uniform numbers drawn at a time, for so many steps
 
@@ -151,7 +152,8 @@ class Generation(Iterator[Tensor]):
         if not best.isfinite().all():
             raise ValueError(f"the logits of new token {self._count + 1} are not finite: the model has diverged")
         if self._temperature:
-            logits = (logits - best[:, None]) / self._temperature  # of the best 0: nothing overflows
+            # Of the best 0: nothing overflows, and no temperature is 0 in float32.
+            logits = (logits - best[:, None]) / max(self._temperature, _LEAST_TEMPERATURE)
             if self._top_k is not None:
                 logits = keep_top_k(logits, self._top_k)
             if self._top_p is not None:
@@ -204,6 +206,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     for count in (min(_CANDIDATES, V), V):
         largest, order = probabilities.topk(count)
         kept = largest.cumsum(-1) - largest < p
+        kept[:, 0] = True  # whatever p is in float32
         if not kept[:, -1].any():
             break
     return logits.masked_fill(~torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, kept), -torch.inf)

@@ -35,11 +35,11 @@ class LanguageModel(Pretrained):
         tie_embeddings: the head's weight is the embedding's.
         pad_vocab_size_multiple: embedding and head have V rows, rounded up to a multiple of it. The rows beyond V are
             in the softmax, as in Mamba's code, and learn to be improbable; none of them is ever generated.
-        residual_in_float32: what goes from block to block is float32 in a model of lower precision.
+        residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
         activation_checkpointing: blocks are run again in backward instead of keeping what they computed.
 
     Raises:
-        ValueError: sizes that cannot be.
+        ValueError: sizes that cannot be, or a layer that reads what it is to tell.
     """
 
     def __init__(
@@ -68,6 +68,10 @@ class LanguageModel(Pretrained):
             residual_in_float32=residual_in_float32,
             activation_checkpointing=activation_checkpointing,
         )
+        for module in self.backbone.modules():
+            if getattr(module, "bidirectional", False) is True:
+                name = type(module).__name__
+                raise ValueError(f"{name} is bidirectional: a language model's layers read from the left alone")
         embedding = self.backbone.embedding.weight
         assert isinstance(embedding, Tensor)
         nn.init.normal_(embedding, std=0.02)
@@ -145,11 +149,11 @@ class LanguageModel(Pretrained):
             raise ValueError(
                 f"ids: shape {tuple(ids.shape)}; expected (B, L) with L >= 2: the first has nothing before"
             )
-        targets = ids[:, 1:]
+        inputs, targets = ids[:, :-1], ids[:, 1:]
         if lengths is not None:
             padding = torch.arange(1, ids.shape[1], device=ids.device) >= lengths[:, None]
-            targets = targets.masked_fill(padding, NOT_SCORED)
-        return -self.negative_log_likelihood(ids[:, :-1], targets)[0]
+            inputs, targets = inputs.masked_fill(padding, 0), targets.masked_fill(padding, NOT_SCORED)
+        return -self.negative_log_likelihood(inputs, targets)[0]
 
     def initial_state(self, batch_size: int) -> State:
         """The states of all blocks before the first token."""

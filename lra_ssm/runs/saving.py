@@ -97,7 +97,7 @@ class SaveLast(Checkpoint):
         self.every_n_steps = every_n_steps
         self.made_by = {"lra_ssm_code_version": code_version, "lra_ssm_source": source or {}}
         self.saved_at = 0
-        self._due = False
+        self._due = self._stop_then = False
         self._whole = False  # whether `path` holds what this run goes on from, or wrote
         self._loaded: dict[str, Any] | None = None
 
@@ -117,7 +117,7 @@ class SaveLast(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # While gradients accumulate, the step stands still: a save then would lose them.
-        self.saved_at = trainer.global_step
+        self.saved_at, self._stop_then = trainer.global_step, False
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 group.update({name: optimizer.defaults[name] for name in _COMPUTED if name in optimizer.defaults})
@@ -143,6 +143,9 @@ class SaveLast(Checkpoint):
     ) -> None:
         # Saved when the next batch starts: a validation that is due at this step has then been done, and is not lost.
         self._due |= trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self.saved_at
+        # max_time may be over while gradients accumulate, which no checkpoint has: the step is made first.
+        self._stop_then |= trainer.should_stop
+        trainer.should_stop = self._stop_then and not trainer.fit_loop._should_accumulate()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 
 from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, share, unpack
+from lra_ssm.tasks.metrics import Mean
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
 
 
@@ -30,8 +30,8 @@ class Classification(NetworkTask):
 
     def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
         super().__init__(network, optimizer)
-        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
-        self.val_accuracy, self.test_accuracy = MeanMetric(), MeanMetric()
+        self.val_loss, self.test_loss = Mean(), Mean()
+        self.val_accuracy, self.test_accuracy = Mean(), Mean()
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         logits = self.network(inputs, lengths)
@@ -65,7 +65,7 @@ class Classification(NetworkTask):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "test", self.test_loss, self.test_accuracy)
 
-    def _evaluate(self, batch: Any, split: str, mean_loss: MeanMetric, accuracy: MeanMetric) -> None:
+    def _evaluate(self, batch: Any, split: str, mean_loss: Mean, accuracy: Mean) -> None:
         """Every example counts once, whatever the sizes of batches and the shares of devices."""
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
-from torchmetrics import Metric
 
 from lra_ssm.errors import InputError
+from lra_ssm.layers.blocks import asked_of
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.models.language_model import NOT_SCORED
 from lra_ssm.tasks.base import NetworkTask, summed
 from lra_ssm.tasks.carried import all_rows, own_rows
+from lra_ssm.tasks.metrics import TokenLoss
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
 
 
@@ -37,8 +38,8 @@ class LanguageModelling(NetworkTask):
     where nothing is scored, reset (B, L) bool or None, true where a document starts, lengths (B,) or None.
 
     Data whose `carries_state` is true gives batches whose rows go on where those of the batch before ended: the states
-    are then kept from batch to batch, without gradient, dropped where reset says so and at an epoch's end, and saved in
-    the checkpoints of a run that stops within an epoch. `eval_carries_state` says the same of evaluation.
+    are then kept from batch to batch, without gradient, dropped where reset says so, as it does where an epoch begins,
+    and saved in checkpoints. `eval_carries_state` says the same of evaluation, which starts without states.
 
     The loss of a batch is the mean over its tokens, those of all devices; it is logged so. Gradients that accumulate
     are averaged over batches: one with fewer tokens, such as the last of an epoch, counts as much as the others.
@@ -73,7 +74,14 @@ class LanguageModelling(NetworkTask):
         """The network on a batch, with states where the data carries them, and what its parameters are to the
         optimizer: no loss, no log. Raises InputError, or ValueError for what the network lacks."""
         parameter_rates(self.network, self.optimizer_settings)
-        self._nll(unpack_tokens(batch), None, self._carries("train") or self._carries("eval"))
+        tokens, carries = unpack_tokens(batch), self._carries("train") or self._carries("eval")
+        if getattr(self.network, "negative_log_likelihood", None) is not None:
+            self._nll(tokens, None, carries)
+            return
+        logits, _ = self._logits(tokens, None, carries)
+        if logits.shape[-1] <= (most := int(tokens.targets.max())):
+            rule = f"token {most} is among the targets, and each has a logit"
+            raise wrong_output(self.network, logits, tokens.inputs, rule, "inputs")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         tokens = unpack_tokens(batch)
@@ -103,13 +111,14 @@ class LanguageModelling(NetworkTask):
     def _carry(self, tokens: Tokens, mode: str, reduction: str = "none") -> Tensor:
         """−log p of a batch that goes on where the last one of this mode ended, if the data says so."""
         carries = self._carries(mode)
-        nll, state = self._nll(tokens, self._carried.get(mode), carries, reduction)
+        nll, state = self._nll(tokens, self._carried.get(mode) if carries else None, carries, reduction)
         if carries:
             self._carried[mode] = tree_map(torch.Tensor.detach, state)
         return nll
 
-    def on_train_epoch_end(self) -> None:
-        self._carried.pop("train", None)
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # states of another fit; those of a checkpoint to go on from are loaded after this
+            self._carried.clear()
 
     def _forget_evaluation(self) -> None:
         self._carried.pop("eval", None)
@@ -132,22 +141,27 @@ class LanguageModelling(NetworkTask):
 
     def _nll(self, tokens: Tokens, state: Any, carries: bool, reduction: str = "none") -> tuple[Tensor, Any]:
         """−log p of every target in nats, 0 where it is not scored, (B, L), or their sum; and the states after them."""
-        inputs, targets, reset, lengths = tokens
-        asked = {"reset": reset, "initial_state": state, "return_last_state": carries or None}
-        asked = {name: value for name, value in asked.items() if value is not None}
         own = getattr(self.network, "negative_log_likelihood", None)
         if own is not None:
-            return own(inputs, targets, lengths, **asked, reduction=reduction)
-        out = self.network(inputs, lengths, **asked)
-        logits, state = out if carries else (out, None)
-        if not (isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == targets.shape):
-            raise wrong_output(self.network, logits, inputs, "a network gives logits (batch, length, V)", "inputs")
+            asked = {"reset": tokens.reset, "initial_state": state, "return_last_state": carries}
+            return own(tokens.inputs, tokens.targets, tokens.lengths, **asked, reduction=reduction)
+        logits, state = self._logits(tokens, state, carries)
         nll = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_SCORED, reduction=reduction
+            logits.flatten(0, 1).float(), tokens.targets.flatten(), ignore_index=NOT_SCORED, reduction=reduction
         )
-        return (nll if reduction == "sum" else nll.view_as(targets)), state
+        return (nll if reduction == "sum" else nll.view_as(tokens.targets)), state
 
-    def _evaluate(self, batch: Any, metric: "TokenLoss") -> None:
+    def _logits(self, tokens: Tokens, state: Any, carries: bool) -> tuple[Tensor, Any]:
+        """Of a network of a user's own: (B, L, at least V), and the states after them."""
+        asked = asked_of(self.network, tokens.reset, state, carries)
+        out = self.network(tokens.inputs, tokens.lengths, **asked)
+        logits, state = out if carries else (out, None)
+        if not (isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == tokens.targets.shape):
+            rule = "a network gives logits (batch, length, V)"
+            raise wrong_output(self.network, logits, tokens.inputs, rule, "inputs")
+        return logits, state
+
+    def _evaluate(self, batch: Any, metric: TokenLoss) -> None:
         tokens = unpack_tokens(batch)
         nll = self._carry(tokens, "eval")
         metric.update(nll, tokens.targets != NOT_SCORED)
@@ -158,7 +172,7 @@ class LanguageModelling(NetworkTask):
     def on_test_epoch_end(self) -> None:
         self._log_split("test", self.test_tokens)
 
-    def _log_split(self, split: str, metric: "TokenLoss") -> None:
+    def _log_split(self, split: str, metric: TokenLoss) -> None:
         nll, tokens = metric.compute()
         metric.reset()
         loss = nll / tokens
@@ -172,26 +186,6 @@ class LanguageModelling(NetworkTask):
         # All processes have the same; told to make it so, Lightning has nothing to warn of.
         found = {f"{split}/{name}": value.float() for name, value in found.items()}
         self.log_dict(found, prog_bar=True, sync_dist=True)
-
-
-class TokenLoss(Metric):
-    """Sum of −log p, in float64, and how many tokens it is of."""
-
-    nll: Tensor
-    tokens: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("nll", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, nll: Tensor, scored: Tensor) -> None:
-        """nll (…) float, 0 where not scored; scored (…) bool."""
-        self.nll += nll.sum(dtype=torch.float64)
-        self.tokens += scored.sum()
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        return self.nll, self.tokens
 
 
 def unpack_tokens(batch: Any) -> Tokens:

@@ -5,15 +5,14 @@ Shapes: B batch, L length, K outputs.
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
 
 from lra_ssm.errors import InputError
 from lra_ssm.layers import valid_mask
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, share, unpack
+from lra_ssm.tasks.metrics import Mean, RelativeError
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
 
 
@@ -37,8 +36,8 @@ class Regression(NetworkTask):
 
     def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
         super().__init__(network, optimizer)
-        self.val_loss, self.val_l2_error, self.val_relative_error = MeanMetric(), MeanMetric(), RelativeError()
-        self.test_loss, self.test_l2_error, self.test_relative_error = MeanMetric(), MeanMetric(), RelativeError()
+        self.val_loss, self.val_l2_error, self.val_relative_error = Mean(), Mean(), RelativeError()
+        self.test_loss, self.test_l2_error, self.test_relative_error = Mean(), Mean(), RelativeError()
 
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
@@ -60,9 +59,7 @@ class Regression(NetworkTask):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "test", self.test_loss, self.test_l2_error, self.test_relative_error)
 
-    def _evaluate(
-        self, batch: Any, split: str, loss: MeanMetric, l2_error: MeanMetric, relative_error: "RelativeError"
-    ) -> None:
+    def _evaluate(self, batch: Any, split: str, loss: Mean, l2_error: Mean, relative_error: RelativeError) -> None:
         """Every scored row counts once, whatever the sizes of batches and the shares of devices."""
         errors, targets = self._errors(batch)
         norms = errors.norm(dim=-1)
@@ -99,25 +96,3 @@ class Regression(NetworkTask):
             return errors.flatten(0, -2), labels.flatten(0, -2)
         real = valid_mask(lengths, labels.shape[1]).squeeze(-1)
         return errors[real], labels[real]
-
-
-class RelativeError(Metric):
-    """The mean norm of errors over the root mean square of the targets' norms."""
-
-    errors: Tensor
-    squares: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("errors", "squares", "count"):
-            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
-
-    def update(self, errors: Tensor, targets: Tensor) -> None:
-        """Norms (n,) both."""
-        self.errors += errors.sum()
-        self.squares += targets.square().sum()
-        self.count += len(errors)
-
-    def compute(self) -> Tensor:
-        return self.errors / (self.squares * self.count).sqrt()

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Generation, LanguageModel
 from lra_ssm.models.generation import draw, keep_top_k, keep_top_p, penalize, row_seeds
 from tests.models.public_mamba import hf_folder, sizes
@@ -317,12 +316,17 @@ def test_arguments_that_cannot_be_are_one_line(wrong, said):
 
 
 def test_a_model_that_cannot_is_named():
-    both = LanguageModel(LayerSpec(S6, bidirectional=True), vocab_size=13, d_model=8, n_layers=1)
-    with pytest.raises(ValueError, match="S6 is bidirectional"):
-        both.generate(tokens(), 1)
     lm = model()
     with torch.no_grad():
         lm.head_weight[3] = torch.nan
     for temperature in (0.0, 1.0):
         with pytest.raises(ValueError, match="the logits of new token 1 are not finite: the model has diverged"):
             lm.generate(tokens(), 1, temperature=temperature)
+
+
+def test_the_smallest_temperature_and_probability_are_greedy():
+    lm = model()
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    greedy = lm.generate(ids, 5)
+    assert torch.equal(lm.generate(ids, 5, temperature=1e-300, seed=0), greedy)
+    assert torch.equal(lm.generate(ids, 5, temperature=1.0, top_p=1e-300, seed=0), greedy)

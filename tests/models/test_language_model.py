@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, S4Block
+from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, HyenaBlock, LayerSpec, MambaBlock, S4Block, StableSSM
 from lra_ssm.models import LanguageModel
 
 LAYERS = {
@@ -149,6 +149,21 @@ def test_what_goes_from_block_to_block_is_float32_in_lower_precision():
 def test_sizes_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
         model(vocab_size=0)
-    with pytest.raises(ValueError, match="bidirectional: it has no state"):
-        torch.manual_seed(0)
-        LanguageModel(LayerSpec(S6, bidirectional=True), 13, 8, 1).initial_state(1)
+    with pytest.raises(ValueError, match="S6 is bidirectional: a language model's layers read from the left alone"):
+        LanguageModel(LayerSpec(S6, bidirectional=True), 13, 8, 1)
+
+
+@pytest.mark.parametrize("block", [BlockSpec(S4Block), BlockSpec(MambaBlock, prenorm=False), BlockSpec(HyenaBlock)])
+@pytest.mark.parametrize("layer", [LayerSpec(S6, d_state=4), LayerSpec(StableSSM, form="real", readout="identity")])
+def test_any_block_and_layer_run_in_lower_precision(block, layer):
+    torch.manual_seed(0)
+    low = LanguageModel(layer, 13, 8, 2, block=block).to(torch.bfloat16).eval()
+    assert low.score(tokens()).isfinite().all()
+    assert low.generate(tokens(), 3).shape == (len(tokens()), tokens().shape[1] + 3)
+
+
+def test_score_does_not_look_at_padding():
+    lm, ids = model().eval(), tokens()
+    lengths = torch.tensor([ids.shape[1] - 3] * len(ids))
+    padded = ids.index_fill(1, torch.arange(ids.shape[1] - 3, ids.shape[1]), -100)
+    assert torch.equal(lm.score(padded, lengths), lm.score(ids, lengths))

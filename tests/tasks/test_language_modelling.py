@@ -118,15 +118,10 @@ def fit(lm, batches, folder, carries=True, **more):
 
 
 def test_a_run_stopped_within_an_epoch_of_streams_goes_on_with_its_states(tmp_path):
+    """By max_time too, at which Lightning ends its epoch, though the data's goes on."""
     batches = [part for seed in range(2) for part in cut(draw(2, 9, seed=seed), 4)]
-    whole = task()
-    run, data = fit(whole, batches, tmp_path)
-    run.fit(whole, datamodule=data)
-    assert not whole._carried  # an epoch's end drops them
-
     stopped = task()
     run, data = fit(stopped, batches, tmp_path, max_steps=3)
-    stopped.on_train_epoch_end = lambda: None  # Lightning ends the epoch where max_steps does
     stopped.configure_optimizers = lambda: torch.optim.SGD(stopped.parameters(), lr=0.1)
     run.fit(stopped, datamodule=data)
     run.save_checkpoint(tmp_path / "stopped.ckpt")
@@ -138,6 +133,26 @@ def test_a_run_stopped_within_an_epoch_of_streams_goes_on_with_its_states(tmp_pa
     assert len(states) == 4
     for ours, theirs in states:
         torch.testing.assert_close(ours, theirs)
+
+
+class Watched(LanguageModelling):
+    """Notes of every batch whether it was given states."""
+
+    given: tuple[bool, ...] = ()
+
+    def _nll(self, tokens, state, *more):
+        self.given += (state is not None,)
+        return super()._nll(tokens, state, *more)
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_states_of_another_fit_are_none_of_this_one(carries, tmp_path):
+    """Neither those that a checkpoint brought nor those that a fit left: of other data, or of another batch size."""
+    lm = Watched(NETWORK, STEADY)
+    lm._carried["train"] = lm.network.initial_state(2)
+    run, data = fit(lm, [draw(3, 5), draw(3, 5)], tmp_path, carries=carries)
+    run.fit(lm, datamodule=data)
+    assert lm.given == (False, carries)
 
 
 def test_training_states_outlive_a_validation_between_two_batches():
@@ -172,6 +187,15 @@ def test_a_network_of_ones_own_gives_logits():
     found = evaluated(lm, Data([(inputs, targets)]))
     expected = nn.functional.cross_entropy(lm.network.table(inputs).flatten(0, 1), targets.flatten())
     assert found["test/loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_network_that_cannot_keep_documents_apart_or_tell_every_token_is_refused():
+    lm, (inputs, targets, _, _) = task(Logits), draw()
+    lm.try_batch((inputs, targets))
+    with pytest.raises(ValueError, match=r"Logits.forward takes no `reset`: documents cannot be .* `isolate: false`"):
+        lm.try_batch((inputs, targets, targets == 1, None))
+    with pytest.raises(InputError, match="token 11 is among the targets, and each has a logit"):
+        lm.try_batch((inputs, targets.masked_fill(targets == targets[0, 0], 11)))
 
 
 def test_batches_that_are_no_text_are_refused():

@@ -166,6 +166,11 @@ class Mixture(WindowedDataModule):
                     f"Mixture: the tokenizers of {first.prepared_folder} and {corpus.prepared_folder} differ;"
                     " prepare all corpora with one"
                 )
+            if corpus.end_of_text_id != first.end_of_text_id:
+                raise InputError(
+                    f"Mixture: documents end with token {first.end_of_text_id} in {first.prepared_folder} and with"
+                    f" {corpus.end_of_text_id} in {corpus.prepared_folder}; prepare all corpora with one end_of_text"
+                )
         return splits
 
     def open_split(self, name: str) -> TokenWindows:

@@ -162,6 +162,12 @@ class WindowedDataModule(LoadedDataModule):
                 f"the checkpoint's tokenizer (sha256 {theirs[:12]}…) is not the data's ({self.tokenizer_file}, sha256"
                 f" {ours[:12]}…): prepare the data with the checkpoint's"
             )
+        end = state.get("tokenizer", {}).get("end_of_text")
+        if end not in (None, self.end_of_text_id):
+            raise InputError(
+                f"the checkpoint's documents end with token {end}, the data's with {self.end_of_text_id}"
+                f" ({self.tokenizer_file}): prepare the data with the checkpoint's end_of_text"
+            )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -131,7 +131,10 @@ class SubwordTokenizer(TextTokenizer):
 
     def unknown(self, text: str) -> list[str]:
         unknown = self._tokenizer.token_to_id(getattr(self._model, "unk_token", None) or "")
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError:  # half of a surrogate pair, of which `encode` above tells
+            return []
         parts = [text[begin:end] for id_, (begin, end) in zip(found.ids, found.offsets, strict=True) if id_ == unknown]
         return list(dict.fromkeys(parts))
 

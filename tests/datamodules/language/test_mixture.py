@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning import LightningDataModule
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.datamodules import Corpus, ListOps, Mixture
@@ -272,3 +273,25 @@ def test_corpora_whose_source_must_be_given(tmp_path: Path) -> None:
 def test_a_wrong_key_is_one_line_with_the_nearest(argument: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         parsed(argument)
+
+
+def test_corpora_whose_documents_end_with_other_tokens_are_refused(tmp_path: Path) -> None:
+    """Of one tokenizer.json; so is the checkpoint of a model that was trained on the other."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for split in ("train", "val"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{split}.txt").write_text("A first line.\nA second line.\n")
+    given = {"source": str(tmp_path / "texts"), "tokenizer": str(tmp_path / "tokenizer.json"), "documents": "line"}
+    ends = [partial(Corpus, **given), partial(Corpus, **given, end_of_text="<|im_end|>")]
+    mixture = Mixture(ends, root=str(tmp_path / "data"), length=8, batch_size=2)
+    mixture.prepare_data()
+    with pytest.raises(InputError, match=r"documents end with token 256 in .* and with 257 in .* one end_of_text$"):
+        mixture.setup("fit")
+    one, other = mixture.corpora
+    other.load_state_dict(other.state_dict())
+    with pytest.raises(InputError, match="the checkpoint's documents end with token 256, the data's with 257"):
+        other.load_state_dict(one.state_dict())
