@@ -62,6 +62,9 @@ def test_a_folder_of_transformers_is_fine_tuned(command: list[str], tmp_path: Pa
     assert_started_from(LanguageModel.from_pretrained("hf"), tmp_path)
     # another start is another run, and a finished one is not trained again
     assert "is finished" in in_process([*command, "--init_from=hf"], capsys)[1]
+    for by in ([*command[1:], "--init_from=hf"], [str(only_run(tmp_path))]):  # it is found, and scored
+        assert in_process(["validate", *by], capsys)[0] == 0
+    assert (only_run(tmp_path) / "validate.json").is_file()
     assert in_process(command, capsys)[0] == 0
     assert len(list((tmp_path / "runs/tiny").iterdir())) == 2
 

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from lra_ssm.checkpoints import ModelFiles
+from lra_ssm.cli.run_facts import portable
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Classifier, LanguageModel
@@ -180,16 +181,33 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     assert "no test of its last.ckpt on the whole split is recorded" in refused(
         ["push", str(run), "./pushed", "--last"], capsys
     )
-    after = (run / "test.json").stat().st_mtime + 1
-    os.utime(run / "checkpoints" / "best.ckpt", (after, after))  # it was trained on since
+    os.utime(run / "checkpoints" / "best.ckpt")  # a copy of the folder has other times
+    done(capsys, "push", str(run), "./copied")
+    later = json.loads(whole)
+    later["starts"][-1]["ended"] = "2100-01-01T00:00:00+00:00"
+    record.write_text(json.dumps(later))  # it was trained on since
     assert "no test of its best.ckpt on the whole split is recorded" in refused(["push", str(run), "./pushed"], capsys)
+    record.write_text(whole)
     done(capsys, "push", str(run), "./untested", "--unfinished", "--last")
     text = Path("untested/README.md").read_text()
     assert "It has not been scored on a test split." in text and "model-index" not in text
     assert same(Classifier.from_pretrained("untested").state_dict(), state_of(run, "last"))
+    done(capsys, "test", str(run / "checkpoints/last.ckpt"), "--trainer.enable_progress_bar=false")
+    done(capsys, "push", str(run), "./last", "--last")  # beside best.ckpt's, which stays the run's result
+    assert (run / "test.json").read_text() == tested
     assert not Path("pushed").exists()
     assert "is no run's directory" in refused(["push", str(_plain(run)), "./pushed"], capsys)
     assert "does not exist" in refused(["push", "nowhere", "./pushed"], capsys)
+
+
+def test_places_on_this_machine_are_left_out() -> None:
+    config = {"runs_dir": "/a/runs", "init_from": "/a/x.ckpt", "trainer": {"callbacks": [{"dirpath": "/a/b", "n": 1}]}}
+    found = portable({**config, "data": {"init_args": {"root": "/a", "source": "/home/me/mnist", "limit": None}}})
+    assert found == {
+        "init_from": "x.ckpt",
+        "trainer": {"callbacks": [{"dirpath": "b", "n": 1}]},
+        "data": {"init_args": {"source": "mnist", "limit": None}},
+    }
 
 
 def _plain(run: Path) -> Path:

@@ -46,8 +46,23 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
     assert out.splitlines()[0].split()[-1] == "num_blocks" and out.splitlines()[1].split()[-1] == "2"
     assert config["seed_everything"] == 1
     assert json.loads((path / "test.json").read_text())["time"] >= ended_at(path)
-    succeed(["test", "--config", str(path / "config.yaml"), "--trainer.limit_test_batches=1"], Path.cwd())
+    limited = ["test", "--config", str(path / "config.yaml"), "--trainer.limit_test_batches=1"]
+    whole = (path / "test.json").read_bytes()
+    others = {
+        "of other data than the run's": ["test", str(path), "--data.length_bounds=[3,9]"],
+        "of last.ckpt, not best.ckpt": ["test", str(path / "checkpoints/last.ckpt")],
+        "of a part of the split, and the whole was scored before": limited,
+    }
+    for number, (why, command) in enumerate(others.items(), 1):
+        out = succeed(command, Path.cwd()).out
+        assert f"test-others.json, not as the run's result: it is {why}" in " ".join(out.split())
+        assert len(json.loads((path / "test-others.json").read_text())["others"]) == number
+        assert (path / "test.json").read_bytes() == whole
+    (path / "test.json").unlink()
+    succeed(limited, Path.cwd())
     assert "tested on a part of the split (limit 1)" in said(["results", "runs"], capsys)
+    succeed([*limited[:-1], "--trainer.limit_test_batches=1.0"], Path.cwd())  # which is all of it
+    assert "not counted" not in said(["results", "runs"], capsys)
 
 
 def ended_at(path):

@@ -46,6 +46,7 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identity
 from lra_ssm.runs.provenance import now
+from lra_ssm.runs.record import read_object, same_data
 from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.signals import Signals, Stopped, listening
@@ -199,11 +200,11 @@ class RunCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self._config
-        of_fit = config.fresh or config.init_from or config.strict_resume
+        # --init_from is one of the settings that a trained run is found by.
+        of_fit = config.fresh or config.strict_resume
         if self.subcommand != "fit" and (of_fit or config.allow_pickle and config.ckpt_path in _OF_A_RUN):
             raise InputError(
-                "--fresh, --init_from, --allow-pickle and --strict-resume belong to fit; "
-                f"tell {self.subcommand} --ckpt_path"
+                f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
             )
         run_id = self.resolve()
         if self.subcommand != "fit":
@@ -384,14 +385,32 @@ class RunCLI(LightningCLI):
             metrics = final_metrics(self.trainer)
             part = "val" if self.subcommand == "validate" else self.subcommand
             result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics, "time": now()}
-            if (limit := getattr(self._config.trainer, f"limit_{part}_batches")) is not None:
+            limit = getattr(self._config.trainer, f"limit_{part}_batches")
+            if limit is not None and not (isinstance(limit, float) and limit == 1):
                 result["limit_batches"] = limit  # it is of a part of the split
             if hasattr(self.datamodule, "provenance"):
                 result["data"] = self.datamodule.provenance()
-            write_json(self.scored.path / f"{self.subcommand}.json", result)
+            self._record(self.scored, result)
             # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
             summarize(self.trainer.loggers, {**self.scored.record.get("metrics", {}), **metrics})
         finish(self.trainer.loggers, 0)
+
+    def _record(self, run: RunDirectory, result: dict[str, Any]) -> None:
+        """In test.json (validate.json) what is the run's own result, in test-others.json what else was scored."""
+        file, data = run.path / f"{self.subcommand}.json", run.record.get("data")
+        before, own = read_object(file), run.best if run.best.is_file() else run.last
+        why = ""
+        if data and hasattr(self.datamodule, "manifest") and not same_data(data, self.datamodule.manifest()):
+            why, result["other_data"] = "other data than the run's", True
+        elif self.checkpoint is not None and self.checkpoint.name != own.name:
+            why = f"{self.checkpoint.name}, not {own.name}"
+        elif "limit_batches" in result and before and "limit_batches" not in before:
+            why = "a part of the split, and the whole was scored before"
+        if why:
+            file = file.with_name(f"{self.subcommand}-others.json")
+            result = {"others": [*read_object(file).get("others", []), result]}
+            print(f"recorded in {file}, not as the run's result: it is of {why}")
+        write_json(file, result)
 
     after_validate = _after_evaluation
     after_test = _after_evaluation

@@ -9,15 +9,16 @@ from typing import Any
 
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import RunRecord, read_run
-from lra_ssm.runs.record import data_digests
+from lra_ssm.runs.record import data_digests, is_of_the_end, read_object
 
 # Of a configuration, what belongs to the machine that it ran on: another one has its own.
 _OF_THE_MACHINE = {"": ("runs_dir",), "trainer": ("logger", "default_root_dir"), "data": ("root",)}
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration without what belongs to its machine: folders and loggers, for which defaults hold."""
-    config = copy.deepcopy(config)
+    """A run's configuration without what belongs to its machine: folders and loggers, for which defaults hold; of other
+    places on it the last part."""
+    config = _without_folders(copy.deepcopy(config))
     for section, names in _OF_THE_MACHINE.items():
         node: Any = config.get(section) if section else config
         node = node.get("init_args", node) if isinstance(node, dict) else {}
@@ -72,18 +73,30 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
 
 
 def test_of(run: RunRecord, file: Path) -> dict[str, float]:
-    """Metrics of the whole test split of this very checkpoint; empty where the last test was of another one, of a part
-    of the split, or before the checkpoint was written."""
-    metrics, scored = run.tested.get("metrics"), run.tested.get("checkpoint")
-    if not isinstance(metrics, dict) or not isinstance(scored, str) or Path(scored).name != file.name:
-        return {}
-    if "limit_batches" in run.tested or _newer(file, run.path / "test.json"):
-        return {}
-    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    """Metrics of the whole test split of this very checkpoint; empty where no test was of it, or those that were are of
+    other data, of a part of the split, or of before the checkpoint was written."""
+    others = read_object(run.path / "test-others.json").get("others")
+    for test in [run.tested, *reversed(others if isinstance(others, list) else [])]:
+        test = test if isinstance(test, dict) else {}
+        metrics, scored = test.get("metrics"), test.get("checkpoint")
+        whole = isinstance(scored, str) and Path(scored).name == file.name and "limit_batches" not in test
+        if (
+            whole
+            and isinstance(metrics, dict)
+            and "data" not in str(test.get("of", ""))
+            and not _before(test, run, file)
+        ):
+            return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    return {}
 
 
-def _newer(file: Path, than: Path) -> bool:
-    return file.is_file() and than.is_file() and file.stat().st_mtime > than.stat().st_mtime
+def _before(test: dict[str, Any], run: RunRecord, file: Path) -> bool:
+    """Whether the checkpoint was written after the test, by the record; where it does not say, by the files' times,
+    which a copy of the folder may not keep."""
+    if run.last_start.get("ended"):
+        return not is_of_the_end(test, [run.last_start])
+    written = run.path / "test.json"
+    return file.is_file() and written.is_file() and file.stat().st_mtime > written.stat().st_mtime
 
 
 def _validation(run: RunRecord, file: Path) -> dict[str, float]:
@@ -134,6 +147,15 @@ def _portable(text: str) -> str:
     if not path.is_absolute():
         return text
     return str(Path(*path.parts[path.parts.index("configs") :])) if "configs" in path.parts else path.name
+
+
+def _without_folders(value: Any) -> Any:
+    """Values of a configuration, with `_portable` texts."""
+    if isinstance(value, dict):
+        return {name: _without_folders(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return _portable(value) if isinstance(value, str) else value
 
 
 def _config_file(command: str | None) -> str | None:

@@ -51,8 +51,8 @@ class FolderRun:
 
     @property
     def done(self) -> bool:
-        """Whether it is trained and tested."""
-        return self.directory.finished and (self.directory.path / "test.json").is_file()
+        """Whether it is trained, and tested after that: what `lra-ssm results` counts."""
+        return self.directory.finished and self.directory.tested
 
 
 class SweepFolder:

@@ -1,6 +1,5 @@
 """Where each run of a sweep stands: from its directory, its locks and its log; a scheduler may know more."""
 
-import json
 import math
 import socket
 import time
@@ -15,7 +14,7 @@ from lra_ssm.cluster.logs import Attempt, last_attempt
 from lra_ssm.cluster.queue import Queue
 from lra_ssm.runs.directory import is_held
 from lra_ssm.runs.logged import latest
-from lra_ssm.runs.record import read_progress
+from lra_ssm.runs.record import read_object, read_progress
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
 STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped", "lost")
@@ -66,7 +65,7 @@ def run_state(folder: SweepFolder, run: FolderRun, queue: Queue) -> RunState:
     found = RunState(run.index, "waiting", attempts=len(starts), path=path, log=log)
     if record:
         found = replace(found, **_reached(path, progress, record))
-    if status == "finished" and (path / "test.json").is_file():
+    if status == "finished" and run.directory.tested:
         return replace(found, state="done", seconds_left=None)
     attempt = last_attempt(log)
     if attempt is not None and began > _changed(log) + 1:
@@ -138,7 +137,7 @@ def _reached(path: Path, progress: dict[str, Any], record: dict[str, Any]) -> di
     left = (of - step) / rate if of is not None and step is not None and rate else None
     monitor = str(progress.get("monitor", ""))
     train = "train/loss" if "train/loss" in logged else ""
-    tested = _read(path / "test.json").get("metrics") if record.get("status") == "finished" else None
+    tested = read_object(path / "test.json").get("metrics") if record.get("status") == "finished" else None
     test = tested if isinstance(tested, dict) else {}
     return {
         "step": None if step is None else int(step),
@@ -171,14 +170,6 @@ def seconds_left(found: Iterable[RunState]) -> float | None:
     left = [mean if run.seconds_left is None else run.seconds_left for run in running if run.phase != "testing"]
     waiting = sum(run.state == "waiting" for run in found)
     return max([0.0, *left, (sum(left) + mean * waiting) / len(running)])
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _number(value: Any) -> float | None:

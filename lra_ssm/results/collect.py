@@ -17,7 +17,7 @@ from lra_ssm.results.settings import SEED, Settings, counting, flat
 from lra_ssm.runs.directory import RunDirectory, is_held
 from lra_ssm.runs.identity import DATA_NEUTRAL
 from lra_ssm.runs.logged import read_metrics
-from lra_ssm.runs.record import data_digests, read_progress, read_record
+from lra_ssm.runs.record import data_digests, is_of_the_end, read_progress, read_record
 
 # The data that a task's name stands for; a run of such a task on other data is marked.
 DATA_OF = {
@@ -143,8 +143,7 @@ class RunRecord:
             return self.status if self.status == "not started" else f"not finished ({self.status}{where})"
         if not isinstance(self.tested.get("metrics"), dict):
             return "finished, not tested"
-        ended = [start.get("ended") for start in self.record.get("starts", [])[-1:]]
-        if ended and ended[0] and str(self.tested.get("time") or ended[0]) < ended[0]:
+        if not is_of_the_end(self.tested, self.record.get("starts", [])):
             return "tested before it was finished"
         return ""
 

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing, set_aside, write_json
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import read_record
+from lra_ssm.runs.record import is_of_the_end, read_object, read_record
 
 # What whoever holds the directory writes, and nobody else.
 _HELD = ("run.json", "config.yaml", "metrics.csv", "progress.json", ".holder.json")
@@ -77,6 +77,11 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         return self.record.get("status") == "finished"
+
+    @property
+    def tested(self) -> bool:
+        """Whether test.json is of what the last attempt ended with."""
+        return is_of_the_end(read_object(self.path / "test.json"), self.record.get("starts", []))
 
     def lock(self) -> None:
         """Takes the directory for this process. Raises InputError naming the holder where another one has it.

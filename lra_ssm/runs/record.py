@@ -43,13 +43,18 @@ def _problem(record: Any) -> str:
     return ""
 
 
-def read_progress(run: Path) -> dict[str, Any]:
-    """What progress.json of a run's directory says; nothing where there is none, or it is damaged."""
+def read_object(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; nothing where there is none, or it is damaged."""
     try:
-        progress = json.loads((run / "progress.json").read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return progress if isinstance(progress, dict) else {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_progress(run: Path) -> dict[str, Any]:
+    """What progress.json of a run's directory says."""
+    return read_object(run / "progress.json")
 
 
 def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
@@ -59,3 +64,21 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
         for arrays in split.get("shards", [split.get("arrays")]):
             files += arrays.values()
     return {file["file"]: file["sha256"] for file in files}
+
+
+def same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two manifests are of the same files (the same examples where there are none), and of the same batches.
+    What one of them does not say (those of older versions say less) is no difference."""
+    digests = data_digests(one), data_digests(other)
+    keys = ["dataset", "inputs", "batches"] if all(digests) else ["dataset", "inputs", "batches", "source"]
+    known = [key for key in keys if key in one and key in other]
+    plain = [json.loads(json.dumps([each[key] for key in known], default=str)) for each in (one, other)]
+    return plain[0] == plain[1] and (not all(digests) or digests[0] == digests[1])
+
+
+def is_of_the_end(tested: dict[str, Any], starts: list[dict[str, Any]]) -> bool:
+    """Whether a test, as test.json has it, was made when the run's last attempt was over; one that says no time was."""
+    if not isinstance(tested.get("metrics"), dict):
+        return False
+    ended = starts[-1].get("ended") if starts else None
+    return not ended or str(tested.get("time") or ended) >= ended

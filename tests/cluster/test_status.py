@@ -125,7 +125,10 @@ def test_a_run_started_by_hand_after_its_log_is_judged_by_its_record(folder):
     assert only(folder).state == "lost"
     (path / "run.json").write_text(json.dumps({"status": "finished", "starts": [{"time": at(50)}]}))
     assert only(folder).state == "lost"  # it was never tested
-    (path / "test.json").write_text("{}")
+    for untested in ("{}", "cut off"):
+        (path / "test.json").write_text(untested)
+        assert only(folder).state == "lost"
+    (path / "test.json").write_text('{"metrics": {}}')
     assert only(folder).state == "done"
 
 

@@ -119,7 +119,7 @@ def test_what_is_done_is_not_run_again(here, capsys):
     for run in SweepFolder.find("sweep.yaml").runs:
         run.directory.path.mkdir(parents=True)
         run.directory.write_record(status="finished")
-        (run.directory.path / "test.json").write_text("{}")
+        (run.directory.path / "test.json").write_text('{"metrics": {}}')
         code, out, err = submit(capsys, "--dry-run")
         if run.index == 1:
             assert "1 of 2 are done: 1" in err and "--array=2\n" in out
