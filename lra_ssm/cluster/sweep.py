@@ -139,7 +139,19 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
             changes |= {} if seed is None else {SEED: seed}
             for setting in (fixed, *settings, draw):
                 changes |= setting
-            yield config, changes
+            yield config, _classes_first(changes)
+
+
+def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
+    """The same options, each behind those whose names its own begins with: a class that is given in another's place
+    starts from its own defaults, so that what holds for it comes after it."""
+    names = {key: ".".join(p for p in key.split(".") if p not in ("class_path", "init_args")) for key in changes}
+    ordered: dict[str, Any] = {}
+    for key, name in names.items():
+        above = [other for other in names if name.startswith(f"{names[other]}.")]
+        for one in [*sorted(above, key=lambda other: len(names[other])), key]:
+            ordered.setdefault(one, changes[one])
+    return ordered
 
 
 def _named(experiment: str, config: Path, variant: str, where: str) -> str:

@@ -68,6 +68,22 @@ def test_options_that_go_together(here):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        (["m.layer.n", "m.layer"], ["m.layer", "m.layer.n"]),
+        (["lr", "m.layer.n", "x", "m.layer", "m"], ["lr", "m", "m.layer", "m.layer.n", "x"]),
+        (["m.init_args.layer.init_args.n", "m.layer.class_path"], ["m.layer.class_path", "m.init_args.layer.init_args.n"]),
+        (["m.layers", "m.layer", "b", "a"], ["m.layers", "m.layer", "b", "a"]),
+    ],
+)  # fmt: skip
+def test_a_class_stands_before_what_is_set_of_it_and_nothing_else_moves(here, given, ordered):
+    """A class in another's place starts from its own defaults: what was set before it would be lost."""
+    first, *rest = given
+    (found,) = changes(set={first: 16}, grid={key: [1] for key in rest})
+    assert list(found) == ordered and found[first] == 16
+
+
 def test_draws_are_the_same_every_time_and_stay_when_more_is_drawn(here):
     lr = {"from": 0.0001, "to": 0.1, "scale": "log"}
     few = changes(random={"runs": 3, "seed": 1, "lr": lr})

@@ -35,6 +35,18 @@ def test_runs_are_those_of_fit(file):
         assert configured.path.parts[0] == "runs" and len(configured.path.name) == 10
 
 
+def test_what_is_set_of_a_layer_holds_for_every_layer_of_a_grid(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "configs: [configs/cpu/scifar16.yaml]\nset: {model.network.layer.d_state: 24}\n"
+        "grid: {model.network.layer: [B2S6, S4D]}"
+    )
+    found = [resolved(run) for run in read_sweep(file).runs]
+    assert [(f[LAYER.removesuffix("init_args.") + "class_path"], f[LAYER + "d_state"]) for f in found] == [
+        ("lra_ssm.layers.B2S6", 24), ("lra_ssm.layers.S4D", 24)
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_no_two_runs_are_one(file):
