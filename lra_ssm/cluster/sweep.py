@@ -77,15 +77,35 @@ def read_sweep(file: Path) -> Sweep:
     Raises InputError that names the file, the place in it and what would be right there.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_bytes()
     except OSError as error:
         raise InputError(f"sweep {file} cannot be read: {error.strerror}") from error
+    try:
+        return _sweep(file, _mapping(yaml.load(text, _Loader), "it"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"sweep {file} is no YAML: {error}") from error
-    try:
-        return _sweep(file, _mapping(content, "it"))
     except InputError as error:
         raise InputError(f"sweep {file}: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML would keep the last; a date is text, as written."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                here = key.start_mark.line + 1
+                if key.value in lines:
+                    raise InputError(f"line {here} has {key.value!r} again, as line {lines[key.value]}; keep one")
+                lines[key.value] = here
+        return node
 
 
 def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:

@@ -73,7 +73,7 @@ def test_options_that_go_together(here):
     [
         (["m.layer.n", "m.layer"], ["m.layer", "m.layer.n"]),
         (["lr", "m.layer.n", "x", "m.layer", "m"], ["lr", "m", "m.layer", "m.layer.n", "x"]),
-        (["m.init_args.layer.init_args.n", "m.layer.class_path"], ["m.layer.class_path", "m.init_args.layer.init_args.n"]),
+        (["m.layer.init_args.n", "m.layer.class_path"], ["m.layer.class_path", "m.layer.init_args.n"]),
         (["m.layers", "m.layer", "b", "a"], ["m.layers", "m.layer", "b", "a"]),
     ],
 )  # fmt: skip
@@ -137,6 +137,35 @@ def test_what_is_wrong_is_said_with_its_place(here, parts, said):
     with pytest.raises(InputError) as error:
         sweep(**parts)
     assert said in str(error.value) and str(error.value).startswith("sweep sweep.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("seeds: [0]\nset: {x: 1}\nseeds: [1]\n", "line 4 has 'seeds' again, as line 2; keep one"),
+        ("variants:\n  a: {x: 1}\n  a: {x: 2}\n", "line 4 has 'a' again, as line 3; keep one"),
+        ("set: {x: 1, x: 2}\n", "line 2 has 'x' again, as line 2; keep one"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(here, more, said):
+    """YAML keeps the last."""
+    Path("sweep.yaml").write_text(f"configs: [a.yaml]\n{more}")
+    with pytest.raises(InputError, match=f"sweep sweep.yaml: {said}"):
+        read_sweep(Path("sweep.yaml"))
+
+
+def test_what_an_anchor_brings_may_be_given_again(here):
+    Path("sweep.yaml").write_text(
+        "configs: [a.yaml]\nvariants: {p: {q: &q {<<: {x: 1, y: 1}, x: 2}}, r: {<<: *q, y: 3}}\n"
+    )
+    assert [run.changes for run in read_sweep(Path("sweep.yaml")).runs] == [{"q": {"x": 2, "y": 1}}, {"x": 2, "y": 3}]
+
+
+def test_a_date_is_its_text(here):
+    Path("sweep.yaml").write_text("configs: [a.yaml]\nset: {data.source: 2024-01-01}\ngrid: {n: [1, 1e-3, 1.5, yes]}\n")
+    runs = read_sweep(Path("sweep.yaml")).runs
+    assert runs[0].options(Path("a.yaml"))[1:] == ["--data.source=2024-01-01", "--n=1"]
+    assert [run.changes["n"] for run in runs] == [1, "1e-3", 1.5, True]
 
 
 def test_files_that_are_none(here):
