@@ -38,6 +38,7 @@ from lra_ssm.errors import InputError, hint
 from lra_ssm.runs.identity import SEED
 
 _PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants", "random")
+_TOGETHER = ("set", "grid", "random")  # a group's are added to those beside it; its other parts stand in their place
 _RANGE = ("from", "to", "points", "scale")
 _MOST = 10_000  # runs
 
@@ -124,8 +125,10 @@ def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
         where = f"groups[{number}]" if "groups" in content else "it"
         group = _mapping(group, where)
         _known(group, _PARTS, where)
-        together = _mapping(shared.get("set"), "set") | _mapping(group.get("set"), f"{where}.set")
-        found += _group({**shared, **group, "set": together}, where)
+        together = {
+            part: _mapping(shared.get(part), part) | _mapping(group.get(part), f"{where}.{part}") for part in _TOGETHER
+        }
+        found += _group({**shared, **group, **together}, where)
         if len(found) > _MOST:
             raise InputError(f"these are more than {_MOST:,} runs; fewer values in grid, or fewer random runs")
     runs = [SweepRun(i, config, changes, runs_dir) for i, (config, changes) in enumerate(found, 1)]
@@ -148,12 +151,14 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
     experiment = group.get("experiment")
     if experiment is not None and not isinstance(experiment, str):
         raise InputError(f"{where}.experiment is {experiment!r}, not a name")
-    given = _mapping(group.get("grid"), f"{where}.grid")
-    grid = [_settings(keys, values, f"{where}.grid.{keys}") for keys, values in given.items()]
+    grid = [_settings(keys, values, f"{where}.grid.{keys}") for keys, values in group["grid"].items()]
+    names = [name for setting in grid for name in setting[0]]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise InputError(f"{where}.grid has {twice[0]} in two lines, of which only one would hold")
     variants = _mapping(group.get("variants") or {"": {}}, f"{where}.variants")
-    drawn = list(_draws(_mapping(group.get("random"), f"{where}.random"), f"{where}.random"))
+    drawn = list(_draws(group["random"], f"{where}.random"))
     for seed, config, (variant, options) in product(seeds, configs, variants.items()):
-        fixed = _mapping(group["set"], "set") | _mapping(options, f"{where}.variants.{variant}")
+        fixed = group["set"] | _mapping(options, f"{where}.variants.{variant}")
         for *settings, draw in product(*grid, drawn):
             changes = {} if experiment is None else {"experiment": _named(experiment, config, variant, where)}
             changes |= {} if seed is None else {SEED: seed}

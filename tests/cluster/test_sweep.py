@@ -104,6 +104,20 @@ def test_groups_share_what_stands_beside_them(here):
     ]
 
 
+def test_a_groups_grid_and_draws_are_added_to_those_beside(here):
+    groups = [{}, {"grid": {"y": [5, 6]}}, {"grid": {"x": [3]}}]
+    assert changes(grid={"x": [1, 2]}, groups=groups) == [
+        {"x": 1}, {"x": 2}, {"x": 1, "y": 5}, {"x": 1, "y": 6}, {"x": 2, "y": 5}, {"x": 2, "y": 6}, {"x": 3}
+    ]  # fmt: skip
+    groups = [{"random": {"q": [2]}}, {"random": {"runs": 1, "p": [3]}}]
+    found = changes(random={"runs": 2, "p": {"from": 0.0, "to": 1.0}}, groups=groups)
+    assert [{**change, "p": "drawn" if change["p"] < 1 else 3} for change in found] == [
+        {"p": "drawn", "q": 2}, {"p": "drawn", "q": 2}, {"p": 3}
+    ]  # fmt: skip
+    found = changes(variants={"a": {"x": 1}}, groups=[{}, {"variants": {"b": {"x": 2}}}])
+    assert found == [{"x": 1}, {"x": 2}]
+
+
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -122,6 +136,9 @@ def test_groups_share_what_stands_beside_them(here):
         ({"grid": {"lr": {"from": 0, "to": 2, "points": 2, "scale": "log"}}}, "above 0 where the scale is log"),
         ({"grid": {"lr": {"from": "low", "to": 2, "points": 2}}}, "it.grid.lr.from is 'low', not a number"),
         ({"grid": {"a, b": [[1, 2, 3]]}}, "for 2 options that go together give 2 values"),
+        ({"grid": {"a, b": [1], "b": [2]}}, "it.grid has b in two lines, of which only one would hold"),
+        ({"grid": [1]}, "grid is [1], not options and their values"),
+        ({"grid": {"a": [1]}, "groups": [{"grid": 3}]}, "groups[1].grid is 3, not options and their values"),
         ({"random": {"lr": [1]}}, "it.random.runs is None; say how many are drawn"),
         ({"random": {"runs": 2, "lr": 1}}, "it.random.lr is 1; give a list, or {from: "),
         ({"experiment": "{model}"}, "it.experiment is '{model}'; what stands in braces is config or variant"),
