@@ -180,10 +180,11 @@ def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(experiment: str, config: Path, variant: str, where: str) -> str:
-    try:
-        return experiment.format(config=config.stem, variant=variant)
-    except (KeyError, IndexError, ValueError):
-        raise InputError(f"{where}.experiment is {experiment!r}; what stands in braces is config or variant") from None
+    if set("{}") & set(experiment.replace("{config}", "").replace("{variant}", "")):
+        raise InputError(f"{where}.experiment is {experiment!r}; what stands in braces is config or variant")
+    if "{variant}" in experiment and not variant:
+        raise InputError(f"{where}.experiment is {experiment!r}, and there are no variants; name some, or leave it out")
+    return experiment.replace("{config}", config.stem).replace("{variant}", variant)
 
 
 def _settings(keys: str, given: Any, where: str) -> list[dict[str, Any]]:
