@@ -87,7 +87,8 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
     except OSError as error:
         raise _named(error, path, size) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that has become read-only; the error above says what is wrong
+            partial.unlink(missing_ok=True)
 
 
 def _flush(folder: Path) -> None:

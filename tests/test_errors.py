@@ -1,5 +1,6 @@
 """Text of others on the terminal: one line of characters that can be seen, whatever a message quotes."""
 
+import errno
 import io
 import json
 import logging
@@ -87,6 +88,24 @@ def test_a_command_prints_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -
         warning, error, end = shown.split("\n")
         assert warning.startswith("the server says") and error.startswith("lra-ssm: error:") and not end
         assert warning.isprintable() and error.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "runs/a"), "runs/a: cannot be read or written (Read-only file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("lra_ssm.cli.import_module", lambda name: type("Module", (), {"main": staticmethod(fail)}))
+    assert main(["prepare"]) == 2
+    assert capsys.readouterr().err.startswith(f"lra-ssm: error: {said}")
 
 
 def test_a_traceback_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,13 @@
 """Files are written whole or not at all; tables line up; one count of cores."""
 
+import errno
 import json
 import os
 import stat
 
 import pytest
 
-from lra_ssm.files import replacing, write_json
+from lra_ssm.files import UNFINISHED, one_reason, replacing, write_json
 from lra_ssm.machine import available_cores, cpu_name
 from lra_ssm.tables import table
 from tests.runner import everything_below
@@ -44,6 +45,19 @@ def test_a_folder_that_cannot_be_written_is_said_and_nothing_stays(tmp_path):
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "a"):
         raise AssertionError
     assert everything_below(tmp_path) == []
+
+
+def test_a_disk_that_becomes_read_only_is_said_by_the_files_name(tmp_path, monkeypatch):
+    """Then what was begun cannot be removed either."""
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / f"{UNFINISHED}a"))
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, read_only)
+    with pytest.raises(OSError) as error, replacing(tmp_path / "a"):
+        pass
+    assert one_reason(error.value) == f"{tmp_path / 'a'}: cannot be read or written (Read-only file system)"
 
 
 def test_tables_line_up_and_take_any_text_as_it_is():

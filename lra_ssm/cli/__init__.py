@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lra_ssm import __version__
 from lra_ssm.errors import InputError, hint, printable, squeeze
+from lra_ssm.files import one_reason
 
 # name -> (module, what it does); the module's main(command, arguments) returns an exit code.
 COMMANDS = {
@@ -88,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         _show_traceback(debug)
         return _fail(f"{error}{'' if debug else error.more}")
-    except PermissionError as error:  # some folder on the way that nobody thought of
+    except OSError as error:  # some folder on the way that nobody thought of, a disk that is full or read-only
         _show_traceback(debug)
-        return _fail(f"{error.filename}: cannot be read or written ({error.strerror})")
+        return _fail(one_reason(error))
     except Exception as error:
         _show_traceback(True)
         return _fail(f"{type(error).__name__}: {error}: not foreseen; please report it with the lines above", code=1)
