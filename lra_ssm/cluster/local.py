@@ -67,6 +67,7 @@ class _Local:
         self.shown = 0.0
 
     def run(self) -> int:
+        self.folder.log(0).parent.mkdir(exist_ok=True)  # whoever removed the logs meant the logs
         with ExitStack() as stack:
             for signum in _STOPS:
                 # One that is ignored stays so (nohup).

@@ -29,6 +29,7 @@ def scripts(folder: SweepFolder, indices: list[int], profile: Profile, collect: 
 def write_scripts(folder: SweepFolder, indices: list[int], profile: Profile, collect: bool) -> list[str]:
     """Writes them into the folder; returns their names, in the order in which they run."""
     found = scripts(folder, indices, profile, collect)
+    folder.log(0).parent.mkdir(exist_ok=True)  # without, where they were removed, Slurm fails every task silently
     for name, text in found.items():
         with replacing(folder.path / name) as file:
             file.write(text)

@@ -64,6 +64,8 @@ def test_a_dry_run_prints_the_script_and_what_each_run_changes(here, capsys):
     assert "\nmodule load x\n" in out and "--trainer.devices=2 --trainer.num_nodes=2" in out
     assert out == (folder() / "submit.sbatch").read_text()
     assert subprocess.run(["bash", "-n", folder() / "submit.sbatch"], capture_output=True).stderr == b""
+    (folder() / "logs").rmdir()
+    assert submit(capsys, "--dry-run")[0] == 0 and (folder() / "logs").is_dir()  # Slurm makes none
 
 
 def test_a_task_reads_its_own_options_whatever_they_hold(here, capsys):
