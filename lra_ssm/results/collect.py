@@ -265,19 +265,34 @@ def read_run(path: Path) -> RunRecord:
     config: Any = {}
     try:
         config = yaml.load((path / "config.yaml").read_bytes(), loader)
+        if wrong := _wrong_in(config):
+            problems.append(f"config.yaml is not as a fit writes it: {wrong}")
+            config = {}
     except FileNotFoundError:
         problems.append("it has no config.yaml")
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
         problems.append("config.yaml cannot be read")
     tested: Any = {}
     try:
         tested = json.loads((path / "test.json").read_bytes())
     except FileNotFoundError:
         pass
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         problems.append("test.json cannot be read")
-    tested, config = (part if isinstance(part, dict) else {} for part in (tested, config))
+    tested = tested if isinstance(tested, dict) else {}
     return RunRecord(path, record, tested, config, read_progress(path), squeeze("; ".join(problems)))
+
+
+def _wrong_in(config: Any) -> str:
+    """Why a config's settings cannot be told; nothing where they can."""
+    if not isinstance(config, dict) or not config.get("model"):
+        return "it has no model"
+    for section, value in config.items():
+        try:
+            counting({section: value})
+        except (AttributeError, TypeError):  # no settings where some belong
+            return f"{section} is {value!r}"
+    return ""
 
 
 # The runs of a sweep, by its file or folder: their directories and what each changes.

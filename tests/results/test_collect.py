@@ -10,6 +10,7 @@ import pytest
 
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import collect
+from lra_ssm.results.groups import group
 from lra_ssm.runs.directory import RunDirectory
 from tests.results.made import DATA, make_run, read
 from tests.runner import only_run
@@ -100,9 +101,31 @@ def test_damaged_files_are_told_and_nothing_fails(name, content, tmp_path):
     path = make_run(tmp_path)
     (path / name).write_text(content)
     run = read(tmp_path)[0]
-    assert run.missing or name == "config.yaml"
+    assert run.missing
     for what in ("seconds", "step", "settings", "data", "code", "hardware", "experiment", "contradiction", "progress"):
         getattr(run, what)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("trainer", None), ("trainer", [1]), ("trainer.callbacks", [1]), ("data", "x"), ("data.init_args", None),
+     ("checkpoint", 3), ("model.init_args", [5])],
+)  # fmt: skip
+def test_a_config_of_another_form_leaves_out_its_run_alone(key, value, tmp_path):
+    make_run(tmp_path, seed=0, value=0.5)
+    wrong = make_run(tmp_path, seed=1, value=0.9, changes={key: value})
+    (found,) = group(read(tmp_path))
+    assert found.values == [50.0]
+    assert f"{wrong}: config.yaml is not as a fit writes it" in found.notes[0]
+    assert key.partition(".")[0] in found.notes[0]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "test.json"])
+def test_a_file_that_cannot_be_read_is_told(name, tmp_path):
+    file = make_run(tmp_path) / name
+    file.unlink()
+    file.mkdir()
+    assert read(tmp_path)[0].missing == f"{name} cannot be read"
 
 
 def test_data_is_told_apart_by_its_files_and_named_in_words(tmp_path):
