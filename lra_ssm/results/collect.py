@@ -323,13 +323,19 @@ def collect(given: list[str], sweep: Sweep) -> list[RunRecord]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The run directories at or below a folder."""
-    found = []
-    for folder, below, files in os.walk(path):
-        below.sort()
-        if "run.json" in files:
-            found.append(Path(folder))
-            below.clear()
+    """The run directories at or below a folder, behind links too; each once, by its own name where that is below."""
+    found, seen, starts = [], set(), [str(path)]
+    for start in starts:  # which grows by the links found
+        for folder, below, files in os.walk(start):
+            if (real := os.path.realpath(folder)) in seen:  # links may go in circles
+                below.clear()
+                continue
+            seen.add(real)
+            if "run.json" in files:
+                found.append(Path(folder))
+                below.clear()
+            below.sort()
+            starts += [link for name in below if os.path.islink(link := os.path.join(folder, name))]
     return found
 
 

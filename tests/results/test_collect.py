@@ -36,6 +36,17 @@ def test_runs_are_found_by_folder_glob_and_sweep_each_once(tmp_path, monkeypatch
         read("empty")
 
 
+def test_runs_behind_links_are_found_once(tmp_path):
+    here = make_run(tmp_path)
+    there = make_run(tmp_path / "other disk", "lra/text/b2s6", run_id="a")
+    (tmp_path / "runs/lra/archive").symlink_to(tmp_path / "other disk/runs")
+    (tmp_path / "runs/a-link-to-a-run").symlink_to(here)
+    (tmp_path / "other disk/runs/back").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs/gone").symlink_to(tmp_path / "nothing")
+    found = [run.path for run in read(tmp_path / "runs")]
+    assert found == [here, tmp_path / "runs/lra/archive" / there.relative_to(tmp_path / "other disk/runs")]
+
+
 def test_a_record_has_what_a_real_run_leaves(trained):
     (run,) = read(trained[0] / "runs")
     assert run.path == only_run(trained[0]) and (run.task, run.model, run.seed) == ("tiny", "tiny", 1)
