@@ -1,7 +1,6 @@
 """Runs that may be averaged: the same task, model, settings and data, and nothing but the seed between them."""
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,8 @@ from typing import Any
 
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.published import LRA, Comparison, Row, compare, published, row_of
-from lra_ssm.results.settings import ABSENT, Settings, differing, resolve, shown
-from lra_ssm.runs.identity import SEED, short_names
+from lra_ssm.results.settings import ABSENT, Settings, differing, exact, resolve, shown, told_apart
+from lra_ssm.runs.identity import short_names
 
 _MOST_NAMED = 4  # differing settings that stand in a row; the others in its note
 
@@ -109,14 +108,14 @@ def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str
     found: dict[Any, list[RunRecord]] = {}
     unknown = []  # of which nothing says what settings they have, or would have had
     for run in runs:
-        settings = json.dumps(run.settings, sort_keys=True, default=str)
-        key = (run.task, run.model, settings, run.data[1], run.seed if SEED in names else None)
+        chosen = frozenset((name, exact(run.all_settings[name])) for name in names if name in run.all_settings)
         if run.config.get("model"):
+            key = (run.task, run.model, chosen, exact(run.settings), run.data[1])
             found.setdefault(key, []).append(run)
         else:
-            unknown.append((key, run))
+            unknown.append(((run.task, run.model, chosen, "", ""), run))
     for key, run in unknown:
-        same = [members for other, members in found.items() if other[:2] == key[:2]]
+        same = [members for other, members in found.items() if other[:2] == key[:2] and other[2] >= key[2]]
         (same[0] if len(same) == 1 else found.setdefault(key, [])).append(run)
     groups = []
     for (task, model, *_), members in found.items():
@@ -149,23 +148,45 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 
 def _name_variants(groups: list[Group], by: Sequence[str]) -> None:
-    """Says in each row what tells it from the others of its task and model."""
-    for first in {(g.task, g.model): g for g in groups}.values():
-        same = [g for g in groups if (g.task, g.model) == (first.task, first.model) and g.runs[0].config.get("model")]
-        differ = {key: values for key, values in differing(g.settings for g in same).items() if key not in by}
-        short = short_names({key for g in same for key in g.settings})
-        several_data = len({g.runs[0].data[1] for g in same if g.runs[0].data[1]}) > 1
+    """Says in each row what tells it from the others of its task and model; no two rows say the same."""
+    for task, model in dict.fromkeys((g.task, g.model) for g in groups):
+        same = [g for g in groups if (g.task, g.model) == (task, model) and g.runs[0].config.get("model")]
+        told, more = _differences(same, by)
+        cells = [[*map(shown, g.by.values())] for g in same]
         for i, one in enumerate(same):
-            told = [f"{short[key]}={shown(values[i])}" for key, values in differ.items()]
-            words, identity = one.runs[0].data
-            if several_data and identity:
-                alone = len({g.runs[0].data[1] for g in same if g.runs[0].data[0] == words}) == 1
-                digest = "" if alone else f" {hashlib.sha256(identity.encode()).hexdigest()[:6]}"
-                told.append(f"data: {words}{digest}")
-            one.variant = ", ".join(told[:_MOST_NAMED])
-            if len(told) > _MOST_NAMED:
-                one.variant += f", {len(told) - _MOST_NAMED} more"
-                one.notes.append(f"differs also in {', '.join(told[_MOST_NAMED:])}")
+            named, rest = told[:_MOST_NAMED], [*told[_MOST_NAMED:], *more]
+            twins = {j for j in range(len(same)) if all(c[j] == c[i] for c in named) and cells[j] == cells[i]}
+            for column in rest:
+                if any(column[j] != column[i] for j in twins):
+                    named.append(column)
+                    twins = {j for j in twins if column[j] == column[i]}
+            one.variant = ", ".join(column[i] for column in named)
+            if left := [column[i] for column in told if column not in named]:
+                one.variant += f", {len(left)} more"
+                one.notes.append(f"differs also in {', '.join(left)}")
+
+
+def _differences(same: Sequence[Group], by: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """In what rows of a task and model differ, each a text for every row: what is told of all of them; and what tells
+    apart those that are the same in it (1 and 1.0, what a class has that not all have, data that is not known)."""
+    settings = [g.settings | {key: g.runs[0].all_settings.get(key, ABSENT) for key in by} for g in same]
+    short = short_names({key for own in settings for key in own})
+    texts = {key: told_apart([own.get(key, ABSENT) for own in settings]) for key in sorted(short)}
+    columns = {key: [f"{short[key]}={text}" for text in own] for key, own in texts.items() if len({*own}) > 1}
+    told = [columns.pop(key) for key in differing(g.settings for g in same) if key in columns and key not in by]
+    more = [*columns.values()]
+    data = [g.runs[0].data for g in same]
+    if len({*data}) > 1:
+        (told if len({identity for _, identity in data} - {""}) > 1 else more).append(
+            [f"data: {words or 'not known'}{_digest(words, identity, data)}" for words, identity in data]
+        )
+    return told, more
+
+
+def _digest(words: str, identity: str, data: Sequence[tuple[str, str]]) -> str:
+    """What tells data from other data of the same words, where there is some."""
+    several = len({other for its, other in data if its == words}) > 1
+    return f" {hashlib.sha256(identity.encode()).hexdigest()[:6]}" if several else ""
 
 
 def _count(group: Group) -> None:

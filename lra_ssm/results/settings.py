@@ -1,6 +1,7 @@
 """A run's settings by dotted name, as users write them: `model.network.layer` is a class, what is below it is its."""
 
 import difflib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,19 @@ def differing(several: Iterable[Settings]) -> dict[str, list[Any]]:
         for key, values in found.items()
         if not key.startswith(classes) or ABSENT not in values or len({*map(repr, values)}) > 2
     }
+
+
+def told_apart(values: Sequence[Any]) -> list[str]:
+    """Values as they are shown, or as JSON has them where two look the same and are not: 1 and 1.0 (of batches one and
+    all of them), two classes of one name."""
+    short = [shown(value) for value in values]
+    full = [exact(value) for value in values]
+    return short if len({*short}) == len({*full}) else full
+
+
+def exact(value: Any) -> str:
+    """A value as text that no other value has."""
+    return json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
 
 
 def shown(value: Any) -> str:

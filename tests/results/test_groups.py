@@ -6,7 +6,10 @@ from statistics import mean, stdev
 import pytest
 
 from lra_ssm.errors import InputError
+from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import group
+from lra_ssm.results.settings import shown
+from lra_ssm.results.tables import grid
 from tests.results.made import DATA, make_run, read
 
 LR = "model.init_args.optimizer.lr"
@@ -92,8 +95,6 @@ def test_a_run_that_went_on_with_other_code_is_told(tmp_path):
 def test_runs_that_have_not_begun_belong_to_the_row_of_their_model(tmp_path):
     make_run(tmp_path, seed=0)
     runs = read(tmp_path)
-    from lra_ssm.results.collect import RunRecord
-
     for seed in (1, 2):
         runs.append(
             RunRecord(tmp_path / f"runs/lra/listops/s4d/{seed}", config={"seed_everything": seed}, planned=True)
@@ -136,6 +137,80 @@ def test_by_a_setting_other_differences_stay_rows(tmp_path):
     assert [g.by for g in group(read(tmp_path)[:2], by=["seed"])] == [{"seed": 0}, {"seed": 1}]
     with pytest.raises(InputError, match="no run has a setting 'rl'"):
         group(read(tmp_path), by=["rl"])
+
+
+def test_by_a_setting_that_changes_no_result_makes_rows_too(tmp_path):
+    for i, devices in enumerate((1, 2)):
+        make_run(tmp_path, value=0.5 + i / 10, changes={"trainer.devices": devices})
+    make_run(tmp_path, value=0.8, changes={"experiment": "again/listops/s4d", "trainer.devices": 2})
+    found = group(read(tmp_path), by=["devices", "experiment"])
+    assert [(*g.by.values(), g.values, g.variant) for g in found] == [
+        (1, "lra/listops/s4d", [50.0], ""),
+        (2, "again/listops/s4d", [80.0], ""),
+        (2, "lra/listops/s4d", [60.0], ""),
+    ]
+
+
+def test_a_run_that_has_not_begun_is_in_no_row_of_another_seed(tmp_path):
+    make_run(tmp_path, seed=0)
+    planned = RunRecord(tmp_path / "runs/lra/listops/s4d/1", config={"seed_everything": 1}, planned=True)
+    assert [(g.by, len(g.runs)) for g in group([*read(tmp_path), planned], by=["seed"])] == [
+        ({"seed": 0}, 1), ({"seed": 1}, 1)
+    ]  # fmt: skip
+
+
+def layer(name, **settings):
+    return {"model.init_args.network.init_args.layer": {"class_path": name, "init_args": settings}}
+
+
+FIVE = ("lr", "recurrent_lr", "warmup_steps", "weight_decay", "delta_weight_decay")
+
+
+@pytest.mark.parametrize(
+    ("several", "labels"),
+    [
+        # Of batches one and all of them: other runs, with other results.
+        ([{"trainer.limit_train_batches": 1}, {"trainer.limit_train_batches": 1.0}],
+         ["limit_train_batches=1", "limit_train_batches=1.0"]),
+        ([{LR: 0.12345671}, {LR: 0.12345672}], ["lr=0.12345671", "lr=0.12345672"]),
+        ([layer("my.S4D"), layer("your.S4D")], ['layer="my.S4D"', 'layer="your.S4D"']),
+        # What one class alone has is told where it alone tells rows apart.
+        ([layer("a.A", n=1), layer("a.A"), layer("a.B")], ["layer=A, n=1", "layer=A, n=not set", "layer=B"]),
+        ([{LR: 0.1}, {LR: 0.2}, {LR: 0.2, "trainer.limit_train_batches": 3}],
+         ["lr=0.1, limit_train_batches=not set", "lr=0.2, limit_train_batches=not set",
+          "lr=0.2, limit_train_batches=3"]),
+    ],
+)  # fmt: skip
+def test_labels_tell_rows_apart_and_the_grid_has_each(several, labels, tmp_path):
+    for i, changes in enumerate(several):
+        for seed in (0, 1):
+            make_run(tmp_path, seed=seed, value=0.1 * (i + 1), changes=changes)
+    found = group(read(tmp_path))
+    assert {g.variant: g.values for g in found} == {
+        label: [pytest.approx(10 * (i + 1))] * 2 for i, label in enumerate(labels)
+    }
+    assert {row[0] for row in grid(found).rows} >= {f"s4d, {label}" for label in labels}
+    by_rate = group(read(tmp_path), by=["lr"])
+    assert len({(shown(g.by["lr"]), g.variant) for g in by_rate}) == len(labels)
+
+
+def test_rows_that_are_the_same_in_what_a_row_names_name_more(tmp_path):
+    optimizer = "model.init_args.optimizer"
+    make_run(tmp_path)
+    for last in (0.5, 0.6):
+        make_run(tmp_path, changes={f"{optimizer}.{key}": 0.7 for key in FIVE} | {f"{optimizer}.{max(FIVE)}": last})
+    found = [g.variant for g in group(read(tmp_path))]
+    assert len({*found}) == 3
+    assert [(v.count("="), v.endswith(", 1 more")) for v in found] == [(4, True), (5, False), (5, False)]
+    assert found[1].endswith("weight_decay=0.5") and found[2].endswith("weight_decay=0.6")
+
+
+def test_a_run_that_failed_before_its_data_was_known_has_a_label_of_its_own(tmp_path):
+    make_run(tmp_path, value=0.5)
+    make_run(tmp_path, data={}, status="failed", tested=False)
+    assert [(g.variant, len(g.values)) for g in group(read(tmp_path))] == [
+        ("data: generated", 1), ("data: not known", 0)
+    ]  # fmt: skip
 
 
 def test_a_value_that_is_nan_makes_the_mean_nan(tmp_path):
