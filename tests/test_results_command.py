@@ -82,13 +82,17 @@ def test_formats_and_files(made, capsys):
     assert said(["results", "runs", "--grid"], capsys).splitlines()[0].split()[-2:] == ["listops", "text"]
 
 
-@pytest.mark.parametrize("by", ["lr", "lr,seed", "max_length", "layer"])
+@pytest.mark.parametrize("by", ["lr", "lr,lr", "lr,seed", "lr,betas", "max_length", "layer"])
 def test_pictures(by, made, capsys):
     out = said(["results", "runs", "--curves=curves.png", f"--by={by}", "--plot=by.png"], capsys)
     assert out.endswith("curves.png\nby.png\n")
     for name in ("curves.png", "by.png"):
         with Image.open(name) as picture:
             assert picture.format == "PNG" and len(picture.convert("RGB").getcolors(10**7)) > 20
+
+
+def test_a_setting_that_is_named_twice_is_one_column(made, capsys):
+    assert said(["results", "runs", "--by=lr,lr"], capsys) == said(["results", "runs", "--by=lr"], capsys)
 
 
 def test_what_the_pictures_draw(made):

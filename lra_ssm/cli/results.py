@@ -48,7 +48,7 @@ def main(command: str, arguments: list[str]) -> int:
     if options.out is not None and options.out.suffix not in _FORMATS and options.format is None:
         raise InputError(f"--out {options.out}: what it is to be is not known; end it with {', '.join(_FORMATS)}")
     form = options.format or (_FORMATS[options.out.suffix] if options.out is not None else "text")
-    by = [name for name in (options.by or "").split(",") if name]
+    by = [*dict.fromkeys(name for name in (options.by or "").split(",") if name)]
     if options.plot is not None and len(by) not in (1, 2):
         raise InputError("--plot draws over one setting or two: name them with --by=KEY or --by=KEY,KEY")
     if options.each and form != "csv":

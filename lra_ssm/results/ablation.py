@@ -92,13 +92,14 @@ def _bars(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) 
 
 
 def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: list[str]) -> None:
+    # By their text: a value may be a list, and 1 is true.
     down, across = (
-        [*dict.fromkeys(_by(g)[i] for g in sorted(groups, key=lambda g: _order(_by(g)[i])))] for i in (0, 1)
+        [*dict.fromkeys(shown(_by(g)[i]) for g in sorted(groups, key=lambda g: _order(_by(g)[i])))] for i in (0, 1)
     )
     cells = [[math.nan] * len(across) for _ in down]
     text = {}
     for g in groups:
-        place = down.index(_by(g)[0]), across.index(_by(g)[1])
+        place = down.index(shown(_by(g)[0])), across.index(shown(_by(g)[1]))
         cells[place[0]][place[1]] = float(g.mean or 0.0)
         text[place] = f"{spread(g).replace(' ± ', chr(10) + '± ')}\n({len(g.values)})"
     mapped = axes.imshow(cells, cmap="viridis", aspect="auto")
@@ -107,8 +108,8 @@ def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: list[str]) ->
     for (row, column), words in text.items():
         dark = cells[row][column] < middle
         axes.text(column, row, words, ha="center", va="center", fontsize=8, color="white" if dark else INK)
-    axes.set_xticks(range(len(across)), map(shown, across))
-    axes.set_yticks(range(len(down)), map(shown, down))
+    axes.set_xticks(range(len(across)), across)
+    axes.set_yticks(range(len(down)), down)
     one = groups[0]
     title = ", ".join(filter(None, (one.task, one.model, one.variant)))
     deviation = "± std " if any(g.std for g in groups) else ""
