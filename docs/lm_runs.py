@@ -120,6 +120,8 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python docs/lm_runs.py RUNS FOLDER_OF_WIKITEXT_2")
     runs, wikitext = sys.argv[1:]
     FOLDER.mkdir(exist_ok=True)
     before = FOLDER / "runs.csv"

@@ -1,10 +1,11 @@
 """Tables as plain text."""
 
 import os
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 
 from lra_ssm.errors import printable
@@ -20,7 +21,9 @@ def terminal_width() -> int | None:
 
 def wrapped(line: str, indent: int = 2) -> str:
     """A line broken between words where the terminal ends, its further lines indented."""
-    return textwrap.fill(line, terminal_width() or 10_000, subsequent_indent=" " * indent, break_long_words=False)
+    return textwrap.fill(
+        line, terminal_width() or 10_000, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, width: int | None = None) -> str:
@@ -42,19 +45,48 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, 
     cells = [[printable(" ".join(cell.split())) for cell in row] for row in (columns, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if width is not None:
-        words = [max(len(w) for cell in column for w in [*cell.split(), ""]) for column in zip(*cells, strict=True)]
         room = width - len(columns) + 1
-        least = words if sum(words) <= room else [1] * len(words)  # else words are broken too
+        least = _longest(cells, str.split)
+        if sum(least) > room:  # then words are broken too: behind / and _, and where that is not enough the longest
+            least = _longest(cells, _pieces)
+            most = next(n for n in range(max(least), 0, -1) if n == 1 or sum(min(w, n) for w in least) <= room)
+            least = [min(w, most) for w in least]
         while sum(widths) > room and widths > least:
             widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
             widths[widest] -= 1
     gap = 2 if width is None or sum(widths) + 2 * (len(columns) - 1) <= width else 1
     drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="none")
     for i, name in enumerate(cells[0]):
-        drawn.add_column(Text(name), justify="left" if i < left else "right", overflow="fold", width=widths[i])
+        drawn.add_column(
+            Text(_folded(name, widths[i])), justify="left" if i < left else "right", overflow="fold", width=widths[i]
+        )
     for row in cells[1:]:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(_folded(cell, size)) for cell, size in zip(row, widths, strict=True)))
     text = StringIO()
     # In a notebook rich would show it there and write nothing.
     Console(file=text, width=width or 10_000, color_system=None, force_jupyter=False, force_terminal=False).print(drawn)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+
+def _longest(cells: list[list[str]], parts: Callable[[str], list[str]]) -> list[int]:
+    """The length of the longest part of each column's cells."""
+    return [max(len(part) for cell in column for part in [*parts(cell), ""]) for column in zip(*cells, strict=True)]
+
+
+def _pieces(text: str) -> list[str]:
+    return re.findall(r"[^\s/_]*[/_]+|[^\s/_]+", text)
+
+
+def _folded(cell: str, width: int) -> str:
+    """In lines of at most `width`, but for pieces that are longer: broken between words, and within those that are
+    longer than a line behind / and _."""
+    lines = [""]
+    for word in cell.split():
+        space = " " if lines[-1] else ""
+        for piece in [word] if len(word) <= width else _pieces(word):
+            if len(lines[-1]) + len(space) + len(piece) <= width or not lines[-1]:
+                lines[-1] += space + piece
+            else:
+                lines.append(piece)
+            space = ""
+    return "\n".join(lines)

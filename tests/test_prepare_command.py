@@ -3,12 +3,14 @@
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from lra_ssm.cli.prepare import DATASETS, LANGUAGE
+from lra_ssm.cli.prepared import network_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.layers.spec import import_object
 from tests.runner import FIT, SHORT, fail, in_process, run, succeed
@@ -41,9 +43,9 @@ def test_summary_is_one_table_of_everything(root: Path, tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["cifar10"] * 3 + ["listops"] * 3 + ["mnist"] * 3 + ["text"] * 3
     assert len({len(line) for line in lines}) == 1  # the last column is aligned to the right
     listops = next(row for row in rows if row[0] == "listops" and "train" in row)
-    assert "generated" in listops and "8" in listops and "18" in listops
+    assert listops[1:5] == ["generated,", "3", "to", "20"] and "8" in listops and "18" in listops
     text = next(row for row in rows if row[0] == "text" and "test" in row)
-    assert "40" in text and "50.0%" in text
+    assert "40" in text and "50.0–50.0%" in text
     assert any("limit 10" in line and "32×32×1" in line for line in lines)
     assert succeed(["prepare", "--summary", "--root", str(root)], tmp_path).out.splitlines() == lines
 
@@ -208,6 +210,25 @@ def test_it_ends_with_the_command_that_fits_on_it(
     data = yaml.safe_load(Path(file).read_text())["data"]
     own = data["init_args"] | {k: yaml.safe_load(v) for k, v in (o[len("--data.") :].split("=", 1) for o in options)}
     assert import_object(data["class_path"])(**own).prepared_folder == folder
+
+
+@pytest.mark.parametrize(
+    ("data", "network", "expected"),
+    [
+        ({"vocab_size": 3000}, {"vocab_size": 2000}, ["vocab_size=3000"]),  # of a tokenizer that was trained
+        ({"vocab_size": 1500}, {"vocab_size": 2000}, []),  # it may have more rows
+        ({"vocabulary": ["a"] * 257, "own": 257}, {"vocab_size": 135}, ["vocab_size=257"]),
+        ({"vocabulary": ["a"] * 257, "own": 257}, {"d_input": 1}, ["vocab_size=257", "d_input=null"]),
+        ({"features": 1}, {"d_input": 3}, ["d_input=1"]),
+        ({"features": 1}, {"d_input": 1}, []),
+        ({"features": 1}, {"vocab_size": 256}, ["d_input=1", "vocab_size=null"]),
+        ({"vocabulary": ["a"] * 257}, {"num_classes": 2}, []),  # a network of numbers
+    ],
+)
+def test_its_command_has_the_networks_inputs(data: dict[str, Any], network: dict[str, Any], expected: list[str]):
+    manifest = {key: value for key, value in data.items() if key.startswith("vocab")}
+    module = SimpleNamespace(manifest=lambda: manifest, d_input=data.get("features"), vocab_size=data.get("own"))
+    assert network_options(module, network) == [f"--model.network.{option}" for option in expected]
 
 
 def test_a_fit_names_what_is_prepared_and_takes_it(

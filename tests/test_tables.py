@@ -17,6 +17,19 @@ def test_a_table_fits_the_terminal_and_loses_nothing():
     assert table(COLUMNS, [ROW], LEFT, 200) == wide
 
 
+def test_where_words_do_not_fit_they_are_broken_behind_slashes_and_underscores():
+    columns, row = ("run", "experiment", "delta_lr_factor", "block"), ("7", "cpu/scifar16/mamba", "0.125", "MambaBlock")
+    assert table(columns, [row], 2, 40).splitlines() == [
+        "                    delta_lr_",
+        "run experiment         factor      block",
+        "7   cpu/                0.125 MambaBlock",
+        "    scifar16/",
+        "    mamba",
+    ]
+    narrow = table(columns, [row], 2, 26).splitlines()  # where that is not enough, the longest pieces
+    assert max(map(len, narrow)) <= 26 and any(line.split()[-1:] == ["MambaBl"] for line in narrow)
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "kind", "width"), [(True, "xterm", 70), (True, "dumb", None), (False, "", None)]
 )

@@ -17,7 +17,8 @@ _DATA: dict[str, tuple[str, str | None, str | None]] = {
     "cifar10": ("CIFAR-10", "uoft-cs/cifar10", "image-classification"),
     "mnist": ("MNIST", "ylecun/mnist", "image-classification"),
     "pathfinder": ("Pathfinder", None, "image-classification"),
-    "wikitext": ("WikiText", "Salesforce/wikitext", "text-generation"),
+    "wikitext103": ("WikiText-103", "Salesforce/wikitext", "text-generation"),
+    "wikitext2": ("WikiText-2", "Salesforce/wikitext", "text-generation"),
     "slimpajama": ("SlimPajama-6B", "DKYoon/SlimPajama-6B", "text-generation"),
     "corpus": ("a folder of text", None, "text-generation"),
     "corpus imdb": ("IMDb's reviews", "stanfordnlp/imdb", "text-generation"),
@@ -148,7 +149,7 @@ def _kind(source: Mapping[str, Any]) -> str:
 
 def _data(source: Mapping[str, Any]) -> str:
     data = source.get("data") or {}
-    title, repository, _ = _known(source)
+    title, repository, task = _known(source)
     lines = [f"{title}{f' ({repository} on the Hub)' if repository else ''}."]
     if kind := _kind(source):
         settings = {k: v for k, v in data["source"].items() if k != "kind" and isinstance(v, (int, str))}
@@ -159,7 +160,8 @@ def _data(source: Mapping[str, Any]) -> str:
         lines.append("Splits: " + ", ".join(f"{split} {count:,}" for split, count in counts.items()) + ".")
     if batches := data.get("batches"):
         lines.append("Inputs: " + ", ".join(str(v) if k == "inputs" else f"{k} {v}" for k, v in batches.items()) + ".")
-    lines.append("How every data set is split and prepared: docs/data.md of lra_ssm.")
+    page = "language-data.md" if task == "text-generation" else "data.md"
+    lines.append(f"How every data set is split and prepared: docs/{page} of lra_ssm.")
     return "## Data\n\n" + "\n".join(lines)
 
 

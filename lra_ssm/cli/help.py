@@ -14,8 +14,15 @@ from lra_ssm import datamodules, layers, models, tasks
 # Option -> classes of ours that it takes, by their short names. Importing them here is what makes the names known.
 CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
-    "--model": (tasks.Classification, tasks.Regression),
-    "--model.network": (models.Classifier, models.DualEncoder, models.Regressor),
+    "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
+    "--model.network": (
+        models.Classifier,
+        models.DualEncoder,
+        models.Regressor,
+        models.LanguageModel,
+        models.NumberClassifier,
+        models.NumberDualEncoder,
+    ),  # fmt: skip
     "--model.network.layer": (
         layers.S4D,
         layers.S6,
@@ -26,7 +33,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
     ),  # fmt: skip
     "--model.network.block": (layers.S4Block, layers.MambaBlock, layers.HyenaBlock),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
-    "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead),
+    "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead),
 }
 _OPTIONS = max(len(option) for option in CHOICES)
 _NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)
@@ -51,7 +58,8 @@ def description(what: str) -> str:
         for i, cls in enumerate(classes):
             file_of_its_own = option in ("--data", "--model.network.layer")
             text = _sentence(inspect.getdoc(inspect.getmodule(cls) if file_of_its_own else cls) or "")
-            text = text.replace(" as a LightningDataModule", "").removeprefix(f"{cls.__name__}, ")
+            text = text.replace(" as a LightningDataModule", "")
+            text = text if option == "--data" else text.removeprefix(f"{cls.__name__}, ")
             shown = f"  {option if i == 0 else '':<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
             lines.append(textwrap.fill(text, 100, initial_indent=shown, subsequent_indent=" " * len(shown)))
     lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
@@ -64,7 +72,8 @@ class Help(DefaultHelpFormatter):
     def add_usage(self, usage: Any, actions: Iterable[Any], groups: Iterable[Any], prefix: Any = None) -> None:
         command = re.search(r"\[options\] (\w+)$", self._prog)
         if command or " " in self._prog:  # else the explanation of a class
-            prog = f"lightning {command[1]} --config FILE" if command else self._prog
+            named = "" if command and command[1] == "fit" else "NAME_OR_RUN | "
+            prog = f"lightning {command[1]} {named}--config FILE" if command else self._prog
             super().add_usage(usage if usage is SUPPRESS else f"{prog} [options]", actions, groups, prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

@@ -42,9 +42,10 @@ def fit_command(datamodule: PreparedDataModule, settings: dict[str, Any]) -> str
     one of the user's.
     """
     cls, found = type(datamodule), []
-    for file, own in _configs(cls):
+    for file, own, network in _configs(cls):
         options = fit_options(datamodule, own, settings)
         if options is not None:
+            options += network_options(datamodule, network)
             found.append((len(options), file.stem != "s4d", str(file), options))  # the quickest layer
     if found:
         _, _, best, options = min(found)
@@ -82,6 +83,22 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
     return [shlex.quote(f"--data.{name}={_text(value)}") for name, value in others.items()]
 
 
+def network_options(datamodule: PreparedDataModule, network: dict[str, Any]) -> list[str]:
+    """What a configuration whose network has the arguments `network` must be told to take the data's inputs."""
+    manifest = datamodule.manifest()
+    tokens = manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
+    features, rows = getattr(datamodule, "d_input", None), getattr(datamodule, "vocab_size", None)
+    needed: dict[str, Any] = {}
+    if features is not None:
+        needed = {"d_input": features, "vocab_size": None}
+    elif rows or tokens:  # a network may have more rows than a vocabulary that is learnt
+        enough = rows is None and (network.get("vocab_size") or 0) >= tokens
+        needed = {"vocab_size": network.get("vocab_size") if enough else rows or tokens, "d_input": None}
+    if not {"d_input", "vocab_size"} & network.keys():  # it takes numbers
+        return []
+    return [f"--model.network.{n}={_text(value)}" for n, value in needed.items() if network.get(n) != value]
+
+
 def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str:
     """What `prepare` made of this dataset below the root, and the options that a configuration takes it with; else
     nothing."""
@@ -102,16 +119,17 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
     return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
 
 
-def _configs(cls: type) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Configurations for a dataset, each with the arguments that it gives it."""
+def _configs(cls: type) -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+    """Configurations for a dataset, each with the arguments that it gives it and the network."""
     here = Path("configs")
     folder = here if here.is_dir() else Path(lra_ssm.__file__).parents[1] / "configs"
     names = (_path(cls), f"{cls.__module__}.{cls.__name__}", cls.__name__)
     for file in sorted(folder.rglob("*.yaml")):
         with suppress(OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError):  # or a part of one
-            data = yaml.safe_load(file.read_text())["data"]
+            config = yaml.safe_load(file.read_text())
+            data, network = config["data"], config["model"]["init_args"]["network"]
             if data["class_path"] in names:
-                yield file, data.get("init_args") or {}
+                yield file, data.get("init_args") or {}, network.get("init_args") or {}
 
 
 def _path(cls: type) -> str:

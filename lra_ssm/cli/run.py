@@ -25,7 +25,6 @@ from lra_ssm.cli.starting import check_start_tokenizer, options_of, start_from
 from lra_ssm.cli.trained import find, is_saved
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code, squeeze
-from lra_ssm.files import write_json
 from lra_ssm.layers.spec import import_object
 from lra_ssm.progress import shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
@@ -45,10 +44,9 @@ from lra_ssm.runs.checks import (
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identity
-from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import read_object, same_data
 from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
+from lra_ssm.runs.scores import record_score
 from lra_ssm.runs.signals import Signals, Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
 from lra_ssm.runs.trial import try_network
@@ -134,8 +132,11 @@ class RunCLI(LightningCLI):
         self.command, self.held, self.signals = args[0], held, signals
         about = description(COMMANDS[self.command][1])
         example = f"example: lightning {self.command} --config configs/quickstart.yaml"
+        named = f"lra-ssm {self.command} NAME_OR_RUN"
+        if self.command != "fit":
+            example += f"\na run, or a saved model: {named} [--trust module.Class]"
         if self.command == "predict":
-            example += "\nfiles of your own: lra-ssm predict NAME_OR_RUN FILE… (--help behind them says which)"
+            example += f"\nfiles of your own: {named} FILE… (--help behind them says which)"
         super().__init__(
             parser_kwargs={self.command: {"description": about, "epilog": example}},
             parser_class=RunParser,
@@ -164,7 +165,8 @@ class RunCLI(LightningCLI):
         said = "weights that a new run starts from: a checkpoint, a saved model's folder, or a repository of the Hub"
         group.add_argument("--init_from", type=str | None, help=said)
         group.add_argument("--allow-pickle", action="store_true", help="take a saved model's weights from a pickle too")
-        group.add_argument("--fresh", action="store_true", help="start <run_id>-2, -3, … beside a finished run")
+        said = "start <run_id>-2, -3, … beside a finished run (of fit alone, as --strict-resume)"
+        group.add_argument("--fresh", action="store_true", help=said)
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
         add_debug(group)
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
@@ -384,33 +386,11 @@ class RunCLI(LightningCLI):
         if self.scored is not None:
             metrics = final_metrics(self.trainer)
             part = "val" if self.subcommand == "validate" else self.subcommand
-            result: dict[str, Any] = {"checkpoint": str(self.checkpoint), "metrics": metrics, "time": now()}
             limit = getattr(self._config.trainer, f"limit_{part}_batches")
-            if limit is not None and not (isinstance(limit, float) and limit == 1):
-                result["limit_batches"] = limit  # it is of a part of the split
-            if hasattr(self.datamodule, "provenance"):
-                result["data"] = self.datamodule.provenance()
-            self._record(self.scored, result)
+            record_score(self.scored, self.command, str(self.checkpoint), metrics, limit, self.datamodule)
             # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
             summarize(self.trainer.loggers, {**self.scored.record.get("metrics", {}), **metrics})
         finish(self.trainer.loggers, 0)
-
-    def _record(self, run: RunDirectory, result: dict[str, Any]) -> None:
-        """In test.json (validate.json) what is the run's own result, in test-others.json what else was scored."""
-        file, data = run.path / f"{self.subcommand}.json", run.record.get("data")
-        before, own = read_object(file), run.best if run.best.is_file() else run.last
-        why = ""
-        if data and hasattr(self.datamodule, "manifest") and not same_data(data, self.datamodule.manifest()):
-            why, result["other_data"] = "other data than the run's", True
-        elif self.checkpoint is not None and self.checkpoint.name != own.name:
-            why = f"{self.checkpoint.name}, not {own.name}"
-        elif "limit_batches" in result and before and "limit_batches" not in before:
-            why = "a part of the split, and the whole was scored before"
-        if why:
-            file = file.with_name(f"{self.subcommand}-others.json")
-            result = {"others": [*read_object(file).get("others", []), result]}
-            print(f"recorded in {file}, not as the run's result: it is of {why}")
-        write_json(file, result)
 
     after_validate = _after_evaluation
     after_test = _after_evaluation

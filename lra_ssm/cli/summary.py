@@ -88,6 +88,7 @@ def _kind(source: dict[str, Any]) -> str:
     return ", ".join(
         [source["kind"]]
         + ([source["difficulty"]] if source.get("difficulty") else [])
+        + ([f"{source['min_length']} to {source['max_length']}"] if "min_length" in source else [])  # of ListOps
         + ([f"limit {source['limit']}"] if source.get("limit") else [])
         + (["lossy"] if source.get("lossy") else [])
     )
@@ -112,7 +113,7 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
                 name,
                 f"{split['examples']:,}",
                 str(manifest.get("num_classes", "")),
-                f"{min(shares):.1%} to {max(shares):.1%}" if shares else "",
+                f"{100 * min(shares):.1f}–{100 * max(shares):.1f}%" if shares else "",
                 str(tokens) if tokens else "",
                 f"{length['mean']:,.1f}",
                 f"{length['max']:,}",

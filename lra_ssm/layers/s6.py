@@ -39,7 +39,8 @@ class S6(RecurrentLayer):
         d_model: D.
         d_state: N, real states per channel.
         form: "mamba" or "paper".
-        delta_rank: R of the mamba form; None is ceil(D / 16), Mamba's choice.
+        delta_rank: R of the mamba form; None is ceil(D / 16). (Mamba's is of the model's width, not of
+            its block's inner one.)
         delta_min: least softplus(b) at initialization, where it is log-uniform (Mamba's 1e-3).
         delta_max: greatest (Mamba's 1e-1).
         bidirectional: a second scan, with its own parameters, over the reversed sequence; the outputs are added.

@@ -50,8 +50,8 @@ class LRAPairHead(nn.Sequential):
 
 
 class LogitPairHead(nn.Module):
-    """x and y each to num_classes by one linear map, then 2 · num_classes -> 512 -> ReLU -> 256 -> ReLU -> num_classes:
-    jsie7/ssm-benchmark's for Retrieval, an LRA pair head after a classifier."""
+    """An LRA pair head on the logits of both. x and y each to num_classes by one linear map, then 2 · num_classes ->
+    512 -> ReLU -> 256 -> ReLU -> num_classes: jsie7/ssm-benchmark's for Retrieval."""
 
     per_example = 2
     optim_roles = biases_without_decay

@@ -21,7 +21,7 @@ NOT_SCORED = -100  # the target of a position that is not scored, as torch's cro
 
 
 class LanguageModel(Pretrained):
-    """A `Backbone` and a linear head on every position: the logits of the token that follows.
+    """A `Backbone` and a head: logits of each next token. The head is linear, on every position.
 
     Initialized as Mamba's public code does (models/mixer_seq_simple.py): the embedding N(0, 0.02²), and of a block that
     has `scale_residual` the last projection divided by √n_layers.

@@ -15,7 +15,7 @@ from lra_ssm.models.pooling import MeanPooling
 
 
 class NumberClassifier(Classifier):
-    """A `Classifier` of token ids whose first layer is a linear map of the id itself: Linear(1, D).
+    """A `Classifier` of token ids taken as numbers. Its first layer is a linear map of the id itself, Linear(1, D).
 
     Source: the public code jsie7/ssm-benchmark. Arguments and errors are a `Classifier`'s; no vocabulary, any ids.
     """
@@ -41,4 +41,4 @@ class NumberClassifier(Classifier):
 
 
 class NumberDualEncoder(NumberClassifier, DualEncoder):
-    """The same for pairs: a `DualEncoder`'s forward and heads."""
+    """The same for pairs, with a `DualEncoder`'s heads."""

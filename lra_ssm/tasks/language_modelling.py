@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
 
 class LanguageModelling(NetworkTask):
-    """Trains a network with cross-entropy on the next token; reports perplexity, exp(sum of −log p / tokens).
+    """Trains a network on the next token; reports perplexity. The loss is cross-entropy, perplexity exp(its mean).
 
     A batch is (inputs, targets, reset, lengths) or (inputs, targets): inputs and targets (B, L) int64, a target −100
     where nothing is scored, reset (B, L) bool or None, true where a document starts, lengths (B,) or None.
