@@ -287,6 +287,8 @@ def _wrong_in(config: Any) -> str:
     """Why a config's settings cannot be told; nothing where they can."""
     if not isinstance(config, dict) or not config.get("model"):
         return "it has no model"
+    if isinstance(seed := config.get(SEED), (list, dict)):
+        return f"{SEED} is {seed!r}"
     for section, value in config.items():
         try:
             counting({section: value})

@@ -120,7 +120,7 @@ def test_damaged_files_are_told_and_nothing_fails(name, content, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [("trainer", None), ("trainer", [1]), ("trainer.callbacks", [1]), ("data", "x"), ("data.init_args", None),
-     ("checkpoint", 3), ("model.init_args", [5])],
+     ("checkpoint", 3), ("model.init_args", [5]), ("seed_everything", [1])],
 )  # fmt: skip
 def test_a_config_of_another_form_leaves_out_its_run_alone(key, value, tmp_path):
     make_run(tmp_path, seed=0, value=0.5)
