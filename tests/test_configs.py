@@ -8,6 +8,7 @@ import torch
 import yaml
 
 import lra_ssm
+from lra_ssm.cli.configured import Configured
 from lra_ssm.layers import NetworkSpec
 from tests.runner import in_process, succeed
 from tests.small_data import options
@@ -37,29 +38,38 @@ def values(node, path=()):
 
 
 def one_step(path, more, folder, monkeypatch, capsys):
-    """The run of one step on small data, and the names of the settings that made it so."""
+    """A run of one step on small data."""
     monkeypatch.chdir(folder)
     cls = yaml.safe_load(path.read_text())["data"]["class_path"].rpartition(".")[2]
     small = [*options(cls, folder), *more, *ONE_STEP]
     code, _, errors = in_process(["fit", "--config", str(path), *small], capsys)
     assert code == 0, errors
-    (run,) = (file.parent for file in folder.glob("runs/**/config.yaml"))
-    return run, {option.split("=")[0].rpartition(".")[2] for option in small}
+    assert len(list(folder.glob("runs/**/config.yaml"))) == 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_one_step_and_every_setting_of_model_and_data_stands_in_the_file(path, tmp_path, monkeypatch, capsys):
-    large = ["--model.network.d_model=64"] if path.stem == "stable_ssm_3b" else []
-    short = ["--data.resolution=32"] if path.parent.name == "pathx" else large
-    run, changed = one_step(path, short, tmp_path, monkeypatch, capsys)
+def test_every_setting_of_model_and_data_stands_in_the_file(path):
     given = dict(values(yaml.safe_load(path.read_text())))
-    resolved = dict(values(yaml.safe_load((run / "config.yaml").read_text())))
-    for key, value in resolved.items():
+    for key, value in values(Configured(["--config", str(path)]).resolved):
         key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
         if key.startswith(("model.", "data.", "checkpoint.")):
             assert key in given, f"{path} leaves {key} to a default"
-            if key.rpartition(".")[2] not in changed:
-                assert given[key] == value or list(given[key]) == list(value), key
+            assert given[key] == value or list(given[key]) == list(value), key
+
+
+# Every unit on one task of LRA, and one unit on every task; the other pairs are for `pytest -m slow`.
+STEPS = [
+    pytest.param(path, marks=[pytest.mark.slow] if is_pair else [], id=str(path.relative_to(CONFIGS)))
+    for path in FILES
+    for is_pair in [path.parents[1].name == "lra" and path.parent.name != "listops" and path.stem != "b2s6"]
+]
+
+
+@pytest.mark.parametrize("path", STEPS)
+def test_one_step(path, tmp_path, monkeypatch, capsys):
+    large = ["--model.network.d_model=64"] if path.stem == "stable_ssm_3b" else []
+    short = ["--data.resolution=32"] if path.parent.name == "pathx" else large
+    one_step(path, short, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)

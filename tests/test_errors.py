@@ -151,6 +151,7 @@ def test_tables_and_doctor_show_manifests_as_text(tmp_path: Path, capsys: pytest
     assert r"one\x1b[2J" in shown and r"kind: x\x1b[2J\ud800" in shown and "b c" in shown
 
 
+@pytest.mark.slow
 def test_names_of_files_on_a_real_terminal(tmp_path: Path) -> None:
     """Bytes that are no UTF-8, in an argument and in a folder's name."""
     archive = bytes(tmp_path) + b"/\xff\x1b[2J\n.tar"

@@ -26,6 +26,7 @@ def test_wandb_is_turned_on_by_these_options(tmp_path):
     assert len(list(tmp_path.glob("runs/quickstart/*/wandb/offline-run-*"))) == 2
 
 
+@pytest.mark.slow
 def test_optuna_drives_fits_in_processes_of_their_own(tmp_path):
     optuna = pytest.importorskip("optuna")
     (tmp_path / "configs").symlink_to(ROOT / "configs")

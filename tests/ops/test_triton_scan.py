@@ -73,8 +73,8 @@ def compare(inputs, **flags):
     assert_close(run_triton(inputs, **flags), run(inputs, "reference", **flags))
 
 
-# Interpreted, a case takes seconds: every second one is left to `pytest -m slow`.
-ALL_CASES = [pytest.param(case, marks=[pytest.mark.slow] if i % 2 else []) for i, case in enumerate(CASES)]
+# Interpreted, a case takes seconds: two of three are left to `pytest -m slow`.
+ALL_CASES = [pytest.param(case, marks=[pytest.mark.slow] if i % 3 else []) for i, case in enumerate(CASES)]
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
