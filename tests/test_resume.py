@@ -72,7 +72,8 @@ MOMENTS = [
 
 
 # With the usual end one of every kind of moment; with each of the others, which share its code, one moment of its own;
-# where validation comes at other times, its end too. The rest is for `pytest -m slow`.
+# where validation comes at other times, its end too. Of the rest a half is for
+# `pytest -m slow`, the other for `pytest -m trials`.
 USUAL = {
     "train_batch_start:1", "train_batch_end:5", "train_batch_end:6", "validation_batch_end:2", "validation_end:1",
     "train_epoch_end:1", "train_epoch_start:2", "save_checkpoint:5",
@@ -89,9 +90,11 @@ def is_quick(end, moment):
 
 
 CASES = [
-    pytest.param(end, moment, marks=[] if is_quick(end, moment) else [pytest.mark.slow])
-    for end in ENDS
-    for moment in MOMENTS
+    pytest.param(
+        end, moment, marks=[] if is_quick(end, moment) else [(pytest.mark.slow, pytest.mark.trials)[(i + j) % 2]]
+    )
+    for i, end in enumerate(ENDS)
+    for j, moment in enumerate(MOMENTS)
 ]
 
 

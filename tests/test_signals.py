@@ -75,8 +75,13 @@ MOMENTS = {
     "validation_end:1": 6,
 }
 SIGNALS = {"SIGTERM": 143, "SIGINT": 130, "SIGUSR1": 138}
-CASES = [  # one by one across the table by default, all of them with `pytest -m slow`
-    pytest.param(end, moment, list(SIGNALS)[i % 3], marks=[] if (i + j) % 8 == 3 else [pytest.mark.slow])
+CASES = [  # one by one across the table by default, the others with `pytest -m slow` and `-m trials`
+    pytest.param(
+        end,
+        moment,
+        list(SIGNALS)[i % 3],
+        marks=[] if (i + j) % 8 == 3 else [(pytest.mark.slow, pytest.mark.trials)[i % 2]],
+    )
     for j, end in enumerate(ENDS)
     for i, moment in enumerate(MOMENTS)
 ]

@@ -8,15 +8,11 @@ from torch import Tensor, nn
 
 
 class _Exact(torchmetrics.Metric):
-    """Its sums keep their precision when a task is cast to a lower one (`precision: bf16-true`): one of bfloat16 stops
+    """Its sums keep their precision when a task is cast to another (`precision: bf16-true`): one of bfloat16 stops
     growing at 256 times what is added. (torchmetrics guards `.bfloat16()`, not the `.to` that Lightning calls.)"""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        def moved(x: Tensor) -> Tensor:
-            cast = fn(x)
-            return cast if torch.promote_types(cast.dtype, x.dtype) == cast.dtype else x.to(cast.device)
-
-        return super()._apply(moved, exclude_state)
+        return super()._apply(lambda x: x.to(fn(x).device), exclude_state)
 
 
 class Mean(_Exact, torchmetrics.MeanMetric):

@@ -25,7 +25,3 @@ def test_a_cast_network_leaves_sums_exact(dtype):
     nll, tokens = updated(TokenLoss(), dtype, torch.ones(3, dtype=torch.bool))
     assert nll.dtype == torch.float64 and tokens.item() == 3000 and (nll / tokens).item() == pytest.approx(0.58)
     assert updated(RelativeError(), dtype, torch.full((3,), 1.16)).item() == pytest.approx(0.5, rel=1e-4)
-
-
-def test_they_take_a_higher_precision():
-    assert nn.ModuleList([metric := Mean()]).to(torch.float64) and metric.mean_value.dtype == torch.float64
