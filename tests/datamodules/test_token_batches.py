@@ -103,7 +103,7 @@ def test_a_split_with_labels_gives_batches_as_before(tmp_path: Path) -> None:
                 writer.split(name).extend([5, 6, 7], [1, 2], [2, 0])
             writer.finish({"kind": "made-up"})
 
-    (batch,) = prepared(Labelled(tmp_path)).val_dataloader()
+    (batch,) = prepared(Labelled(root=tmp_path)).val_dataloader()
     assert isinstance(batch, Batch) and batch.inputs.tolist() == [[5, 0], [6, 7]] and batch.labels.tolist() == [2, 0]
 
 
@@ -186,7 +186,7 @@ def test_a_document_without_a_next_token_is_refused(tmp_path: Path) -> None:
                 writer.split(name).extend([1, 2, 3], [2, 1])
             writer.finish({"kind": "made-up"})
 
-    data = Short(tmp_path)
+    data = Short(root=tmp_path)
     data.prepare_data()
     with pytest.raises(InputError, match=r"short/made-up-\w+: its shortest sequence has length 1; a next token needs"):
         data.setup("fit")
