@@ -59,8 +59,9 @@ SHARED_ROOMS = {
     "fetch": {"storage"},
     "loading": {"storage"},
     "base": {"storage", "loading"},
+    "processes": set(),
     "images": {"storage", "fetch", "loading", "base"},
-    "language": {"storage", "fetch", "loading", "base"},
+    "language": {"storage", "fetch", "loading", "base", "processes"},
 }
 DATASETS = {p.parent.name for p in (ROOT / "datamodules").glob("*/__init__.py")} - set(SHARED_ROOMS)
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}

@@ -80,17 +80,6 @@ def check_whole(root: Path, whole: dict[str, bytes], train: int = 200) -> None:
     assert contents(root / "listops" / "data") == whole
 
 
-def children_gone(pattern: str) -> bool:
-    """Whether no process has the text in its command line."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if pattern.encode() in path.read_bytes():
-                return False
-        except OSError:
-            pass
-    return True
-
-
 def test_killed_at_every_step(tmp_path: Path, whole: dict[str, bytes]) -> None:
     process = start(tmp_path / "count", 200, kill=10_000)
     steps = 10_000 - int(process.communicate()[0].split()[-1])
@@ -114,13 +103,8 @@ def test_killed_at_any_time(tmp_path: Path, tmp_path_factory: pytest.TempPathFac
     assert process.stdout is not None and process.stdout.readline() == "building\n"
     time.sleep(delay)
     process.kill()
-    process.communicate()
+    process.communicate(timeout=10)  # its own processes, which hold the pipe of its errors too, end with it
     check_whole(tmp_path, contents(clean), 1500)
-    if Path("/proc/self/cmdline").exists():  # the generator's own processes end with the one that started them
-        deadline = time.monotonic() + 10
-        while not children_gone("[[50, 400, 10, 10], 0,") and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert children_gone("[[50, 400, 10, 10], 0,")
 
 
 def test_four_at_once(tmp_path: Path, whole: dict[str, bytes]) -> None:

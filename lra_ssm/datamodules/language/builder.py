@@ -9,7 +9,9 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +19,12 @@ import numpy as np
 
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Piece
 from lra_ssm.datamodules.language.format import TokenWriter, finish
-from lra_ssm.datamodules.language.parts import PART, Tally, damaged_part, part_folder, read_part
+from lra_ssm.datamodules.language.parts import PART, Tally, damaged_part, part_folder, read_part, write_part
 from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.specifications import TokenizerChoice
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.language.vocabularies import train_tokenizer
-from lra_ssm.datamodules.language.workers import Job, make_parts
+from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.bars import TokenBar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import sha256
@@ -57,6 +59,10 @@ class Share(NamedTuple):
 WHOLE = Share(1, 1)
 
 
+class BadCorpus(InputError):
+    """The corpus cannot be read as it is: what was made of it will not serve when it is mended."""
+
+
 @dataclass(frozen=True)
 class Preparation:
     """A corpus on its way to tokens.
@@ -82,8 +88,9 @@ class Preparation:
         """Makes the parts of a share that are not there yet.
 
         Raises:
-            InputError: a file cannot be read, the corpus or the tokenizer is another than when the first part was made,
-                or the disk has no room.
+            BadCorpus: a file cannot be read.
+            InputError: the corpus or the tokenizer is another than when the first part was made, or the disk has no
+                room; or a process was killed.
         """
         pieces = self.reader.pieces()
         self.parts.mkdir(parents=True, exist_ok=True)
@@ -96,9 +103,16 @@ class Preparation:
         self._check_room(left, size, tokenizer, merged=share.shares == 1)
         processes = self.processes or (available_cores() if size > _WORTH_PROCESSES else 1)
         left.sort(key=lambda entry: -entry[1].size)  # the largest first: so all end at about the same time
-        job = Job(self.parts, self.parts / tokenizer.file, tokenizer.end_of_text, self.reader)
-        with TokenBar(f"tokenising {self.dataset}", total, total - size) as bar:
-            make_parts(job, left, processes, bar.advance)
+        write = partial(_write, self.parts, self.reader, tokenizer)
+        tokenising = f"tokenising {self.dataset}"
+        with closing(ordered_map(write, left, processes)) as done, TokenBar(tokenising, total, total - size) as bar:
+            try:
+                for read, tokens in done:
+                    bar.advance(read, tokens)
+            except InputError as error:
+                raise BadCorpus(str(error)) from error
+            except ChildProcessError as error:
+                raise InputError(f"{error} (--processes); what is done stays done") from error
 
     def progress(self) -> tuple[int, int]:
         """How many parts there are, and how many there must be."""
@@ -275,6 +289,12 @@ class Preparation:
                     " (val_fraction, test_fraction), make smaller documents (documents=paragraph, or line), or give"
                     " files of their own (train*, val*, test*)"
                 )
+
+
+def _write(parts: Path, reader: CorpusReader, tokenizer: TextTokenizer, numbered: tuple[int, Piece]) -> tuple[int, int]:
+    """Makes the part of a piece, given with its number; returns its bytes of files and how many tokens they became."""
+    number, piece = numbered
+    return piece.size, write_part(parts, number, piece, reader, tokenizer)
 
 
 def _digest(pieces: Sequence[Piece]) -> str:

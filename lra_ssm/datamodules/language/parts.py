@@ -10,7 +10,7 @@ Needs no torch.
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,8 @@ def count(segment: Segment, tokens: int) -> Tally:
     return Tally(int(segment.first), tokens, len(data), words, lines)
 
 
-def write_part(
-    parts: Path,
-    number: int,
-    piece: Piece,
-    reader: CorpusReader,
-    tokenizer: TextTokenizer,
-    progress: Callable[[int, int], None] = lambda read, tokens: None,
-) -> None:
-    """Makes the part of a piece, unless it is there.
+def write_part(parts: Path, number: int, piece: Piece, reader: CorpusReader, tokenizer: TextTokenizer) -> int:
+    """Makes the part of a piece, unless it is there; returns how many tokens were made.
 
     Args:
         parts: the folder of all parts.
@@ -73,19 +66,18 @@ def write_part(
         piece: what to read.
         reader: how.
         tokenizer: what makes tokens of it.
-        progress: is told how many bytes of files and how many tokens are done since it was told last.
 
     Raises:
         InputError: as the reader; nothing is left behind.
     """
     target = part_folder(parts, number)
     if (target / PART).is_file():
-        return
+        return 0
     # A name that no process of another machine has; a killed one's is removed with the folder of all parts.
     temporary = parts / f"{UNFINISHED}{target.name}-{uuid4().hex}"
     temporary.mkdir(parents=True)
     try:
-        _fill(temporary, piece, reader, tokenizer, progress)
+        tokens = _fill(temporary, piece, reader, tokenizer)
         sync_folder(temporary)
         try:
             temporary.rename(target)
@@ -94,6 +86,7 @@ def write_part(
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return tokens
 
 
 def part_folder(parts: Path, number: int) -> Path:
@@ -122,13 +115,11 @@ def damaged_part(file: Path) -> InputError:
     )
 
 
-def _fill(
-    folder: Path, piece: Piece, reader: CorpusReader, tokenizer: TextTokenizer, progress: Callable[[int, int], None]
-) -> None:
+def _fill(folder: Path, piece: Piece, reader: CorpusReader, tokenizer: TextTokenizer) -> int:
     writers: dict[str, TokenWriter] = {}
     totals: dict[str, Tally] = {}
     sources: dict[str, dict[str, Tally]] = {}
-    read = empty = 0
+    empty = 0
     for found in _batches(reader.segments(piece)):
         batch = [segment for segment in found if segment.text]
         empty += len(found) - len(batch)
@@ -150,9 +141,6 @@ def _fill(
             tally = count(segment, length)
             totals[split].add(tally)
             sources[split].setdefault(segment.source, Tally()).add(tally)
-        progress(batch[-1].read - read, len(tokens))
-        read = batch[-1].read
-    progress(piece.size - read, 0)
     write_json(
         folder / PART,
         {
@@ -161,6 +149,7 @@ def _fill(
             "empty": empty,
         },
     )
+    return sum(writer.num_tokens for writer in writers.values())
 
 
 def _batches(segments: Iterable[Segment]) -> Iterator[list[Segment]]:

@@ -5,22 +5,14 @@ numbered blocks, each a pure function of (seed, number); blocks are consumed in 
 before are dropped, so that the result does not depend on who computed which block.
 """
 
-import json
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from hashlib import blake2b
-from typing import BinaryIO, cast
+from itertools import count as count_from
 
-from lra_ssm.datamodules.listops import trees
-from lra_ssm.datamodules.listops.trees import (
-    ATTEMPTS_PER_BLOCK,
-    Block,
-    TreeSettings,
-    read_block,
-    sample_block,
-)
+from lra_ssm.datamodules.listops.trees import ATTEMPTS_PER_BLOCK, Block, TreeSettings, sample_block
+from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.errors import InputError
 from lra_ssm.machine import available_cores
 
@@ -61,7 +53,8 @@ def generate(settings: TreeSettings, seed: int, count: int, *, workers: int | No
     check_settings(settings)
     seen: set[bytes] = set()
     found_before_window = 0
-    with closing(_blocks(settings, seed, workers or min(available_cores(), MAX_WORKERS))) as blocks:
+    sample = partial(sample_block, settings, seed)
+    with closing(ordered_map(sample, count_from(), workers or min(available_cores(), MAX_WORKERS))) as blocks:
         for number, block in enumerate(blocks, start=1):
             expressions, labels = [], bytearray()
             for expression, label in zip(block.expressions, block.labels, strict=True):
@@ -84,37 +77,3 @@ def generate(settings: TreeSettings, seed: int, count: int, *, workers: int | No
                         " bounds or ask for fewer"
                     )
                 found_before_window = len(seen)
-
-
-def _blocks(settings: TreeSettings, seed: int, workers: int) -> Generator[Block, None, None]:
-    """Blocks 0, 1, 2, … without end."""
-    number = 0
-    if workers <= 1 or not sys.executable:
-        while True:
-            yield sample_block(settings, seed, number)
-            number += 1
-    # Plain child processes instead of multiprocessing: fork would copy torch's threads and the preparation lock (a
-    # child that outlives a killed parent would hold it for ever), spawn would run the user's script a second time.
-    # A child of ours knows nothing but its pipe, and ends when nobody reads from it.
-    command = [sys.executable, "-I", trees.__file__]
-    processes = []
-    try:
-        for first in range(workers):
-            arguments = json.dumps([settings, seed, first, workers])
-            processes.append(
-                subprocess.Popen(
-                    [*command, arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20
-                )
-            )
-        while True:
-            process = processes[number % workers]
-            try:
-                yield read_block(cast(BinaryIO, process.stdout))
-            except EOFError:
-                raise RuntimeError(f"a ListOps generator process ended with exit code {process.wait()}") from None
-            number += 1
-    finally:
-        for process in processes:
-            process.kill()
-            cast(BinaryIO, process.stdout).close()
-            process.wait()

@@ -1,21 +1,15 @@
 """ListOps: vocabulary, meaning of the operators, and the sampling of one numbered block of expressions.
 
-Standard library alone: the generator starts this file as a script, once per worker, so that a worker costs 30 ms and
-shares nothing (threads, locks, torch) with the process that started it.
+Standard library alone, so that a process that samples starts at once.
 
 Source: Nangia and Bowman, "ListOps" (2018); settings as in google-research/long-range-arena,
 lra_benchmarks/data/listops.py.
 """
 
 import hashlib
-import json
 import random
-import signal
-import struct
-import sys
-from array import array
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 DIGITS = tuple("0123456789")
 CLOSE = "]"
@@ -144,49 +138,3 @@ def sample_block(settings: TreeSettings, seed: int, number: int) -> Block:
             expressions.append(bytes(tokens))
             labels.append(label)
     return Block(expressions, bytes(labels))
-
-
-def write_block(stream: BinaryIO, block: Block) -> None:
-    """Writes a block to a pipe: number of expressions, their lengths, labels, tokens."""
-    lengths = array("I", map(len, block.expressions)).tobytes()
-    stream.write(struct.pack("=I", len(block.labels)) + lengths + block.labels + b"".join(block.expressions))
-    stream.flush()
-
-
-def read_block(stream: BinaryIO) -> Block:
-    """Reads what `write_block` wrote.
-
-    Raises:
-        EOFError: the stream ended before a whole block.
-    """
-
-    def take(size: int) -> bytes:
-        data = stream.read(size)
-        if len(data) != size:
-            raise EOFError
-        return data
-
-    (count,) = struct.unpack("=I", take(4))
-    lengths = array("I", take(count * array("I").itemsize))
-    labels = take(count)
-    return Block([take(length) for length in lengths], labels)
-
-
-def _worker(arguments: str) -> None:
-    """Writes blocks first, first + step, … to standard output until nobody reads any more."""
-    settings, seed, first, step = json.loads(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent is the one to act on it
-    number = first
-    try:
-        while True:
-            write_block(sys.stdout.buffer, sample_block(TreeSettings(*settings), seed, number))
-            number += step
-    except BrokenPipeError:
-        # The parent has all it needs, or was killed: either way there is nothing left to do. Standard output is
-        # closed by hand, for the interpreter would complain about the broken pipe when it flushes at exit.
-        sys.stderr.close()
-        sys.exit(0)
-
-
-if __name__ == "__main__":
-    _worker(sys.argv[1])

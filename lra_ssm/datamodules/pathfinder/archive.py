@@ -13,19 +13,18 @@ is resumed where it was. Needs numpy, and rich for the progress bar; neither tor
 
 import json
 import os
-import signal
 import struct
-import subprocess
-import sys
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
+from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing
@@ -91,12 +90,12 @@ def write_archive(
     for written in (target / "metadata", *(_images(target, block) for block in missing)):
         for leftover in written.glob(f"{UNFINISHED}*"):
             leftover.unlink(missing_ok=True)
-    count = min(workers or available_cores(), len(missing))
-    with closing(_written(target, settings, seed, missing, count)) as blocks:
+    write = partial(_write, target, settings, seed)
+    with closing(ordered_map(write, missing.items(), workers or available_cores())) as sizes:
         if progress is not None:
             progress(num_images - sum(missing.values()))
-            for block in blocks:
-                progress(missing[block])
+            for size in sizes:
+                progress(size)
             return target
         from rich.console import Console
         from rich.progress import Progress
@@ -104,8 +103,8 @@ def write_archive(
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task(f"drawing {num_images:,} Pathfinder images", total=num_images)
             bar.advance(task, num_images - sum(missing.values()))
-            for block in blocks:
-                bar.advance(task, missing[block])
+            for size in sizes:
+                bar.advance(task, size)
     return target
 
 
@@ -204,69 +203,7 @@ def _claim(target: Path, settings: dict[str, Any]) -> None:
         raise InputError(f"{target}: generated with {said}; name another folder, or remove this one")
 
 
-def _written(
-    target: Path, settings: PathfinderSettings, seed: int, sizes: dict[int, int], workers: int
-) -> Generator[int, None, None]:
-    """Writes blocks, given by number and size, and yields their numbers as they are done."""
-    if workers <= 1 or not sys.executable:
-        for block, size in sizes.items():
-            write_block(target, settings, seed, block, size)
-            yield block
-        return
-    # Plain child processes instead of multiprocessing, for the reasons given in listops/generator.py. Each has every
-    # n-th block and says on one common pipe when one is done; when nobody reads the pipe any more, it ends.
-    start = (
-        "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from lra_ssm.datamodules.pathfinder import archive"
-    )
-    reading, writing = os.pipe()
-    processes = []
-    try:
-        try:
-            for first in range(workers):
-                blocks = list(sizes.items())[first::workers]
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", f"{start}; archive._worker(sys.argv[2])"]
-                        + [json.dumps([entry or os.getcwd() for entry in sys.path])]
-                        + [json.dumps([str(target), settings, seed, blocks])],
-                        stdin=subprocess.DEVNULL,
-                        stdout=writing,
-                    )
-                )
-        finally:
-            os.close(writing)
-        with os.fdopen(reading) as lines:
-            for line in lines:
-                done = json.loads(line)
-                if isinstance(done, list):
-                    raise OSError(*done)
-                yield done
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise RuntimeError(f"Pathfinder generator processes ended with exit codes {codes}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _worker(arguments: str) -> None:
-    """Writes the given blocks; a line on standard output for each: its number, or [errno, reason, file]."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent is the one to act on it
-    target, values, seed, blocks = json.loads(arguments)
-    settings = PathfinderSettings._make(tuple(value) if isinstance(value, list) else value for value in values)
-    try:
-        for block, size in blocks:
-            try:
-                write_block(Path(target), settings, seed, block, size)
-            except OSError as error:
-                _say([error.errno, error.strerror, error.filename2 or error.filename])
-                return
-            _say(block)
-    except BrokenPipeError:
-        sys.exit(0)  # the parent was killed
-
-
-def _say(value: Any) -> None:
-    """One write, so that lines of several workers do not mix: `print` makes two where PYTHONUNBUFFERED is set."""
-    os.write(1, json.dumps(value).encode() + b"\n")
+def _write(target: Path, settings: PathfinderSettings, seed: int, block: tuple[int, int]) -> int:
+    """`write_block` of a block given by number and size; returns its size."""
+    write_block(target, settings, seed, *block)
+    return block[1]

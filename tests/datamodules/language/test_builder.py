@@ -212,21 +212,23 @@ def test_killed_shards_go_on_where_they_were(texts, once, tmp_path):
     assert contents(tmp_path / "prepared") == contents(once)
 
 
-def test_a_killed_process_of_several_is_said(texts, tmp_path, monkeypatch):
-    from lra_ssm.datamodules.language import workers
+@dataclass(frozen=True)
+class Deadly(Lines):
+    alive: int = 0  # the process that reads it and lives
 
-    give, given = workers._give, []
+    def segments(self, piece):
+        if os.getpid() != self.alive:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().segments(piece)
 
-    def give_and_kill(child, piece):
-        given.append(piece)
-        if len(given) == 3:
-            child.kill()
-            child.wait()
-        give(child, piece)
 
-    monkeypatch.setattr(workers, "_give", give_and_kill)
-    with pytest.raises(InputError, match=r"exit codes \[.*-9.*\].*start again with fewer --processes"):
-        preparation(texts, tmp_path / "parts", processes=2, piece_bytes=500).tokenise()
+def test_a_killed_process_of_several_is_said(texts, tmp_path):
+    made = preparation(texts, tmp_path / "parts", processes=2)
+    made.tokenise(Share(1, 2))
+    deadly = Deadly(tuple(map(str, texts)), alive=os.getpid())
+    with pytest.raises(InputError, match=r"ended with exit code -9 \(.*fewer.*--processes.*what is done stays done"):
+        replace(made, reader=deadly).tokenise()
+    assert made.progress()[0] == (len(made.reader.pieces()) + 1) // 2
 
 
 @pytest.mark.parametrize("processes", [1, 2])

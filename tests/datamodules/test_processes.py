@@ -1,0 +1,122 @@
+"""The one pool: in order, no more than is needed, errors as they are, and nothing lives on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.errors import InputError
+
+
+def squared(number: int) -> int:
+    time.sleep(0.02 * (number % 3))
+    print("what a worker prints is no answer")
+    return number * number
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise InputError("three: is refused")
+    if number == 4:
+        raise FileNotFoundError(2, "No such file", "four")
+    return number
+
+
+def modules(_: int) -> tuple[int, bool]:
+    return os.getpid(), bool({"torch", "lightning", "numpy"} & set(sys.modules))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_results_come_in_order_of_no_more_items_than_are_needed(processes: int) -> None:
+    taken = []
+
+    def endless():
+        for number in count():
+            taken.append(number)
+            yield number
+
+    with closing(ordered_map(squared, endless(), processes)) as results:
+        assert [next(results) for _ in range(8)] == [number * number for number in range(8)]
+    assert len(taken) <= 8 + 2 * processes
+    assert list(ordered_map(squared, range(3), processes)) == [0, 1, 4]
+    assert list(ordered_map(squared, [], processes)) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_is_raised_as_itself(processes: int) -> None:
+    results = ordered_map(refuse, [0, 3], processes)
+    assert next(results) == 0
+    with pytest.raises(InputError) as refused:
+        next(results)
+    assert str(refused.value) == "three: is refused"
+    if processes > 1:
+        assert "in refuse" in refused.value.__notes__[0]
+    with pytest.raises(FileNotFoundError) as missing:
+        list(ordered_map(refuse, [4, 4], processes))
+    assert (missing.value.errno, missing.value.filename) == (2, "four")
+
+
+def test_what_is_no_answer_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ChildProcessError, match="exit code 3 "):
+        list(ordered_map(os._exit, [3, 3], 2))
+    with pytest.raises(ChildProcessError, match="exit code 1 "):
+        list(ordered_map(_Nowhere(), [0, 0], 2))
+    assert "no module of a worker's" in capfd.readouterr().err
+
+
+class _Nowhere:
+    def __reduce__(self):
+        return exec, ("raise ImportError('no module of a worker\\'s')",)
+
+    def __call__(self, item: int) -> int:
+        return item
+
+
+def test_workers_load_what_they_need_alone_and_end_with_the_map() -> None:
+    with closing(ordered_map(modules, range(4), 2)) as results:
+        found = list(results)
+    assert {pid for pid, _ in found} != {os.getpid()} and not any(loaded for _, loaded in found)
+    for pid, _ in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+SCRIPT = """
+import fcntl, sys
+from lra_ssm.datamodules.processes import ordered_map
+print("once", flush=True)
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+import time
+for second in ordered_map(time.sleep, [0, 0, 1000, 1000], 2):
+    print("began", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_users_script_runs_once_and_leaves_neither_workers_nor_locks(sent: signal.Signals, tmp_path: Path) -> None:
+    """However it ends, and though its workers were busy; Ctrl-C is sent to them too."""
+    script, locked = tmp_path / "script.py", tmp_path / "lock"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(locked)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(3)] == ["once\n", "began\n", "began\n"]
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)
+    else:
+        process.kill()
+    out, errors = process.communicate(timeout=10)  # its workers hold the pipe of its errors too
+    assert not out and process.returncode == -sent
+    assert errors.count("Traceback") == (sent == signal.SIGINT)
+    subprocess.run(["flock", "--nonblock", str(locked), "true"], check=True)
