@@ -177,7 +177,7 @@ def test_b2s6_takes_from_its_authors_earlier_code_what_its_paper_leaves_out(task
 
 @pytest.mark.parametrize("task", LRA)
 def test_b2s6_trains_delta_below_its_base_rate(task):
-    """Yu & Erichson 2025, section 5."""
+    """Yu & Erichson 2025, section 6."""
     ours = {key: value for key, (value, _) in lines(f"lra/{task}/b2s6").items()}
     factor = ours["delta_lr_factor"]
     rate = ours["recurrent_lr"] if factor is None else factor * ours["lr"]

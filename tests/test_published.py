@@ -138,12 +138,29 @@ def test_the_page_explains_every_letter_and_names_every_source():
     table = [line for line in PAGE.splitlines() if ".yaml) | " in line]
     used = {letter for line in table for letter in line.split(" | ")[-2].split(", ") if len(letter) == 1}
     explained = re.findall(r"^- \*\*(\w)\*\* ", PAGE, re.MULTILINE)
-    assert used == set(explained) and len(set(explained)) == len(explained) == 12
+    assert used == set(explained) and len(set(explained)) == len(explained) == 13
     for source in PUBLISHED["sources"].values():
         name = source["code"]["repository"].rpartition("/")[2] if "code" in source else "table 4"
         assert name in PAGE or source["cite"] in PAGE
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
         assert (ROOT / "docs" / target).exists(), target
+
+
+def test_what_the_papers_say_is_cited_where_it_stands():
+    """Yu & Erichson 2025: Δ's rate is reduced in section 6, parameters are complex in section 7, S4D on gray sCIFAR in
+    section 3, appendix G has figure 7 and does not name its split. StableSSM's sources: what their codes have."""
+    letters = dict(re.findall(r"^- \*\*(\w)\*\* (.*)$", PAGE, re.MULTILINE))
+    for letter, said in (("g", "section 6"), ("g", "B_bias: the base one"), ("k", "`fixed_size`"), ("l", "about 88 %"),
+                         ("m", "55, 5 and 10 thousand"), ("m", "Re A = +1/2")):  # fmt: skip
+        assert said in letters[letter], (letter, said)
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        cited = re.findall(r"complex_A: .*# Yu & Erichson 2025, (section \d)", path.read_text())
+        assert set(cited) <= {"section 7"}, path
+    assert "neither the split nor" in " ".join(TABLES["yu2025", "figure 7"]["note"].split())
+    for name in ("associative_recall", "associative_recall_131k"):
+        text = header(f"configs/synthetic/{name}")
+        assert "HazyResearch/safari's" in text and "most likely lindermanlab/S5's" in text
+    assert all(f"{n:,}" in header("configs/synthetic/linear_functional") for n in (12_800, 1_280))
 
 
 def test_the_page_has_b2s6_as_its_config_has_it():

@@ -8,7 +8,7 @@
 | delta     | delta_lr_factor · lr   | delta_weight_decay     |
 
 Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
-learning rate on Δ's parameters: Yu & Erichson 2025, section 5 (the factor is not given there, so it is a setting).
+learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is not given there, so it is a setting).
 """
 
 import math
