@@ -222,7 +222,7 @@ class LogGradientOverWeight(Callback):
     StableSSM's measure of stability in training (Wang & Li 2024, fig. 3); before clipping.
 
     Args:
-        roles: of the parameters that are logged: "recurrent", "delta", "no_decay" or "base".
+        roles: of the parameters that are logged: "recurrent", "delta", "no_decay", "norm", "embedding" or "base".
 
     Raises:
         ValueError: there is no such role.

@@ -10,6 +10,8 @@ import yaml
 import lra_ssm
 from lra_ssm.cli.configured import Configured
 from lra_ssm.layers import NetworkSpec
+from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
 from tests.runner import in_process, succeed
 from tests.small_data import options
 
@@ -305,6 +307,32 @@ def test_language_models_take_as_many_windows_a_step(unit, corpus, windows):
     found = load(name)
     assert found["data.init_args.batch_size"] * found["trainer.accumulate_grad_batches"] == windows
     assert found["data.init_args.length"] == 2048
+
+
+OF_MAMBA_BARE = ["slimpajama6b/s6", "slimpajama6b/b2s6", "slimpajama6b/s4d", "wikitext103/mamba", "wikitext103/b2s6",
+                 "wikitext103/s4d"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_MAMBA_BARE)
+def test_what_decays_in_language_models_decays_in_the_code_they_cite(name):
+    """AnnanYu/mamba-bare's train/optim/param_grouping.py exempts biases, A and D, nn.Embedding and torch's own norms;
+    Mamba's RMSNorm is none of these. Of Δ we have one decay for all (docs/reproduction.md)."""
+    with torch.device("meta"):
+        built = NetworkSpec.of(network(f"lm/{name}"))()
+    settings = load(f"lm/{name}")
+    given = {key.removeprefix(OPTIMIZER): value for key, value in settings.items() if key.startswith(OPTIMIZER)}
+    groups = parameter_groups(built, parameter_rates(built, OptimizerSettings.of(given)))
+    names = {id(p): full for full, p in built.named_parameters()}
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert decay["backbone.embedding.weight"] == 0 and built.head is None
+    for full, value in decay.items():
+        module, _, own = full.rpartition(".")
+        if module.endswith("norm") or own == "weight" and full != "backbone.embedding.weight":
+            assert value == 0.1, full  # norms, projections, the convolution
+        elif own in ("bias", "A_log", "A_imag", "delta_bias", "B_bias"):
+            assert value == 0, full
+    shown = format_groups(groups)
+    assert "base, norm" in shown and "embedding, no_decay, recurrent" in shown
 
 
 def test_mambas_130_m_is_the_published_model():

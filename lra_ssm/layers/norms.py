@@ -48,7 +48,7 @@ class BatchNorm(nn.Module):
         return _shared_batch_norm(self.norm, rows) if shared else self.norm(rows)
 
     def optim_roles(self) -> dict[str, Role]:
-        return {"norm.weight": "no_decay", "norm.bias": "no_decay"}
+        return {"norm.weight": "norm", "norm.bias": "no_decay"}
 
 
 def _shared_batch_norm(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(_in_precision_of(self.weight, x))
 
     def optim_roles(self) -> dict[str, Role]:
-        return {"weight": "no_decay", "bias": "no_decay"}
+        return {"weight": "norm", "bias": "no_decay"}
 
 
 class RMSNorm(nn.RMSNorm):
@@ -92,7 +92,7 @@ class RMSNorm(nn.RMSNorm):
         return rms_norm(_in_precision_of(self.weight, x), self.weight, self.eps)
 
     def optim_roles(self) -> dict[str, Role]:
-        return {"weight": "no_decay"}
+        return {"weight": "norm"}
 
 
 def _in_precision_of(weight: Tensor, x: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 A module may declare `optim_roles() -> {parameter name: role}` for its own parameters and those below it; the module
 nearest to a parameter speaks for it. A parameter that nobody names is "base": base learning rate and weight decay.
+"norm" is the weight of a normalization, "embedding" that of tokens (which may be the head's too): as "no_decay" and
+"base" are, unless their decay is set.
 """
 
 from typing import Literal
 
 from torch import nn
 
-Role = Literal["recurrent", "delta", "no_decay"]
-ROLES = ("base", "no_decay", "recurrent", "delta")
+Role = Literal["recurrent", "delta", "no_decay", "norm", "embedding"]
+ROLES = ("base", "embedding", "no_decay", "norm", "recurrent", "delta")
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:

@@ -107,4 +107,8 @@ class Backbone(nn.Module):
         return x.to(torch.promote_types(x.dtype, torch.float32)) if self.residual_in_float32 else x
 
     def optim_roles(self) -> dict[str, Role]:
-        return {"embedding.bias": "no_decay"} if isinstance(self.embedding, nn.Linear) else {}
+        return (
+            {"embedding.bias": "no_decay"}
+            if isinstance(self.embedding, nn.Linear)
+            else {"embedding.weight": "embedding"}
+        )

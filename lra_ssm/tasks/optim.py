@@ -1,11 +1,13 @@
 """Learning rate and weight decay of every parameter, from what the layers declare, and the schedule.
 
-| role      | learning rate          | weight decay           |
-|-----------|------------------------|------------------------|
-| base      | lr                     | weight_decay           |
-| no_decay  | lr                     | 0, or weight_decay     |
-| recurrent | recurrent_lr           | recurrent_weight_decay |
-| delta     | delta_lr_factor · lr   | delta_weight_decay     |
+| role      | learning rate          | weight decay                                                    |
+|-----------|------------------------|-----------------------------------------------------------------|
+| base      | lr                     | weight_decay                                                    |
+| embedding | lr                     | weight_decay, or embedding_weight_decay                         |
+| no_decay  | lr                     | 0, or weight_decay with decay_biases_and_norms                  |
+| norm      | lr                     | as no_decay, or norm_weight_decay                               |
+| recurrent | recurrent_lr           | recurrent_weight_decay                                          |
+| delta     | delta_lr_factor · lr   | delta_weight_decay                                              |
 
 Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
 learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is not given there, so it is a setting).
@@ -36,8 +38,10 @@ class OptimizerSettings:
         recurrent_lr: learning rate of the parameters with role "recurrent"; absolute.
         delta_lr_factor: times lr it is the learning rate of role "delta"; None is recurrent_lr / lr, 0 freezes it.
         weight_decay: of role "base".
-        decay_biases_and_norms: whether role "no_decay" (biases, norms, selective layers' D) has `weight_decay` too, as
-            in state-spaces/s4 up to v3, or none.
+        decay_biases_and_norms: whether roles "no_decay" (biases, selective layers' D) and "norm" have `weight_decay`
+            too, as in state-spaces/s4 up to v3, or none.
+        norm_weight_decay: of role "norm", the norms' weights alone; None: as decay_biases_and_norms says.
+        embedding_weight_decay: of role "embedding", the tokens' and thereby a tied head's; None: weight_decay.
         recurrent_weight_decay: of role "recurrent".
         delta_weight_decay: of role "delta".
         warmup_steps: optimizer steps of linear warm-up before the cosine; below 1 their share of the run's.
@@ -53,6 +57,8 @@ class OptimizerSettings:
     delta_lr_factor: float | None = None
     weight_decay: float = 0.05
     decay_biases_and_norms: bool = False
+    norm_weight_decay: float | None = None
+    embedding_weight_decay: float | None = None
     recurrent_weight_decay: float = 0.0
     delta_weight_decay: float = 0.0
     warmup_steps: float = 1000
@@ -65,7 +71,7 @@ class OptimizerSettings:
             raise ValueError(f"cosine_by is {self.cosine_by!r}; it must be step or epoch")
         for field in fields(self):
             value = getattr(self, field.name)
-            if (value is None and field.name == "delta_lr_factor") or field.name in _NO_NUMBERS:
+            if (value is None and field.default is None) or field.name in _NO_NUMBERS:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
@@ -111,9 +117,12 @@ class Rate(NamedTuple):
 def parameter_rates(model: nn.Module, settings: OptimizerSettings) -> dict[str, Rate]:
     """Full parameter name -> learning rate and weight decay, in the model's order."""
     s = settings
+    no_decay = s.weight_decay if s.decay_biases_and_norms else 0.0
     rates = {
         "base": Rate(s.lr, s.weight_decay),
-        "no_decay": Rate(s.lr, s.weight_decay if s.decay_biases_and_norms else 0.0),
+        "embedding": Rate(s.lr, s.weight_decay if s.embedding_weight_decay is None else s.embedding_weight_decay),
+        "no_decay": Rate(s.lr, no_decay),
+        "norm": Rate(s.lr, no_decay if s.norm_weight_decay is None else s.norm_weight_decay),
         "recurrent": Rate(s.recurrent_lr, s.recurrent_weight_decay),
         "delta": Rate(s.recurrent_lr if s.delta_lr_factor is None else s.delta_lr_factor * s.lr, s.delta_weight_decay),
     }
@@ -124,15 +133,20 @@ def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str,
     """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
 
     rates: of every parameter by its full name, from `parameter_rates`, or refined. Parameters with the same rate and
-    decay share a group, which is named after the roles in it.
+    decay share a group, which is named after the roles in it; a norm's or an embedding's where it is another's group
+    than usual.
     """
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
+    usual = {"embedding": "base", "norm": "no_decay"}  # optimizers' states are in this order: older runs' too
     groups: dict[Rate, dict[str, Any]] = {}
-    for name in sorted(roles, key=lambda name: ROLES.index(roles[name])):
-        group = groups.setdefault(rates[name], {"name": roles[name], "params": [], **rates[name]._asdict()})
+    inside: dict[Rate, set[str]] = {}
+    for name in sorted(roles, key=lambda name: ROLES.index(usual.get(roles[name], roles[name]))):
+        group = groups.setdefault(rates[name], {"name": "", "params": [], **rates[name]._asdict()})
         group["params"].append(parameters[name])
-        if roles[name] not in group["name"].split(", "):
-            group["name"] += f", {roles[name]}"
+        inside.setdefault(rates[name], set()).add(roles[name])
+    for rate, group in groups.items():
+        shown = {role for role in inside[rate] if usual.get(role) not in inside[rate]}
+        group["name"] = ", ".join(role for role in ROLES if role in shown)
     return list(groups.values())
 
 

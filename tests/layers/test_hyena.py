@@ -95,8 +95,8 @@ def test_sizes_and_roles():
     roles = parameter_roles(block)
     assert {name for name, role in roles.items() if role == "recurrent"} == {"layer.system.eigenvalue_weight"}
     no_decay = {"in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "D", "layer.system.b"}
-    no_decay |= {"norm.weight", "norm.bias", "norm2.weight", "norm2.bias"}
-    assert {name for name, role in roles.items() if role == "no_decay"} == no_decay
+    assert {name for name, role in roles.items() if role == "no_decay"} == no_decay | {"norm.bias", "norm2.bias"}
+    assert {name for name, role in roles.items() if role == "norm"} == {"norm.weight", "norm2.weight"}
     assert isinstance(block.final_norm(4), torch.nn.LayerNorm)
     bare = HyenaBlock(4, LAYERS["stable"](), skip=False, mlp_factor=0, bias=False)
     assert not {"D", "fc1.weight", "norm2.weight", "in_proj.bias", "conv1d.bias"} & dict(bare.named_parameters()).keys()

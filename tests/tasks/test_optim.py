@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, S4D, S6, NetworkSpec, parameter_roles
-from lra_ssm.models import Classifier, LayerSpec
+from lra_ssm.models import Classifier, LanguageModel, LayerSpec
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.optim import (
     format_groups,
@@ -28,8 +28,8 @@ def groups_of(built, settings):
 
 
 OUTSIDE = {
-    "backbone.embedding.weight": "base",
-    "backbone.blocks.0.norm.norm.weight": "no_decay",
+    "backbone.embedding.weight": "embedding",
+    "backbone.blocks.0.norm.norm.weight": "norm",
     "backbone.blocks.0.norm.norm.bias": "no_decay",
     "backbone.blocks.0.glu.weight": "base",
     "backbone.blocks.0.glu.bias": "no_decay",
@@ -73,8 +73,10 @@ def test_every_role_has_its_rate_and_decay():
         recurrent_weight_decay=0.01, delta_weight_decay=0.02,
     )  # fmt: skip
     expected = {"base": (0.01, 0.05), "no_decay": (0.01, 0), "recurrent": (0.002, 0.01), "delta": (0.003, 0.02)}
-    roles = parameter_roles(built)
-    assert parameter_rates(built, settings) == {name: pytest.approx(expected[role]) for name, role in roles.items()}
+    roles, like = parameter_roles(built), {"embedding": "base", "norm": "no_decay"}
+    assert parameter_rates(built, settings) == {
+        name: pytest.approx(expected[like.get(role, role)]) for name, role in roles.items()
+    }
     groups = groups_of(built, settings)
     assert {g["name"]: (g["lr"], g["weight_decay"]) for g in groups} == {
         name: pytest.approx(pair) for name, pair in expected.items()
@@ -87,8 +89,38 @@ def test_biases_and_norms_decay_where_that_is_asked_for():
     built = model(S4D, d_state=4)
     rates = parameter_rates(built, OptimizerSettings(weight_decay=0.05, decay_biases_and_norms=True))
     roles = parameter_roles(built)
-    assert {rates[name].weight_decay for name, role in roles.items() if role in ("base", "no_decay")} == {0.05}
+    decaying = ("base", "embedding", "no_decay", "norm")
+    assert {rates[name].weight_decay for name, role in roles.items() if role in decaying} == {0.05}
     assert {rates[name].weight_decay for name, role in roles.items() if role in ("recurrent", "delta")} == {0}
+
+
+def test_norms_and_embeddings_may_decay_otherwise_than_the_rest():
+    """As in AnnanYu/mamba-bare, where norms' weights decay, and biases, A, D and the tied embedding do not."""
+    built = LanguageModel(LayerSpec(S6, d_state=4), 5, d_model=4, n_layers=1)
+    settings = OptimizerSettings(lr=0.01, recurrent_lr=0.01, norm_weight_decay=0.1, embedding_weight_decay=0.0,
+                                 weight_decay=0.1, delta_lr_factor=1.0, delta_weight_decay=0.2)  # fmt: skip
+    decay = {name: rate.weight_decay for name, rate in parameter_rates(built, settings).items()}
+    block = "backbone.blocks.0."
+    without = {"backbone.embedding.weight", f"{block}conv1d.bias", f"{block}layer.A_log", f"{block}layer.D"}
+    assert {name for name, value in decay.items() if value == 0} == without
+    assert decay[f"{block}norm.weight"] == decay[f"{block}conv1d.weight"] == decay["backbone.norm.weight"] == 0.1
+    assert [g["name"] for g in groups_of(built, settings)] == ["embedding, no_decay, recurrent", "base, norm", "delta"]
+    assert {name for name, rate in parameter_rates(built, OptimizerSettings(embedding_weight_decay=0.3)).items()
+            if rate.weight_decay == 0.3} == {"backbone.embedding.weight"}  # fmt: skip
+
+
+def test_by_default_groups_are_those_of_earlier_runs_in_their_order():
+    """An optimizer's state is taken by places in the groups: those of older checkpoints stay what they were."""
+    built = model(S4D, d_state=4)
+    earlier = {"embedding": "base", "norm": "no_decay"}
+    for settings in (OptimizerSettings(), OptimizerSettings(decay_biases_and_norms=True)):
+        roles = {name: earlier.get(role, role) for name, role in parameter_roles(built).items()}
+        order = sorted(roles, key=lambda name: ("base", "no_decay", "recurrent", "delta").index(roles[name]))
+        names = {id(p): name for name, p in built.named_parameters()}
+        groups = groups_of(built, settings)
+        assert [names[id(p)] for group in groups for p in group["params"]] == order
+        merged = ["base, no_decay"] if settings.decay_biases_and_norms else ["base", "no_decay"]
+        assert [group["name"] for group in groups] == [*merged, "recurrent, delta"]
 
 
 @pytest.mark.parametrize(("given", "steps"), [(0, 0), (1, 1), (1000, 1000), (0.1, 20), (0.999, 199), (1e-9, 0)])
@@ -159,7 +191,10 @@ def test_factor_zero_freezes_delta():
     assert "delta" in format_groups(optimizer.param_groups) and "0 (frozen)" in format_groups(optimizer.param_groups)
 
 
-@pytest.mark.parametrize("name", ["lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "warmup_steps"])
+RATES = ["lr", "recurrent_lr", "delta_lr_factor", "weight_decay", "norm_weight_decay", "warmup_steps"]
+
+
+@pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
 def test_settings_that_are_no_rates(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value}; it must be a number of at least 0"):

@@ -46,9 +46,9 @@ class Segment(NamedTuple):
     """A document, or a part of a long one.
 
     `text` is "" for an empty document that was skipped, to be counted (`first` and `last` are true), and never else.
-    `source` is "" where there is one source. `first`, `last`: the document begins, ends with it. `key`: 64 bits that
-    decide the document's split, the same for all its segments; 0 where the piece names the split. `read`: bytes of the
-    piece's files behind us, for progress.
+    `source` is "" where there is one source. `first`, `last`: the document begins, ends with it; where end-of-text
+    follows every line of a document, each is `last`. `key`: 64 bits that decide the document's split, the same for all
+    its segments; 0 where the piece names the split. `read`: bytes of the piece's files behind us, for progress.
     """
 
     text: str

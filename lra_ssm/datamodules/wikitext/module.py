@@ -23,6 +23,7 @@ from lra_ssm.datamodules.wikitext.reader import (
     find_published,
     names,
 )
+from lra_ssm.datamodules.wikitext.rows import EndedLines
 from lra_ssm.errors import InputError
 
 
@@ -40,6 +41,9 @@ class WikiText(LanguageDataModule):
             an archive, to a folder with its files ({train,valid,test}.txt will do), or to the Hub's parquet files.
         version: "103", or the small "2"; both have the same validation and test splits.
         level: "word", where rare words are <unk>, or "raw". A perplexity says which.
+        documents: "article" for end-of-text after each article; "line" for one after each line that is not blank, blank
+            ones left out, as code has it that takes the Hub's rows for documents (AnnanYu/mamba-bare, lindermanlab/S5).
+            A state is dropped at articles in both.
         empty_documents: blank lines that no article has are an "error", or passed over ("skip") and counted.
 
     Raises:
@@ -52,15 +56,22 @@ class WikiText(LanguageDataModule):
     tokenizer: str = "words"
     version: Version = "103"
     level: Literal["word", "raw"] = "word"
+    documents: Literal["article", "line"] = "article"
     empty_documents: EmptyDocuments = "error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.version in ("103", "2"), "version", "must be 103 or 2")
         self.require(self.level in ("word", "raw"), "level", "must be word or raw")
+        self.require(self.documents in ("article", "line"), "documents", "must be article or line")
+        words = self.documents == "line" and self.choice.kind == "words"
+        self.require(not words, "documents", "line is for other tokenizers: 'words' ends every line, blank ones too")
         self.dataset = f"wikitext{self.version}"
 
     def reader(self) -> CorpusReader:
+        return EndedLines(self._articles()) if self.documents == "line" else self._articles()
+
+    def _articles(self) -> CorpusReader:
         raw = self.level == "raw"
         if self.source not in self.sources:
             path = named_source("WikiText", self.source, "original, huggingface")
@@ -82,7 +93,8 @@ class WikiText(LanguageDataModule):
 
     def source_settings(self) -> dict[str, Any]:
         hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}
-        return {"version": self.version, "level": self.level, "empty_documents": self.empty_documents, **hub}
+        lines = {"documents": self.documents} if self.documents == "line" else {}  # what was prepared before stays good
+        return {"version": self.version, "level": self.level, "empty_documents": self.empty_documents, **lines, **hub}
 
     def content_settings(self) -> dict[str, Any]:
         return {**super().content_settings(), "level": self.level}
@@ -95,4 +107,6 @@ class WikiText(LanguageDataModule):
             fetch_published(self.data_root, self.version, raw)
 
     def published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        if self.documents == "line":  # published are counts with blank lines
+            return {}
         return {"published_counts": check_counts(self.version, self.level == "raw", splits)}

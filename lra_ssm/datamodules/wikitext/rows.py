@@ -1,5 +1,6 @@
-"""WikiText's lines as rows of parquet files, which the Hub has, back in articles."""
+"""WikiText's lines: as rows of parquet files, which the Hub has, back in articles; and articles in ended lines."""
 
+import io
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.language import parquet
-from lra_ssm.datamodules.language.documents import PIECE_BYTES, HeldOut, Piece, Range, Reading, Segment
+from lra_ssm.datamodules.language.documents import PIECE_BYTES, CorpusReader, HeldOut, Piece, Range, Reading, Segment
 from lra_ssm.datamodules.language.files import stamp
 from lra_ssm.datamodules.language.plain_text import BOUNDARIES, Scan
 
@@ -74,6 +75,41 @@ class RowCorpus:
         """Everything that decides the documents."""
         paths = [Path(path) for _, paths in self.files for path in paths]
         return asdict(self.reading) | stamp(paths, Path(self.folder))
+
+
+@dataclass(frozen=True)
+class EndedLines:
+    """Articles (a `CorpusReader`) in which end-of-text follows every line, and blank lines are left out.
+
+    Args:
+        articles: reads them; segments end where lines do.
+    """
+
+    articles: CorpusReader
+
+    @property
+    def held_out(self) -> HeldOut:
+        return self.articles.held_out
+
+    def pieces(self) -> list[Piece]:
+        return self.articles.pieces()
+
+    def segments(self, piece: Piece) -> Iterator[Segment]:
+        begins = False  # the article's first line is not given yet
+        for segment in self.articles.segments(piece):
+            begins |= segment.first
+            if not segment.text:
+                yield segment
+            for line in io.StringIO(segment.text):  # ended by "\n" alone, as str.splitlines' are not
+                if not line.isspace():
+                    yield segment._replace(text=line, first=begins, last=True)
+                    begins = False
+
+    def split_of(self, key: int) -> str:
+        return self.articles.split_of(key)
+
+    def content_settings(self) -> dict[str, Any]:
+        return self.articles.content_settings() | {"documents": "line"}
 
 
 def _lines(path: str, reading: Reading, begin: int = 0, end: int | None = None) -> Iterator[list[str]]:

@@ -17,7 +17,7 @@ from lra_ssm.datamodules.language.documents import CorpusReader, HeldOut, Readin
 from lra_ssm.datamodules.language.files import FileCorpus
 from lra_ssm.datamodules.slimpajama import reader as slimpajama
 from lra_ssm.datamodules.wikitext import reader as wikitext
-from lra_ssm.datamodules.wikitext.rows import RowCorpus
+from lra_ssm.datamodules.wikitext.rows import EndedLines, RowCorpus
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import read, write_jsonl, write_parquet
 from tests.datamodules.language.hub_server import serving_hub
@@ -189,6 +189,17 @@ def write_wikitext(folder: Path, form: str, raw: bool = False) -> Path:
     return folder
 
 
+def ended_lines(articles: CorpusReader) -> dict[str, list[tuple[str, bool]]]:
+    """Of each split what end-of-text follows, and whether a document begins with it."""
+    found: dict[str, list[tuple[str, bool]]] = {"train": [], "val": [], "test": []}
+    lines = EndedLines(articles)
+    for piece in lines.pieces():
+        for segment in lines.segments(piece):
+            assert segment.last and piece.split is not None
+            found[piece.split].append((segment.text, segment.first))
+    return found
+
+
 @pytest.mark.parametrize("form", ["published", "txt", "zip", "parquet"])
 def test_wikitext_layouts(form: str, tmp_path: Path) -> None:
     path = write_wikitext(tmp_path / "wikitext-2", form)
@@ -201,6 +212,10 @@ def test_wikitext_layouts(form: str, tmp_path: Path) -> None:
         for piece_bytes in (1, 50, 300, 1000):
             small = replace(one, piece_bytes=piece_bytes)
             assert by_split(small) == expected, piece_bytes
+            assert ended_lines(small) == {
+                split: [(line, line.startswith(" = T")) for line in text.splitlines(keepends=True) if line.strip()]
+                for split, text in WIKITEXT.items()
+            }
             assert len(small.pieces()) > (17 if piece_bytes < 60 and form != "zip" else 3) - 1
         assert json.loads(json.dumps(one.content_settings()))["documents"] == "article"
 
@@ -290,6 +305,9 @@ def test_real_wikitext(tmp_path: Path) -> None:
         assert all(article.lstrip("\n ").startswith("= ") for article in found[split])
         published = wikitext.PUBLISHED["2"][split]
         assert (text.count("\n"), text.count("\n") + len(text.split())) == published
+    lines = ended_lines(wikitext.find_at(tmp_path, "2", raw=False))
+    assert [sum(first for _, first in lines[split]) for split in ("val", "test")] == [60, 60]
+    assert len(lines["val"]) + len(lines["test"]) == 5352
 
 
 # -- SlimPajama ----------------------------------------------------------------------------------------------------

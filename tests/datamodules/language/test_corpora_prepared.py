@@ -164,6 +164,49 @@ def test_wikitext_by_words_is_articles_with_eos_for_each_line(root, wikitext, ca
     assert tokenizer.decode(split.tokens(int(starts[1]), int(starts[1]) + 3)).split() == ["=", "Beta", "="]
 
 
+def as_lines_with_ends(text: str) -> list[int]:
+    """Every line that is not blank, as bytes, each followed by end-of-text, as code has it that takes lines for rows of
+    a table (AnnanYu/mamba-bare, lindermanlab/S5)."""
+    return [token for line in text.split("\n") if line.strip() for token in [*f"{line}\n".encode(), 256]]
+
+
+def test_wikitext_may_end_every_line_that_is_not_blank(root, wikitext, tmp_path):
+    copied = shutil.copytree(wikitext, tmp_path / "wikitext-2")
+    odd = WIKI.format(title="a\u2028b\x85c\x0bd") + " \n \n"  # what str.splitlines takes for lines' ends
+    (copied / "wiki.train.tokens").write_text((wikitext / "wiki.train.tokens").read_text() + odd, encoding="utf-8")
+    settings = dict(source=str(copied), version="2", tokenizer="bytes", length=48, batch_size=4)
+    data, articles = WikiText(documents="line", **settings), WikiText(**settings)
+    for module in (data, articles):
+        module.prepare_data()
+    assert data.prepared_folder != articles.prepared_folder
+    for split, name in (("train", "train"), ("val", "valid"), ("test", "test")):
+        text = (copied / f"wiki.{name}.tokens").read_text(encoding="utf-8")
+        (found,), (usual,) = data.text_splits(split), articles.text_splits(split)
+        tokens = found.tokens(0, found.num_tokens).tolist()
+        assert tokens == as_lines_with_ends(text)
+        assert usual.tokens(0, usual.num_tokens).tolist().count(256) == usual.num_documents < tokens.count(256)
+        # documents stay articles: a state is dropped where one begins, at its first line
+        starts = found.starts(0, found.num_tokens).tolist()
+        titles = [line for line in text.split("\n") if line.startswith(" = ") and not line.startswith(" = = ")]
+        assert found.num_documents == len(starts) == len(titles) == usual.num_documents
+        for start, title in zip(starts, titles, strict=True):
+            assert bytes(found.tokens(start, start + len(f"{title}\n".encode())).tolist()).decode() == f"{title}\n"
+            assert start == 0 or tokens[start - 1] == 256
+        entry, lines = data.manifest()["splits"][split], sum(1 for line in text.split("\n") if line.strip())
+        assert (entry["words"], entry["lines"]) == (articles.manifest()["splits"][split]["words"], lines)
+    data.setup("test")
+    batch = next(iter(data.test_dataloader()))
+    assert batch.reset.sum() == 2 and (batch.inputs[batch.reset] == 256).all()
+    assert (batch.inputs == 256).sum() > 4
+
+
+def test_wikitext_by_lines_is_none_by_words(wikitext):
+    with pytest.raises(InputError, match="documents 'line': line is for other tokenizers: 'words' ends every line"):
+        WikiText(source=str(wikitext), version="2", documents="line")
+    with pytest.raises(InputError, match="documents 'file': must be article or line"):
+        WikiText(source=str(wikitext), version="2", documents="file")
+
+
 def test_the_published_archive_gives_what_its_folder_gives(root, wikitext, tmp_path):
     archive = tmp_path / "wikitext-2-v1.zip"
     with zipfile.ZipFile(archive, "w") as file:
