@@ -1,5 +1,6 @@
 """docs/extending.md, literally: its files beside each other, its commands one after the other."""
 
+import random
 import re
 import shlex
 from pathlib import Path
@@ -22,6 +23,9 @@ def test_commands_run(line, tmp_path):
     program, *arguments = shlex.split(line)
     assert program == "lightning" and len(FILES) == 4
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    letters = random.Random(0)
+    rows = [f"{i % 2},{''.join(letters.choices('ACGT', k=20 + i))}" for i in range(64)]
+    (tmp_path / "promoters.csv").write_text("\n".join(rows) + "\n")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     succeed([*arguments, *SHORT, *([] if "my_data" in line else LITTLE)], tmp_path)

@@ -11,6 +11,7 @@ import yaml
 from tests.runner import FIT, SHORT, TINY, only_run, run, succeed
 
 MINE = '''
+from dataclasses import dataclass
 import lightning as L, numpy as np, torch
 from torch import nn
 from torch.nn import functional as F
@@ -99,16 +100,14 @@ class Language(L.LightningModule):
         return optimizer_and_schedule(self.network, self.settings, int(self.trainer.estimated_stepping_batches))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Counting(PreparedDataModule):
     """A dataset without labels: every sequence counts up."""
 
     dataset, sources, vocab_size, num_classes = "counting", ("generated",), 70_000, None
 
-    def __init__(self, root: str | None = None, batch_size: int = 4) -> None:
-        super().__init__(root, "generated", batch_size, None, None, 0, None)
-
-    def content_settings(self):
-        return {"version": 1}
+    source: str = "generated"
+    batch_size: int = 4
 
     def build(self, folder):
         writer = DatasetWriter(folder, dataset="counting", num_classes=None, vocab_size=70_000, max_length=9)

@@ -199,7 +199,7 @@ def _datamodule(config: dict[str, Any], root: str | None) -> tuple[Any, str]:
     if not isinstance(module, LoadedDataModule):
         return None, f"{name} is a data module of another kind than ours"
     if isinstance(module, PreparedDataModule) and not module.is_prepared():
-        return None, f"{name} is not prepared below {module.root}"
+        return None, f"{name} is not prepared below {module.data_root}"
     return module, ""
 
 

@@ -57,7 +57,7 @@ def main(command: str, arguments: list[str]) -> int:
     datamodule = _data_module(trained)
     names = _class_names(trained, datamodule)
     examples = datamodule.own_examples([Path(file) for file in options.files], trained.recorded.get("vocabulary"))
-    size = options.batch_size or getattr(datamodule, "eval_batch_size", 32)
+    size = options.batch_size or getattr(datamodule, "evaluation_batch_size", 32)
     probabilities = classify(trained, examples, size, options.device)
     if probabilities.shape[1] != len(names):
         raise InputError(

@@ -148,7 +148,7 @@ def main(command: str, arguments: list[str]) -> int:
         draw_batch(datamodule, Path(picture))
         print(squeeze(picture))
     if summary:
-        show_prepared(datamodule.root)
+        show_prepared(datamodule.data_root)
     return 0
 
 

@@ -66,7 +66,7 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
 
     def found(values: dict[str, Any]) -> str:
         try:
-            return cls(**{**own, **values, "root": str(datamodule.root)}).prepared_folder.name
+            return cls(**{**own, **values, "root": str(datamodule.data_root)}).prepared_folder.name
         except (InputError, TypeError):  # its files are gone; or `own` is of another version
             return ""
 
@@ -78,8 +78,8 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
             others = without
     if found(others) != target:
         return None
-    if resolve_root(own.get("root")) != datamodule.root:
-        others["root"] = str(datamodule.root)
+    if resolve_root(own.get("root")) != datamodule.data_root:
+        others["root"] = str(datamodule.data_root)
     return [shlex.quote(f"--data.{name}={_text(value)}") for name, value in others.items()]
 
 
@@ -103,7 +103,7 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
     """What `prepare` made of this dataset below the root, and the options that a configuration takes it with; else
     nothing."""
     found = []
-    for folder in prepared_folders(datamodule.root):
+    for folder in prepared_folders(datamodule.data_root):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # of another hand, or damaged
             known = json.loads((folder / SETTINGS).read_text())
             if known["class_path"] != _path(type(datamodule)):

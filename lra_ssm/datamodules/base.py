@@ -3,9 +3,11 @@
 import hashlib
 import json
 from abc import abstractmethod
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import (
@@ -22,49 +24,39 @@ from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PreparedDataModule(LoadedDataModule):
     """A dataset that is prepared once into `<root>/<dataset>/<kind>-<hash of what decides its content>`.
 
-    A dataset gives `dataset`, `sources`, `content_settings` and `build`, and `fetch` where its files can be downloaded.
+    A dataset gives `dataset`, its settings as fields, `build`, and what its batches hold (`num_classes`, `vocab_size`
+    or `d_input`). Everything else has a default: `sources` and `fetch` where files can be generated or downloaded,
+    `content_settings` where some setting decides nothing, `make_dataset` for other batches than of sequences.
 
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
         source: where the data comes from.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that load ahead.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
-        limit: at most so many examples in each split; None for all.
-
-    Raises:
-        InputError: settings that cannot be met.
     """
 
-    dataset: str
-    sources: tuple[str, ...]  # by name; any other source is a path
-    neutral_settings: tuple[str, ...] = ("root", *LoadedDataModule.neutral_settings)
-    inputs: str = "tokens"  # what batches hold; or characters, bytes; of pixels unit, symmetric, normalized, integers
+    sources: ClassVar[tuple[str, ...]] = ()  # by name; any other source is a path
+    content_version: ClassVar[int] = 1  # raised when the same settings would give other data than before
+    neutral_settings: ClassVar[tuple[str, ...]] = ("root", *LoadedDataModule.neutral_settings)
 
-    def __init__(
-        self,
-        root: str | None,
-        source: str,
-        batch_size: int,
-        eval_batch_size: int | None,
-        shuffle_seed: int | None,
-        num_workers: int,
-        pin_memory: bool | None,
-        bucket_batches: int = 1,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, bucket_batches)
-        self.root = resolve_root(root)
-        self.source, self.limit = source, limit
+    root: str | None = None
+    source: str
+    dataset: str = field(init=False)  # the name of its folder below the root
+    # What batches hold: tokens, characters, bytes; of pixels unit, symmetric, normalized, integers.
+    inputs: str = field(default="tokens", init=False)
+    limit: int | None = field(default=None, init=False)  # a setting of most: at most so many examples in each split
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._prepared: PreparedDataset | None = None
-        self.require(limit is None or limit >= 1, "limit", "must be at least 1")
+        self.require(self.limit is None or self.limit >= 1, "limit", "must be at least 1")
+
+    @property
+    def data_root(self) -> Path:
+        """Where datasets live."""
+        return resolve_root(self.root)
 
     def kind(self) -> str:
         """The source in one word, "files" for a path: the first part of the prepared folder's name."""
@@ -72,13 +64,22 @@ class PreparedDataModule(LoadedDataModule):
 
     # -- what a dataset gives --------------------------------------------------------------------------------------
 
-    @abstractmethod
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides what the prepared data is, as plain values: its hash is in the folder's name.
+
+        Here the version and all settings of the dataset's own, and of a user's file or folder what stands for it.
 
         Raises:
             InputError: files that the user names are missing.
         """
+        common = {"bucket_batches", *(setting.name for setting in fields(PreparedDataModule) if setting.init)}
+        own = {s.name: getattr(self, s.name) for s in fields(self) if s.init and s.name not in common}
+        files = {"files": file_stats(self.source_files())} if self.kind() == "files" else {}
+        return {"version": self.content_version, **own, **files}
+
+    def source_files(self) -> list[Path]:
+        """The files that a user's own `source` stands for. Raises InputError: they are missing."""
+        return [named_source(type(self).__name__, self.source, ", ".join(self.sources))]
 
     @abstractmethod
     def build(self, folder: Path) -> None:
@@ -116,7 +117,7 @@ class PreparedDataModule(LoadedDataModule):
             InputError: the source's files are missing.
         """
         digest = hashlib.sha256(json.dumps(self.content_settings(), sort_keys=True).encode()).hexdigest()
-        return self.root / self.dataset / f"{self.kind()}-{digest[:12]}"
+        return self.data_root / self.dataset / f"{self.kind()}-{digest[:12]}"
 
     def is_prepared(self) -> bool:
         """Whether nothing is left to prepare."""
@@ -131,7 +132,7 @@ class PreparedDataModule(LoadedDataModule):
         Raises:
             InputError: the root cannot be used, files are missing or not as published, or settings cannot be met.
         """
-        prepare(self.root, self.dataset, self.prepared_folder.name, self.build)
+        prepare(self.data_root, self.dataset, self.prepared_folder.name, self.build)
 
     def open_split(self, name: str) -> BatchDataset:
         """Raises InputError: not prepared, or damaged."""
@@ -168,6 +169,19 @@ class PreparedDataModule(LoadedDataModule):
         if self._prepared is None:
             self._prepared = open_prepared(self.prepared_folder)
         return self._prepared
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SequenceDataModule(PreparedDataModule):
+    """A prepared dataset of sequences of different lengths.
+
+    Args:
+        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
+        limit: at most this many examples in each split, for trying out; None for all.
+    """
+
+    bucket_batches: int = 1
+    limit: int | None = None
 
 
 def file_stats(paths: list[Path]) -> dict[str, Any]:

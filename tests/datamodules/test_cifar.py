@@ -402,7 +402,7 @@ def test_limit_is_balanced(tmp_path: Path) -> None:
 def test_constructors_are_fit_for_the_command_line() -> None:
     for cls in (Image, SCIFAR):
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in parameters)
+        assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters)
 
 
 def test_readers_load_neither_torch_nor_lightning() -> None:

@@ -170,7 +170,7 @@ def test_nothing_is_left_where_the_bounds_hold_too_few(tmp_path: Path) -> None:
 
 def test_constructor_is_fit_for_the_command_line() -> None:
     parameters = inspect.signature(ListOps.__init__).parameters.values()
-    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in list(parameters)[1:])
+    assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in list(parameters)[1:])
 
 
 def test_generators_and_readers_load_neither_torch_nor_lightning() -> None:

@@ -204,7 +204,7 @@ def test_picture(tmp_path: Path) -> None:
 
 def test_constructor_is_fit_for_the_command_line() -> None:
     parameters = list(inspect.signature(MNIST.__init__).parameters.values())[1:]
-    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in parameters)
+    assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters)
 
 
 def test_real(tmp_path: Path) -> None:

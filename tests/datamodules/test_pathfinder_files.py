@@ -310,4 +310,4 @@ def test_no_room(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_constructor_is_fit_for_the_command_line() -> None:
     parameters = list(inspect.signature(Pathfinder.__init__).parameters.values())[1:]
-    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in parameters)
+    assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters)

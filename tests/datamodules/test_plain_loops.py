@@ -20,7 +20,14 @@ class Tiny(PreparedDataModule):
     dataset, sources = "tiny", ("made",)
 
     def __init__(self, root: Path, num_workers: int = 0) -> None:
-        super().__init__(str(root), "made", BATCH, None, SEED, num_workers, False)
+        super().__init__(
+            root=str(root),
+            source="made",
+            batch_size=BATCH,
+            shuffle_seed=SEED,
+            num_workers=num_workers,
+            pin_memory=False,
+        )
 
     def content_settings(self) -> dict[str, Any]:
         return {}

@@ -259,7 +259,7 @@ def test_impossible_settings(tmp_path: Path, change: dict[str, object]) -> None:
 
 def test_constructor_is_fit_for_the_command_line() -> None:
     parameters = inspect.signature(Retrieval.__init__).parameters.values()
-    assert all(p.kind is p.POSITIONAL_OR_KEYWORD and p.annotation is not p.empty for p in list(parameters)[1:])
+    assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in list(parameters)[1:])
 
 
 def test_made_up_pairs_can_be_learnt(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """Data modules without labels and with a target per position: their batches, in any order, resumed anywhere."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.base import SequenceDataModule
 from lra_ssm.datamodules.loading.batches import Batch, TokenBatch, TokenDataset
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.storage.writer import DatasetWriter
@@ -20,19 +21,18 @@ NO = -100
 DOCUMENTS = [[100 + i, *range(1, 2 + i % 5)] for i in range(14)]
 
 
-class Documents(PreparedDataModule):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Documents(SequenceDataModule):
     """Documents alone: the next token is to be told."""
 
     dataset = "documents"
     sources = ("made-up",)
     vocab_size = 70_000
-    answers: dict[str, Any] = {}
+    answers: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, root: Path, batch_size: int = 4, num_workers: int = 0, bucket_batches: int = 1) -> None:
-        super().__init__(str(root), "made-up", batch_size, None, 7, num_workers, False, bucket_batches)
-
-    def content_settings(self) -> dict[str, Any]:
-        return {"version": 1}
+    source: str = "made-up"
+    batch_size: int = 4
+    shuffle_seed: int | None = 7
 
     def build(self, folder: Path) -> None:
         writer = DatasetWriter(folder, dataset=self.dataset, vocab_size=self.vocab_size, max_length=6, **self.answers)
@@ -74,7 +74,7 @@ def which(batches: list[TokenBatch]) -> list[list[int]]:
 
 
 def test_the_next_token_is_to_be_told(tmp_path: Path) -> None:
-    data = prepared(Documents(tmp_path))
+    data = prepared(Documents(root=tmp_path))
     assert data.num_classes is None
     (batch,) = read(data.val_dataloader())
     assert batch._fields == ("inputs", "targets", "reset", "lengths")
@@ -85,7 +85,7 @@ def test_the_next_token_is_to_be_told(tmp_path: Path) -> None:
 
 
 def test_targets_are_aligned_with_the_tokens(tmp_path: Path) -> None:
-    data = prepared(Marked(tmp_path))
+    data = prepared(Marked(root=tmp_path))
     (batch,) = read(data.val_dataloader())
     assert batch.inputs.tolist() == [[100, 1, 0, 0], [101, 1, 2, 0], [102, 1, 2, 3]]
     assert batch.targets.tolist() == [[NO, 1, NO, NO], [NO, NO, 0, NO], [NO, NO, NO, 1]]
@@ -103,15 +103,15 @@ def test_a_split_with_labels_gives_batches_as_before(tmp_path: Path) -> None:
                 writer.split(name).extend([5, 6, 7], [1, 2], [2, 0])
             writer.finish({"kind": "made-up"})
 
-    (batch,) = prepared(Labelled(tmp_path)).val_dataloader()
+    (batch,) = prepared(Labelled(root=tmp_path)).val_dataloader()
     assert isinstance(batch, Batch) and batch.inputs.tolist() == [[5, 0], [6, 7]] and batch.labels.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("cls", [Documents, Marked])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_document_once_in_an_order_of_the_seed(tmp_path: Path, cls: type[Documents], num_workers: int) -> None:
-    first = read(prepared(cls(tmp_path)).train_dataloader())
-    loader = prepared(cls(tmp_path, num_workers=num_workers)).train_dataloader()
+    first = read(prepared(cls(root=tmp_path)).train_dataloader())
+    loader = prepared(cls(root=tmp_path, num_workers=num_workers)).train_dataloader()
     again = read(loader)
     loader.close()
     assert which(again) == which(first) and sorted(sum(which(first), [])) == list(range(len(DOCUMENTS)))
@@ -125,14 +125,14 @@ def test_buckets_hold_documents_of_similar_length(tmp_path: Path, cls: type[Docu
     def padding(data: Documents) -> int:
         return sum(batch.inputs.numel() - int(batch.lengths.sum()) for batch in read(data.train_dataloader()))
 
-    data = prepared(cls(tmp_path, bucket_batches=100))
-    assert padding(data) < padding(prepared(cls(tmp_path)))
+    data = prepared(cls(root=tmp_path, bucket_batches=100))
+    assert padding(data) < padding(prepared(cls(root=tmp_path)))
     assert sorted(sum(which(read(data.train_dataloader())), [])) == list(range(len(DOCUMENTS)))
     assert which(read(data.val_dataloader())) == [[2, 1, 0]]  # the longest first
     state = data.train_dataloader().state_dict()
     assert state["bucket_batches"] == 100 and state["num_examples"] == len(DOCUMENTS)
     with pytest.raises(InputError, match="cannot resume in the middle of the data: .*bucket_batches 100"):
-        prepared(cls(tmp_path)).train_dataloader().load_state_dict(state)
+        prepared(cls(root=tmp_path)).train_dataloader().load_state_dict(state)
 
 
 class Model(L.LightningModule):
@@ -165,7 +165,7 @@ def test_a_fit_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, cls: type[Docum
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
         model = Model()
-        trainer.fit(model, datamodule=cls(tmp_path, batch_size=4, bucket_batches=2), ckpt_path=start)
+        trainer.fit(model, datamodule=cls(root=tmp_path, batch_size=4, bucket_batches=2), ckpt_path=start)
         return trainer, model
 
     _, whole = fit(10)
@@ -186,7 +186,7 @@ def test_a_document_without_a_next_token_is_refused(tmp_path: Path) -> None:
                 writer.split(name).extend([1, 2, 3], [2, 1])
             writer.finish({"kind": "made-up"})
 
-    data = Short(tmp_path)
+    data = Short(root=tmp_path)
     data.prepare_data()
     with pytest.raises(InputError, match=r"short/made-up-\w+: its shortest sequence has length 1; a next token needs"):
         data.setup("fit")
@@ -202,13 +202,13 @@ def test_a_dataset_of_its_own_can_fill_reset(tmp_path: Path) -> None:
         def make_dataset(self, split: Any, name: str) -> Packed:
             return Packed(split)
 
-    (batch,) = read(prepared(PackedDocuments(tmp_path)).val_dataloader())
+    (batch,) = read(prepared(PackedDocuments(root=tmp_path)).val_dataloader())
     assert batch.reset is not None and batch.reset.tolist() == [[True, False, False]] * 3 and batch.lengths is None
 
 
 def test_the_commands_show_what_has_no_labels(tmp_path: Path) -> None:
     for cls in (Documents, Marked):
-        data = prepared(cls(tmp_path))
+        data = prepared(cls(root=tmp_path))
         assert data.provenance()["examples"] == {"train": 14, "val": 3, "test": 2}
     assert data.describe().endswith("2 classes at 14 scored positions; inputs as tokens")
     table = succeed(["prepare", "--summary", f"--root={tmp_path}"], tmp_path).out.splitlines()

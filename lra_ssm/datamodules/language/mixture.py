@@ -3,19 +3,19 @@
 An epoch takes so many windows of each as its weight says.
 """
 
+from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.language.module import Evaluation, LanguageDataModule, WindowedDataModule
+from lra_ssm.datamodules.language.module import LanguageDataModule, WindowedDataModule
 from lra_ssm.datamodules.language.windows import TokenWindows
 from lra_ssm.datamodules.loading.batches import BatchDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches
 from lra_ssm.datamodules.storage.format import TokenSplit, num_examples
-from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 
 # Settings of a corpus that the mixture's stand for.
@@ -73,6 +73,7 @@ class MixtureBatches(EpochBatches):
         return np.concatenate(parts)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Mixture(WindowedDataModule):
     """Corpora of the same tokenizer, mixed by weights. Batches are `TokenBatch`.
 
@@ -81,61 +82,42 @@ class Mixture(WindowedDataModule):
     each token once: weights do not count there. (To score one corpus, validate with it alone.) Each corpus is prepared
     as it is by itself: `lra-ssm prepare`.
 
+    Takes what every `WindowedDataModule` takes, and its own:
+
     Args:
         corpora: data modules of text, given by class_path and init_args without `root`; in Python a class, or
             `functools.partial(Corpus, source=…)`: they are called with `root`. How they make windows and batches does
             not count, but must not be said otherwise than here.
         weights: their shares of the windows of an epoch, as positive numbers, whatever their sum; None for a share as
             large as the corpus.
-        root: data root; None for LRA_SSM_DATA, else ./data.
         epoch_windows: windows of an epoch; None for as many as all corpora have.
-        length: tokens of a window.
-        batch_size: windows per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        isolate: whether a document's end drops the state: the model sees nothing of the document before.
-        evaluation: "windows" for one behind the other, each by itself; "streams" for states carried on over
-            eval_batch_size rows of a corpus; "sliding" for windows that overlap.
-        eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
-        shuffle_seed: of the order of training windows; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
-            sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met; corpora of different tokenizers, once they are prepared.
     """
 
-    dataset = "mixture"
+    dataset: ClassVar[str] = "mixture"
 
-    def __init__(
-        self,
-        corpora: list[CorpusFactory],
-        weights: list[float] | None = None,
-        root: str | None = None,
-        epoch_windows: int | None = None,
-        length: int = 1024,
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        isolate: bool = True,
-        evaluation: Evaluation = "windows",
-        eval_stride: int | None = None,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-    ) -> None:
-        super().__init__(batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory)
-        self.set_windows(length, "shuffled", isolate, evaluation, eval_stride)
-        self.root, self.weights, self.epoch_windows = resolve_root(root), weights, epoch_windows
-        self.require(epoch_windows is None or epoch_windows >= 1, "epoch_windows", "must be at least 1")
-        self.corpora = [self._built(corpus, number, root) for number, corpus in enumerate(corpora)]
-        if not self.corpora:
+    corpora: list[CorpusFactory] = field(kw_only=False)
+    weights: list[float] | None = None
+    epoch_windows: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.epoch_windows is None or self.epoch_windows >= 1, "epoch_windows", "must be at least 1")
+        self.built = [self._built(corpus, number) for number, corpus in enumerate(self.corpora)]
+        if not self.built:
             raise InputError("Mixture corpora: there is none; give at least one")
-        if weights is not None:
-            self.require(len(weights) == len(corpora), "weights", f"must be one for each of {len(corpora)} corpora")
-            self.require(all(0 < weight < float("inf") for weight in weights), "weights", "must be positive numbers")
+        if self.weights is not None:
+            self.require(
+                len(self.weights) == len(self.built), "weights", f"must be one for each of {len(self.built)} corpora"
+            )
+            self.require(
+                all(0 < weight < float("inf") for weight in self.weights), "weights", "must be positive numbers"
+            )
 
-    def _built(self, corpus: Any, number: int, root: str | None) -> LanguageDataModule:
-        built = corpus(root=root) if callable(corpus) else corpus
+    def _built(self, corpus: Any, number: int) -> LanguageDataModule:
+        built = corpus(root=self.root) if callable(corpus) else corpus
         if not isinstance(built, LanguageDataModule) or built is corpus:
             raise InputError(f"Mixture corpora.{number} must be a data module of text by its class, got {corpus!r}")
         defaults = {name: parameter.default for name, parameter in signature(type(built)).parameters.items()}
@@ -150,16 +132,16 @@ class Mixture(WindowedDataModule):
     # -- preparation -----------------------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        for corpus in self.corpora:
+        for corpus in self.built:
             corpus.prepare_data()
 
     def is_prepared(self) -> bool:
         """Whether nothing is left to prepare."""
-        return all(corpus.is_prepared() for corpus in self.corpora)
+        return all(corpus.is_prepared() for corpus in self.built)
 
     def text_splits(self, name: str) -> list[TokenSplit]:
-        splits = [split for corpus in self.corpora for split in corpus.text_splits(name)]
-        first, *others = self.corpora
+        splits = [split for corpus in self.built for split in corpus.text_splits(name)]
+        first, *others = self.built
         for corpus in others:
             if corpus.tokenizer_digest != first.tokenizer_digest:
                 raise InputError(
@@ -174,13 +156,13 @@ class Mixture(WindowedDataModule):
         return splits
 
     def open_split(self, name: str) -> TokenWindows:
-        for corpus in self.corpora:
+        for corpus in self.built:
             corpus.check_intact(name)
         return super().open_split(name)
 
     @property
     def tokenizer_file(self) -> Path:
-        return self.corpora[0].tokenizer_file
+        return self.built[0].tokenizer_file
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +179,7 @@ class Mixture(WindowedDataModule):
         quotas = np.floor(shares).astype(np.int64)
         largest = np.argsort(quotas - shares, kind="stable")  # the largest remainders get what rounding left over
         quotas[largest[: total - int(quotas.sum())]] += 1
-        for corpus, quota, share in zip(self.corpora, quotas, shares, strict=True):
+        for corpus, quota, share in zip(self.built, quotas, shares, strict=True):
             if not quota:
                 raise InputError(
                     f"Mixture: of {total} windows of an epoch {corpus.prepared_folder} would have {share:.2g}, none:"
@@ -216,7 +198,7 @@ class Mixture(WindowedDataModule):
 
     def identity(self) -> dict[str, Any]:
         """What of this data decides a run's result: the corpora, their shares, the batches and their order."""
-        corpora = [{key: corpus.identity()[key] for key in ("dataset", "kind", "content")} for corpus in self.corpora]
+        corpora = [{key: corpus.identity()[key] for key in ("dataset", "kind", "content")} for corpus in self.built]
         shares = {"weights": self.weights, "epoch_windows": self.epoch_windows}
         batches = {**self.batch_settings(), **self.order_settings()}
         return {"dataset": self.dataset, "corpora": corpora, **shares, "batches": batches}
@@ -224,11 +206,11 @@ class Mixture(WindowedDataModule):
     def manifest(self) -> dict[str, Any]:
         """The corpora's manifests as one: splits and files under the corpora's names."""
         splits = {}
-        for corpus in self.corpora:
+        for corpus in self.built:
             folder = f"{corpus.dataset}/{corpus.prepared_folder.name}"
             for name, split in corpus.manifest()["splits"].items():
                 splits[f"{folder}/{name}"] = {**split, "shards": [_below(folder, shard) for shard in split["shards"]]}
-        first = self.corpora[0].manifest()
+        first = self.built[0].manifest()
         common = {key: first[key] for key in ("vocab_size", "end_of_text", "tokenizer")}
         source = {"kind": "mixture", "weights": self.weights, "epoch_windows": self.epoch_windows}
         batches = self.batch_settings()
@@ -246,7 +228,7 @@ class Mixture(WindowedDataModule):
         manifest = self.manifest()
         examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
         known = {key: manifest[key] for key in ("dataset", "batches", "source", "tokenizer")}
-        return {**known, "examples": examples, "corpora": [corpus.provenance() for corpus in self.corpora]}
+        return {**known, "examples": examples, "corpora": [corpus.provenance() for corpus in self.built]}
 
     def describe(self) -> str:
         """One line on the corpora and their shares."""
@@ -254,7 +236,7 @@ class Mixture(WindowedDataModule):
         quotas = self.quotas(counts)
         shares = [
             f"{quota:,} of {count:,} windows ({quota / sum(quotas):.1%}) of {corpus.dataset} ({corpus.kind()})"
-            for corpus, count, quota in zip(self.corpora, counts, quotas, strict=True)
+            for corpus, count, quota in zip(self.built, counts, quotas, strict=True)
         ]
         return f"mixture in windows of {self.length:,}; an epoch has {', '.join(shares)}"
 

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -22,7 +22,7 @@ from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import TokenSplit, damaged
 from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
 from lra_ssm.datamodules.storage.prepare import prepare
-from lra_ssm.datamodules.storage.root import ensure_root, resolve_root
+from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
 
 # Raise when the same settings would give other data than before: what older versions prepared is then left alone.
@@ -41,31 +41,44 @@ class TextCounts(NamedTuple):
     lines: int
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class WindowedDataModule(LoadedDataModule):
     """Loads streams of tokens as `windows.Windows` or `windows.Streams`; batches are `TokenBatch`.
 
-    A data module of text calls `set_windows`, and gives `text_splits`, `tokenizer_file` and `root`.
+    A data module of text gives `text_splits` and `tokenizer_file`.
+
+    Args:
+        root: data root; None for LRA_SSM_DATA, else ./data.
+        length: L, tokens of a window.
+        batch_size: windows, or streams, per optimizer batch over all devices together.
+        isolate: whether a document's end drops the state: the model sees nothing of the document before.
+        evaluation: "windows" for one behind the other, each by itself; "streams" for states carried on over
+            eval_batch_size rows of a corpus; "sliding" for windows that overlap.
+        eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
     """
 
     # eval_batch_size is none of them: evaluation in streams depends on how many there are.
-    neutral_settings: tuple[str, ...] = ("root", "num_workers", "pin_memory")
+    neutral_settings: ClassVar[tuple[str, ...]] = ("root", "num_workers", "pin_memory")
 
-    def set_windows(
-        self, length: int, order: Order, isolate: bool, evaluation: Evaluation, eval_stride: int | None
-    ) -> None:
-        """Takes the settings of windows. Raises InputError for what cannot be."""
-        self.length, self.order, self.isolate = length, order, isolate
-        self.evaluation, self.eval_stride = evaluation, eval_stride
-        self.require(length >= 1, "length", "must be at least 1")
-        self.require(order in get_args(Order), "order", f"must be {' or '.join(get_args(Order))}")
-        self.require(
-            evaluation in get_args(Evaluation), "evaluation", f"must be one of {', '.join(get_args(Evaluation))}"
-        )
-        if evaluation == "sliding":
-            fits = eval_stride is not None and 1 <= eval_stride <= length
-            self.require(fits, "eval_stride", f"sliding evaluation needs one from 1 to length, {length}")
+    root: str | None = None
+    length: int = 1024
+    order: Order = field(default="shuffled", init=False)
+    isolate: bool = True
+    evaluation: Evaluation = "windows"
+    eval_stride: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.length >= 1, "length", "must be at least 1")
+        for name, known in (("order", get_args(Order)), ("evaluation", get_args(Evaluation))):
+            self.require(getattr(self, name) in known, name, f"must be one of {', '.join(known)}")
+        stride = self.eval_stride
+        if self.evaluation == "sliding":
+            fits = stride is not None and 1 <= stride <= self.length
+            self.require(fits, "eval_stride", f"sliding evaluation needs one from 1 to length, {self.length}")
         else:
-            self.require(eval_stride is None, "eval_stride", f"evaluation {evaluation!r} has none; it is of sliding")
+            what = f"evaluation {self.evaluation!r} has none; it is of sliding"
+            self.require(stride is None, "eval_stride", what)
 
     @abstractmethod
     def text_splits(self, name: str) -> list[TokenSplit]:
@@ -102,7 +115,7 @@ class WindowedDataModule(LoadedDataModule):
     def text_counts(self, name: str) -> TextCounts:
         """How much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
         entries = [split.entry for split in self.text_splits(name)]
-        return TextCounts(*(sum(entry[field] for entry in entries) for field in TextCounts._fields))
+        return TextCounts(*(sum(entry[count] for entry in entries) for count in TextCounts._fields))
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -123,7 +136,7 @@ class WindowedDataModule(LoadedDataModule):
 
     def evaluation_windows(self, splits: list[TokenSplit]) -> TokenWindows:
         if self.evaluation == "streams":
-            return Streams(splits, self.length, self.eval_batch_size, self.isolate)
+            return Streams(splits, self.length, self.evaluation_batch_size, self.isolate)
         return Windows(splits, self.length, self.isolate, self.eval_stride)
 
     def predict_dataloader(self) -> ResumableLoader:
@@ -138,7 +151,7 @@ class WindowedDataModule(LoadedDataModule):
         if self.evaluation == "sliding":
             evaluation["eval_stride"] = self.eval_stride
         if self.evaluation == "streams":
-            evaluation["eval_batch_size"] = self.eval_batch_size
+            evaluation["eval_batch_size"] = self.evaluation_batch_size
         return {"length": self.length, "isolate": self.isolate, **evaluation}
 
     def order_settings(self) -> dict[str, Any]:
@@ -179,24 +192,11 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     prepared, from the manifest: a network may have more rows.
 
     Args:
-        root: data root; None for LRA_SSM_DATA, else ./data.
-        source: where the data comes from.
         tokenizer: "bytes", "characters", "words" (an `<eos>` for each line), "bpe:16000" (trained on the training
             documents), a tokenizer.json or a folder with one, or a name of the Hub ("gpt2", "gpt2@revision").
         end_of_text: of a tokenizer.json: the token that ends documents; None where it is known.
-        length: L, tokens of a window.
-        batch_size: windows, or streams, per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
         order: "shuffled" for windows in an order of (shuffle_seed, epoch), each by itself; "streams" for a split cut
             into batch_size rows, whose windows follow each other from batch to batch, so that states can be carried on.
-        isolate: whether a document's end drops the state: the model sees nothing of the document before.
-        evaluation: "windows" for one behind the other, each by itself; "streams" for states carried on over
-            eval_batch_size rows; "sliding" for windows that overlap.
-        eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
-        shuffle_seed: of the order of training windows; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
-            sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met.
@@ -204,37 +204,17 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     processes: ClassVar[int | None] = None  # that tokenise at a time; None for one a core. Does not change the result
 
-    root: str | None = None  # type: ignore[assignment]  # a path once it is made
-    source: str
     tokenizer: str
     end_of_text: str | None = None
-    length: int = 1024
-    batch_size: int = 32
-    eval_batch_size: int | None = None  # type: ignore[assignment]  # an int once it is made
     order: Order = "shuffled"
-    isolate: bool = True
-    evaluation: Evaluation = "windows"
-    eval_stride: int | None = None
-    shuffle_seed: int | None = None
-    num_workers: int = 0
-    pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        super().__init__(
-            self.root, self.source, self.batch_size, self.eval_batch_size, self.shuffle_seed, self.num_workers,
-            self.pin_memory,
-        )  # fmt: skip
-        self.set_windows(self.length, self.order, self.isolate, self.evaluation, self.eval_stride)
+        super().__post_init__()
         self.choice = parse_tokenizer(self.tokenizer)
         named = self.choice.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is of a tokenizer.json")
         self._reader: CorpusReader | None = None
         self._content: dict[str, Any] | None = None
-
-    @property
-    def data_root(self) -> Path:
-        """Where datasets live."""
-        return resolve_root(self.root)
 
     # -- what a dataset gives --------------------------------------------------------------------------------------
 

@@ -4,12 +4,13 @@ Sources: Nangia and Bowman, "ListOps" (2018); Tay et al., "Long Range Arena" (20
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.base import SequenceDataModule, file_stats
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source, split_files
 from lra_ssm.datamodules.listops.builder import (
@@ -27,15 +28,15 @@ from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files,
 from lra_ssm.errors import InputError
 
 
-class ListOps(PreparedDataModule):
+@dataclass(kw_only=True, eq=False, repr=False)
+class ListOps(SequenceDataModule):
     """ListOps, generated or from LRA's files. Batches are `batches.Batch`; every sequence ends with `<eos>`.
 
+    Takes what every `SequenceDataModule` takes, and its own:
+
     Args:
-        root: data root; None for LRA_SSM_DATA, else ./data.
         source: "generated"; "lra" for LRA's files below the root (layouts: data/README.md), which
             `lra-ssm prepare` can download; or a folder with them.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
         max_length: longest permitted sequence, `<eos>` included. Nothing is cut: a longer one is an error.
         length_bounds: generated expressions are strictly longer than the first and shorter than the second
             (tokens without parentheses and `<eos>`). Like the following six for source "generated" alone.
@@ -45,11 +46,6 @@ class ListOps(PreparedDataModule):
         num_val: generated validation examples.
         num_test: generated test examples. No expression occurs twice, within a split or across.
         generator_seed: of the generated data.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        bucket_batches: batches of expressions of similar length, by sorting within pools of this many; 1 does not.
         limit: at most this many examples in each split, for trying out: the first ones of each file, in its order, or
             only so many generated (which are others than the first ones of a larger split: val follows train). Classes
             are as they come, not balanced. None for all.
@@ -60,42 +56,28 @@ class ListOps(PreparedDataModule):
 
     dataset = DATASET
     sources = ("generated", "lra")
-    vocabulary: tuple[str, ...] = VOCABULARY
-    vocab_size: int = len(VOCABULARY)
-    num_classes: int = NUM_CLASSES
+    vocabulary: ClassVar[tuple[str, ...]] = VOCABULARY
+    vocab_size = len(VOCABULARY)
+    num_classes = NUM_CLASSES
     class_names = DIGITS
 
-    def __init__(
-        self,
-        root: str | None = None,
-        source: str = "generated",
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
-        max_length: int = 2048,
-        length_bounds: tuple[int, int] = (500, 2000),
-        max_depth: int = 10,
-        max_args: int = 10,
-        num_train: int = 96_000,
-        num_val: int = 2_000,
-        num_test: int = 2_000,
-        generator_seed: int = 0,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-        bucket_batches: int = 1,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(
-            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
-            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches, limit=limit,
-        )  # fmt: skip
-        self.max_length = max_length
-        shortest, longest = length_bounds
-        self.trees = TreeSettings(min_length=shortest, max_length=longest, max_depth=max_depth, max_args=max_args)
-        counts = {"train": num_train, "val": num_val, "test": num_test}
-        self.counts = {split: count if limit is None else min(count, limit) for split, count in counts.items()}
-        self.generator_seed = generator_seed
-        if source == "generated":
+    source: str = "generated"
+    max_length: int = 2048
+    length_bounds: tuple[int, int] = (500, 2000)
+    max_depth: int = 10
+    max_args: int = 10
+    num_train: int = 96_000
+    num_val: int = 2_000
+    num_test: int = 2_000
+    generator_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shortest, longest = self.length_bounds
+        self.trees = TreeSettings(shortest, longest, self.max_depth, self.max_args)
+        counts = {"train": self.num_train, "val": self.num_val, "test": self.num_test}
+        self.counts = {name: count if self.limit is None else min(count, self.limit) for name, count in counts.items()}
+        if self.source == "generated":
             self._check()
 
     def _check(self) -> None:
@@ -138,12 +120,12 @@ class ListOps(PreparedDataModule):
         Raises:
             InputError: it cannot be downloaded or unpacked.
         """
-        if self.source == "lra" and split_files(self.root, LAYOUTS, FILES, "ListOps") is None:
-            fetch_lra_release(self.root, "listops-1000")
+        if self.source == "lra" and split_files(self.data_root, LAYOUTS, FILES, "ListOps") is None:
+            fetch_lra_release(self.data_root, "listops-1000")
 
     def _files(self) -> dict[str, Path]:
         lra = self.source == "lra"
-        folder = self.root if lra else named_source("ListOps", self.source, "generated, lra", folder=True)
+        folder = self.data_root if lra else named_source("ListOps", self.source, "generated, lra", folder=True)
         files = split_files(folder, LAYOUTS, FILES, "ListOps")
         if files is None:
             raise InputError(

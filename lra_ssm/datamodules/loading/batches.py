@@ -70,13 +70,8 @@ class BatchDataset(Dataset[AnyBatch], ABC):
     def __getitem__(self, index: int) -> AnyBatch:
         return self.batch(np.array([index]), 0)
 
-    def __getitems__(self, index: BatchIndex) -> AnyBatch | InputError:
-        """A batch; or what is wrong with the data, given back for `ResumableLoader` to raise: what a worker raises
-        arrives with the worker's traceback in its message."""
-        try:
-            return self.batch(np.asarray(index.examples), index.epoch)
-        except InputError as error:
-            return error
+    def __getitems__(self, index: BatchIndex) -> AnyBatch:
+        return self.batch(np.asarray(index.examples), index.epoch)
 
 
 class StoredDataset(BatchDataset):

@@ -240,12 +240,14 @@ class ResumableLoader:
         self._pass.first = trained
         self._passes += 1
         number = self._passes
-        for batch in self._loader:
-            if isinstance(batch, InputError):
-                raise batch
-            yield batch
-            if number != self._passes and self._loader.num_workers:
-                raise RuntimeError("a new pass over this loader has begun: its workers serve one at a time")
+        try:
+            for batch in self._loader:
+                yield batch
+                if number != self._passes and self._loader.num_workers:
+                    raise RuntimeError("a new pass over this loader has begun: its workers serve one at a time")
+        except InputError as error:
+            # A worker's arrives with its traceback before it.
+            raise InputError(str(error).rpartition(f"{InputError.__qualname__}: ")[2]) from error
 
     def state_dict(self) -> dict[str, Any]:
         """What a count of batches is a count of. Lightning stores it in every checkpoint."""

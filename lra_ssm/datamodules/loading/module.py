@@ -3,8 +3,9 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import numpy as np
@@ -18,52 +19,55 @@ from lra_ssm.errors import InputError, hint
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LoadedDataModule(LightningDataModule, ABC):
     """Splits as datasets of batches, and their loaders.
+
+    A data module is a dataclass: its settings are its fields, which it inherits with what is said of them.
 
     Args:
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
             seed_everything sets), else 0.
-        num_workers: processes that load ahead.
+        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.
 
     Raises:
         InputError: settings that cannot be met.
     """
 
-    num_classes: int | None = None  # of examples, or of positions where the data has targets; None for neither
-    class_names: tuple[str, ...] | None = None  # by class, where they have names
-    num_outputs: int | None = None  # real targets per example, or per position; None for classes
-    vocab_size: int | None = None  # None also where it is known only once the data is prepared
-    d_input: int | None = None  # features per position; None for tokens
-    per_example: int = 1  # sequences per example: 2 for pairs
-    predict_split: str = "val"  # which one `predict` takes; the test split never unless it is asked for
-    neutral_settings: tuple[str, ...] = ("eval_batch_size", "num_workers", "pin_memory")  # cannot change a result
+    neutral_settings: ClassVar[tuple[str, ...]] = ("eval_batch_size", "num_workers", "pin_memory")  # change no result
 
-    def __init__(
-        self,
-        batch_size: int,
-        eval_batch_size: int | None,
-        shuffle_seed: int | None,
-        num_workers: int,
-        pin_memory: bool | None,
-        bucket_batches: int = 1,
-    ) -> None:
-        super().__init__()
-        self.batch_size = batch_size
-        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        self.shuffle_seed = shuffle_seed
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self.bucket_batches = bucket_batches
+    batch_size: int = 32
+    eval_batch_size: int | None = None
+    shuffle_seed: int | None = None
+    num_workers: int = 0
+    pin_memory: bool | None = None
+
+    # What batches hold: said by a class, or known once a module is made, or prepared.
+    num_classes: int | None = field(default=None, init=False)  # of examples, or of targets; None for neither
+    class_names: tuple[str, ...] | None = field(default=None, init=False)  # by class, where they have names
+    num_outputs: int | None = field(default=None, init=False)  # real targets per example, or position; None for classes
+    vocab_size: int | None = field(default=None, init=False)  # None for features
+    d_input: int | None = field(default=None, init=False)  # features per position; None for tokens
+    per_example: int = field(default=1, init=False)  # sequences per example: 2 for pairs
+    predict_split: str = field(default="val", init=False)  # what `predict` takes; test never unless it is asked for
+    bucket_batches: int = field(default=1, init=False)  # a setting where examples are of different lengths
+
+    def __post_init__(self) -> None:
+        LightningDataModule.__init__(self)
         self._datasets: dict[str, BatchDataset] = {}
         self._loaders: WeakSet[ResumableLoader] = WeakSet()  # those that somebody still uses
-        for name in ("batch_size", "eval_batch_size", "bucket_batches"):
+        for name in ("batch_size", "bucket_batches"):
             self.require(getattr(self, name) >= 1, name, "must be at least 1")
-        self.require(num_workers >= 0, "num_workers", "must be at least 0")
+        self.require(self.evaluation_batch_size >= 1, "eval_batch_size", "must be at least 1")
+        self.require(self.num_workers >= 0, "num_workers", "must be at least 0")
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """`eval_batch_size`, or what stands for it."""
+        return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
 
     def require(self, holds: bool, name: str, what: str) -> None:
         """Raises InputError naming the setting and its value unless `holds`."""
@@ -176,7 +180,7 @@ class LoadedDataModule(LightningDataModule, ABC):
 
     def _evaluation_loader(self, dataset: BatchDataset, pool: int = 1) -> ResumableLoader:
         lengths = dataset.lengths if pool > 1 else None
-        order = EpochBatches(len(dataset), self.eval_batch_size, None, *self._rank(), lengths, pool)
+        order = EpochBatches(len(dataset), self.evaluation_batch_size, None, *self._rank(), lengths, pool)
         return self._loader(dataset, order)
 
     def _loader(self, dataset: BatchDataset, order: EpochBatches, trained: Any = None) -> ResumableLoader:

@@ -7,6 +7,7 @@ al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,14 +31,16 @@ from lra_ssm.errors import InputError
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Pathfinder(PreparedDataModule):
     """Pathfinder; Path-X is resolution 128. Batches are `batches.Batch` without lengths, L = resolution² pixels.
 
     Inputs are (B, L, 1) float32 (`d_input` 1), or for "integers" (B, L) int64 tokens (`vocab_size` 256). Of 200,000
     images 160,000 are for training, 20,000 for validation, 20,000 for test; all have two classes.
 
+    Takes what every `PreparedDataModule` takes, and its own:
+
     Args:
-        root: data root; None for LRA_SSM_DATA, else ./data.
         source: "generated"; "lra" for LRA's images below the root (layouts: data/README.md); or a folder with
             `metadata` and `imgs`, or with `pathfinder<resolution>/<difficulty>/` above them.
         resolution: side of the images in pixels.
@@ -47,16 +50,10 @@ class Pathfinder(PreparedDataModule):
             layout of LRA's archive below `<root>/pathfinder/`, resumed after a kill, and may be deleted
             once they are prepared.
         generator_seed: of the generated images.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
         inputs: "unit": pixels in [0, 1], as in the public S4 code's experiments; "symmetric": in [−1, 1], as in S5's;
             "integers": 0 to 255, as in LRA's own.
         split: 80, 10 and 10 % of the whole set, "random", as in the public S4 code, or in "file_order", as in LRA's.
         split_seed: of the random split; 42 is the public S4 code's.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
         limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
 
     Raises:
@@ -65,44 +62,33 @@ class Pathfinder(PreparedDataModule):
 
     dataset = DATASET
     sources = ("generated", "lra")
-    num_classes: int = len(CLASS_NAMES)
-    class_names: tuple[str, ...] = CLASS_NAMES
+    num_classes = len(CLASS_NAMES)
+    class_names = CLASS_NAMES
 
-    def __init__(
-        self,
-        root: str | None = None,
-        source: str = "generated",
-        resolution: Literal[32, 64, 128, 256] = 32,
-        difficulty: Literal[
-            "curv_baseline", "curv_contour_length_9", "curv_contour_length_14"
-        ] = "curv_contour_length_14",
-        num_images: int = 200_000,
-        generator_seed: int = 0,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        inputs: Literal["unit", "symmetric", "integers"] = "unit",
-        split: Literal["random", "file_order"] = "random",
-        split_seed: int = 42,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, limit=limit)
-        self.resolution, self.difficulty = resolution, difficulty
-        self.generator_seed = generator_seed
+    source: str = "generated"
+    resolution: Literal[32, 64, 128, 256] = 32
+    difficulty: Literal["curv_baseline", "curv_contour_length_9", "curv_contour_length_14"] = "curv_contour_length_14"
+    num_images: int = 200_000
+    generator_seed: int = 0
+    batch_size: int = 64
+    inputs: Literal["unit", "symmetric", "integers"] = "unit"
+    split: Literal["random", "file_order"] = "random"
+    split_seed: int = 42
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("resolution", SIZES), ("difficulty", DIFFICULTIES), ("inputs", SCALINGS)):
+            self.require(getattr(self, name) in known, name, f"must be one of {', '.join(map(str, known))}")
+        self.require(self.split in ("random", "file_order"), "split", "must be random or file_order")
+        self.require(self.num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
+        self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
         # A limited dataset is generated no larger than it has to be: four fifths of the images are for training.
-        self.num_images = num_images if limit is None else min(num_images, max(10, -(-limit * 5 // 4)))
-        self.inputs, self.split, self.split_seed = inputs, split, split_seed
-        self.require(resolution in SIZES, "resolution", f"must be one of {', '.join(map(str, SIZES))}")
-        self.require(difficulty in DIFFICULTIES, "difficulty", f"must be one of {', '.join(DIFFICULTIES)}")
-        self.require(inputs in SCALINGS, "inputs", f"must be one of {', '.join(SCALINGS)}")
-        self.require(split in ("random", "file_order"), "split", "must be random or file_order")
-        self.require(num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
-        self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
-        self.image_size = (resolution, resolution)
-        self.d_input = None if inputs == "integers" else 1
-        self.vocab_size = 256 if inputs == "integers" else None
+        if self.limit is not None:
+            self.num_images = min(self.num_images, max(10, -(-self.limit * 5 // 4)))
+        self.image_size = (self.resolution, self.resolution)
+        self.d_input = None if self.inputs == "integers" else 1
+        self.vocab_size = 256 if self.inputs == "integers" else None
 
     def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
@@ -157,13 +143,13 @@ class Pathfinder(PreparedDataModule):
     def fetch(self) -> None:
         """Downloads LRA's release and unpacks this resolution's images below the root, for source "lra"."""
         if self.source == "lra" and self._find() is None:
-            fetch_lra_release(self.root, f"pathfinder{self.resolution}/{self.difficulty}")
+            fetch_lra_release(self.data_root, f"pathfinder{self.resolution}/{self.difficulty}")
 
     @property
     def archive_folder(self) -> Path:
         """Where generated images are written, in the layout of LRA's archive."""
         digest = hashlib.sha256(json.dumps(self._generator(), sort_keys=True).encode()).hexdigest()
-        return self.root / DATASET / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
+        return self.data_root / DATASET / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
 
     def _check_room(self, folder: Path) -> None:
         """Both for the images, which take a block of the disk each at least, and for what is prepared of them."""
@@ -178,7 +164,7 @@ class Pathfinder(PreparedDataModule):
 
     def _find(self) -> Path | None:
         if self.source == "lra":
-            return find_lra(self.root, self.resolution, self.difficulty)
+            return find_lra(self.data_root, self.resolution, self.difficulty)
         path = named_source(type(self).__name__, self.source, "generated, lra", folder=True)
         try:
             return find_folder(path, self.resolution, self.difficulty)
@@ -194,9 +180,9 @@ class Pathfinder(PreparedDataModule):
             return folder
         if self.source == "lra":
             raise InputError(
-                f"{self.root}: holds none of LRA's images in {', '.join(self._places())};"
+                f"{self.data_root}: holds none of LRA's images in {', '.join(self._places())};"
                 f" `lra-ssm prepare pathfinder --source=lra --resolution={self.resolution}"
-                f" --difficulty={self.difficulty} --root={self.root}` downloads LRA's"
+                f" --difficulty={self.difficulty} --root={self.data_root}` downloads LRA's"
                 " release, and source generated needs none"
             )
         raise InputError(

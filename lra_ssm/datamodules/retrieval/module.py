@@ -6,10 +6,11 @@ inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.base import SequenceDataModule, file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source, split_files
@@ -20,28 +21,22 @@ from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
 from lra_ssm.errors import InputError
 
 
-class Retrieval(PreparedDataModule):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Retrieval(SequenceDataModule):
     """AAN pairs. Batches are `batches.Batch`: inputs (B, 2, L) int64, lengths (B, 2) int64, labels (B,) int64.
 
     Pairs keep the order of their files; one line warns of files that begin with a long run of one class. A fit never
-    downloads: `lra-ssm prepare retrieval` does.
+    downloads: `lra-ssm prepare retrieval` does. With bucket_batches a pair is as long as its longer document.
+
+    Takes what every `SequenceDataModule` takes, and its own:
 
     Args:
-        root: data root; None for LRA_SSM_DATA, else ./data.
         source: "lra" for LRA's files below the root (layouts: data/README.md), or a folder with them.
-        batch_size: pairs per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
         inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code. The
             two are different tasks: never put their numbers in one table.
         max_length: a longer document is cut to it, `<eos>` included. 4000 in both codes.
         min_freq: characters that occur less often in the training documents, each cut to max_length − 1, are `<unk>`
             ("characters" alone).
-        shuffle_seed: of the order of training pairs; None for the run's seed (PL_GLOBAL_SEED, which seed_everything
-            sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        bucket_batches: batches of pairs of similar length (the longer document's), by sorting within pools of this
-            many; 1 does not.
         limit: at most this many pairs in each split, for trying out: a random choice, always the same, with as many of
             each class. None for all. The files are read whole all the same.
 
@@ -52,29 +47,18 @@ class Retrieval(PreparedDataModule):
     dataset = DATASET
     sources = ("lra",)
     per_example = 2
-    num_classes: int = NUM_CLASSES
+    num_classes = NUM_CLASSES
     class_names = ("not linked", "linked")
 
-    def __init__(
-        self,
-        root: str | None = None,
-        source: str = "lra",
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        inputs: Literal["characters", "bytes"] = "characters",
-        max_length: int = 4000,
-        min_freq: int = 1,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-        bucket_batches: int = 1,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(
-            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
-            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches, limit=limit,
-        )  # fmt: skip
-        self.inputs, self.tokens = inputs, TokenSettings(inputs, max_length, min_freq)
+    source: str = "lra"
+    batch_size: int = 64
+    inputs: Literal["characters", "bytes"] = "characters"
+    max_length: int = 4000
+    min_freq: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tokens = TokenSettings(self.inputs, self.max_length, self.min_freq)
 
     def content_settings(self) -> dict[str, Any]:
         settings = {"version": READER_VERSION, **content_settings(self.tokens, self.limit)}
@@ -105,17 +89,17 @@ class Retrieval(PreparedDataModule):
         Raises:
             InputError: it cannot be downloaded or unpacked.
         """
-        if self.source == "lra" and split_files(self.root, LAYOUTS, FILES, "Retrieval") is None:
-            fetch_lra_release(self.root, "tsv_data", max_files=100)
+        if self.source == "lra" and split_files(self.data_root, LAYOUTS, FILES, "Retrieval") is None:
+            fetch_lra_release(self.data_root, "tsv_data", max_files=100)
 
     def _files(self) -> dict[str, Path]:
         lra = self.source == "lra"
-        folder = self.root if lra else named_source("Retrieval", self.source, "lra", folder=True)
+        folder = self.data_root if lra else named_source("Retrieval", self.source, "lra", folder=True)
         files = split_files(folder, LAYOUTS, FILES, "Retrieval")
         if files is None:
             places = (
                 f"{', '.join(FILES.values())} here or in {', '.join(layout for layout in LAYOUTS if layout)} below it"
             )
-            command = f"lra-ssm prepare retrieval --root={self.root}"
+            command = f"lra-ssm prepare retrieval --root={self.data_root}"
             raise InputError(f"{folder}: no AAN files ({places}); `{command}` downloads LRA's (more than 7 GB)")
         return files

@@ -89,7 +89,8 @@ class SyntheticDataModule(LoadedDataModule):
     """A task whose examples are made as they are read: there is nothing to prepare and nothing on the disk.
 
     A task's module, a dataclass too, gives `dataset`, what its batches are (`vocab_size` or `d_input`, `num_classes` or
-    `num_outputs`) and its own settings, and sets `task`. These settings every one has, some with other defaults.
+    `num_outputs`) and its own settings, and sets `task`. Every one has what a
+    `LoadedDataModule` has, and these settings, some with other defaults.
 
     Args:
         num_train: training examples in an epoch.
@@ -97,12 +98,6 @@ class SyntheticDataModule(LoadedDataModule):
         num_test: test examples.
         resample: whether every epoch has other training examples, never seen before, or the same ones.
         generator_seed: of the examples; the run's seed does not change them.
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that make batches ahead.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
         InputError: settings that cannot be met.
@@ -118,13 +113,9 @@ class SyntheticDataModule(LoadedDataModule):
     resample: bool = False
     generator_seed: int = 0
     batch_size: int = 64
-    eval_batch_size: int | None = None  # type: ignore[assignment]  # an int once it is made
-    shuffle_seed: int | None = None
-    num_workers: int = 0
-    pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        super().__init__(self.batch_size, self.eval_batch_size, self.shuffle_seed, self.num_workers, self.pin_memory)
+        super().__post_init__()
         for split in SPLITS:
             self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
 

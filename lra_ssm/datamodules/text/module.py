@@ -5,10 +5,11 @@ default inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.base import SequenceDataModule, file_stats
 from lra_ssm.datamodules.fetch.imdb import PLACES, fetch_original
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
@@ -29,20 +30,20 @@ from lra_ssm.datamodules.text.reader import (
 from lra_ssm.errors import InputError
 
 
-class Text(PreparedDataModule):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Text(SequenceDataModule):
     """IMDb reviews. Batches are `batches.Batch` with inputs (B, L) int64, lengths (B,) int64 and labels (B,) int64.
 
     A fit never downloads: `lra-ssm prepare text` does. Every split is stored in a random order that the texts alone
     decide, so that its first batches hold both classes. Of reviews in a folder the times of change of the four folders
     stand for the content: who edits a review in place deletes the prepared folder.
 
+    Takes what every `SequenceDataModule` takes, and its own:
+
     Args:
-        root: data root; None for LRA_SSM_DATA, else ./data.
         source: "original" for Stanford's archive aclImdb*.tar.gz or folder aclImdb below the root (there, or in imdb,
             text or text/download); "huggingface" for the Hub's stanfordnlp/imdb at a pinned revision; or a path to
             such an archive or folder, or to a folder that Hugging Face's `datasets` wrote (save_to_disk, or parquet).
-        batch_size: examples per optimizer batch over all devices together.
-        eval_batch_size: the same for validation, test and prediction; None for batch_size.
         inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code. The
             two are different tasks: never put their numbers in one table. Both have the same splits.
         max_length: a longer review is cut to it, `<eos>` included. 4096 is the S4 code's; the base configuration of
@@ -55,11 +56,6 @@ class Text(PreparedDataModule):
             reviews, as both public codes have it: what is selected by it is selected on the test set.
         val_fraction: of the training reviews, held out: 2,500 of 25,000, half of each class.
         split_seed: decides with the reviews' texts, and nothing else, which ones are held out.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
-        pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        bucket_batches: batches of reviews of similar length, by sorting within pools of this many; 1 does not.
         limit: at most this many examples in each split, for trying out: a random choice, always the same, with as
             many of each class. None for all.
 
@@ -69,36 +65,24 @@ class Text(PreparedDataModule):
 
     dataset = DATASET
     sources = ("original", "huggingface")
-    num_classes: int = NUM_CLASSES
+    num_classes = NUM_CLASSES
     class_names = ("negative", "positive")
 
-    def __init__(
-        self,
-        root: str | None = None,
-        source: str = "original",
-        batch_size: int = 16,
-        eval_batch_size: int | None = None,
-        inputs: Literal["characters", "bytes"] = "characters",
-        max_length: int = 4096,
-        min_freq: int = 15,
-        validation: Literal["held_out", "test"] = "held_out",
-        val_fraction: float = 0.1,
-        split_seed: int = 42,
-        shuffle_seed: int | None = None,
-        num_workers: int = 0,
-        pin_memory: bool | None = None,
-        bucket_batches: int = 1,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(
-            root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, shuffle_seed=shuffle_seed,
-            num_workers=num_workers, pin_memory=pin_memory, bucket_batches=bucket_batches, limit=limit,
-        )  # fmt: skip
-        self.inputs, self.tokens = inputs, TokenSettings(inputs, max_length, min_freq)
-        self.validation, self.val_fraction, self.split_seed = validation, val_fraction, split_seed
-        self.require(validation in ("held_out", "test"), "validation", "must be held_out or test")
-        self.require(0 < val_fraction < 1, "val_fraction", "must be between 0 and 1")
-        self.require(0 <= split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
+    source: str = "original"
+    batch_size: int = 16
+    inputs: Literal["characters", "bytes"] = "characters"
+    max_length: int = 4096
+    min_freq: int = 15
+    validation: Literal["held_out", "test"] = "held_out"
+    val_fraction: float = 0.1
+    split_seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tokens = TokenSettings(self.inputs, self.max_length, self.min_freq)
+        self.require(self.validation in ("held_out", "test"), "validation", "must be held_out or test")
+        self.require(0 < self.val_fraction < 1, "val_fraction", "must be between 0 and 1")
+        self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
 
     @property
     def settings(self) -> TextSettings:
@@ -134,24 +118,24 @@ class Text(PreparedDataModule):
         Raises:
             InputError: they cannot be downloaded.
         """
-        if self.source == "original" and find_original(self.root) is None:
-            fetch_original(self.root)
-        if self.source == "huggingface" and find_huggingface(self.root) is None:
-            fetch_huggingface(self.root)
+        if self.source == "original" and find_original(self.data_root) is None:
+            fetch_original(self.data_root)
+        if self.source == "huggingface" and find_huggingface(self.data_root) is None:
+            fetch_huggingface(self.data_root)
 
     def _found(self) -> Found:
         if self.source == "original":
             places = ", ".join(place for place in PLACES if place)
             missing = f"no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {places} below it"
-            found = find_original(self.root)
+            found = find_original(self.data_root)
         elif self.source == "huggingface":
             missing = f"no copy of the Hub's {HUB_NAME} below it"
-            found = find_huggingface(self.root)
+            found = find_huggingface(self.data_root)
         else:
             return find_at(named_source("Text", self.source, "original, huggingface"))
         if found is None:
             option = "" if self.source == "original" else f" --source={self.source}"
             raise InputError(
-                f"{self.root}: {missing}; `lra-ssm prepare text --root={self.root}{option}` downloads them"
+                f"{self.data_root}: {missing}; `lra-ssm prepare text --root={self.data_root}{option}` downloads them"
             )
         return found

@@ -166,7 +166,7 @@ def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
     assert len({identity(**s) for s in settings}) == len(settings) and identity(num_workers=1) == identity()
     data = mixture(tmp_path)
     assert len(data_digests(data.manifest())) == 1 + sum(
-        len(data_digests(corpus.manifest())) - 1 for corpus in data.corpora
+        len(data_digests(corpus.manifest())) - 1 for corpus in data.built
     )
     json.dumps(data.provenance())
     assert data.describe().startswith(
@@ -223,10 +223,10 @@ def given(corpora: Any, **settings: Any) -> str:
 def test_a_configuration_gives_corpora_by_class_path_and_init_args(tmp_path: Path) -> None:
     corpora = [{"class_path": MADE_UP, "init_args": {"text_seed": 3}}, MADE_UP]
     data = parsed(given(corpora, weights=[3, 1], root=str(tmp_path)))
-    assert [corpus.text_seed for corpus in data.corpora] == [3, 0] and data.weights == [3, 1]
-    assert all(corpus.root == tmp_path for corpus in data.corpora)
+    assert [corpus.text_seed for corpus in data.built] == [3, 0] and data.weights == [3, 1]
+    assert all(corpus.data_root == tmp_path for corpus in data.built)
     added = parsed(given([MADE_UP]), f"--data.corpora+={MADE_UP}", "--data.corpora.text_seed=4")
-    assert [corpus.text_seed for corpus in added.corpora] == [0, 4]
+    assert [corpus.text_seed for corpus in added.built] == [0, 4]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -239,7 +239,7 @@ def test_corpora_whose_source_must_be_given(tmp_path: Path) -> None:
     init_args = [{"source": str(tmp_path / name), "tokenizer": "bytes"} for name in ("a", "b")]
     corpora = [{"class_path": "lra_ssm.datamodules.Corpus", "init_args": settings} for settings in init_args]
     data = parsed(given(corpora, weights=[1, 1], root=str(tmp_path / "data"), batch_size=4))
-    assert all(corpus.root == tmp_path / "data" for corpus in data.corpora)
+    assert all(corpus.data_root == tmp_path / "data" for corpus in data.built)
     data.prepare_data()
     data.setup("fit")
     texts = [(tmp_path / name / "val.txt").read_bytes() for name in ("a", "b")]
@@ -291,7 +291,7 @@ def test_corpora_whose_documents_end_with_other_tokens_are_refused(tmp_path: Pat
     mixture.prepare_data()
     with pytest.raises(InputError, match=r"documents end with token 256 in .* and with 257 in .* one end_of_text$"):
         mixture.setup("fit")
-    one, other = mixture.corpora
+    one, other = mixture.built
     other.load_state_dict(other.state_dict())
     with pytest.raises(InputError, match="the checkpoint's documents end with token 256, the data's with 257"):
         other.load_state_dict(one.state_dict())

@@ -130,7 +130,7 @@ def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
     [
         ({"length": 0}, "MadeUp length 0: must be at least 1"),
         ({"batch_size": 0}, "MadeUp batch_size 0: must be at least 1"),
-        ({"order": "random"}, "MadeUp order 'random': must be shuffled or streams"),
+        ({"order": "random"}, "MadeUp order 'random': must be one of shuffled, streams"),
         ({"evaluation": "stream"}, "MadeUp evaluation 'stream': must be one of windows, streams, sliding"),
         ({"evaluation": "sliding"}, "MadeUp eval_stride None: sliding evaluation needs one from 1 to length, 8"),
         (
