@@ -109,13 +109,19 @@ def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and len(list(target.iterdir())) == 3
 
 
+def full(folder: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
     write_release(root / "lra_release.gz", "")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(InputError, match=r"unpacking tsv_data of lra_release\.gz needs 1\.000 GB"):
-        Retrieval(root=str(root)).fetch()
+    with monkeypatch.context() as patch:
+        patch.setattr("lra_ssm.datamodules.fetch.archives.sync_filesystem", full)
+        with pytest.raises(InputError, match=r"lra_release\.gz: cannot be unpacked .No space left on device"):
+            Retrieval(root=str(root)).fetch()
     assert [path.name for path in root.iterdir()] == ["lra_release.gz"]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     files = str(write_files(tmp_path / "files"))
     tsv = str(write_tsv(tmp_path / "listops"))
     for data in (

@@ -25,37 +25,28 @@ from lra_ssm.files import UNFINISHED
 _CHUNK_BYTES = 1 << 20
 
 
-def extract(
-    archive: Path,
-    target: Path,
-    place: Callable[[str], str | None],
-    note: DownloadNote | None = None,
-    *,
-    progress: bool = True,
-) -> None:
+def extract(archive: Path, target: Path, place: Callable[[str], str | None], note: DownloadNote | None = None) -> None:
     """Unpacks an archive into a new folder, which is there whole or not at all.
 
-    The files are written to `.unfinished-<target>` beside the target, flushed to the disk (all with one call per
-    archive: one per file takes minutes for 100,000) and then renamed. What a killed process left is removed first: the
-    caller holds a lock, so that it is not alive.
+    The files are written to `.unfinished-<target>` beside it, flushed to the disk with one call (one per file takes
+    minutes for 100,000) and renamed. What a killed process left is removed first: the caller holds a lock.
 
     Args:
         archive: the file.
         target: the folder to be.
         place: where a member belongs below the target, by its path in the archive; None: it is not wanted.
         note: of the archive, to be kept in the folder.
-        progress: show a bar on the standard error if the archive is not small.
 
     Raises:
-        InputError: the archive is missing, damaged, of another kind, has a forbidden member or none that is wanted, the
-            target is there already, or the disk does not take it; nothing new is left behind.
+        InputError: the archive is missing, damaged, has a forbidden member or none that is wanted, the target is there
+            already, or the disk does not take it; nothing new is left behind.
     """
     temporary = target.with_name(f"{UNFINISHED}{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with _explained(archive):
             temporary.mkdir(parents=True)
-            for name, source in _members(archive, place, progress):
+            for name, source in _members(archive, place):
                 path = temporary / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with source, open(path, "xb") as out:
@@ -72,23 +63,25 @@ def extract(
 
 
 def iterate(archive: Path, wanted: Callable[[str], bool], *, progress: bool = True) -> Iterator[tuple[str, bytes]]:
-    """Reads the wanted files of an archive in its order, without the disk: for many small ones, faster than unpacking.
+    """Reads the wanted files of an archive in its order, without unpacking them to the disk.
 
-    Only the end of the archive tells that all of it was sound, so what is made of it counts once the iterator is
-    exhausted.
+    Only the end of the archive tells that all of it was sound.
 
     Yields:
         Path in the archive, and content.
 
     Raises:
-        InputError: as `extract`, but for what concerns the disk; an archive without wanted files is an empty iterator.
+        InputError: as `extract`, but an archive without wanted files is an empty iterator.
     """
     with _explained(archive):
-        for name, source in _members(archive, lambda name: name if wanted(name) else None, progress):
+        members = _members(archive, lambda name: name if wanted(name) else None, progress)
+        for name, source in members:
             yield name, source.read()
 
 
-def _members(archive: Path, place: Callable[[str], str | None], progress: bool) -> Iterator[tuple[str, IO[bytes]]]:
+def _members(
+    archive: Path, place: Callable[[str], str | None], progress: bool = True
+) -> Iterator[tuple[str, IO[bytes]]]:
     """The wanted files by where they belong, each to be read before the next is asked for."""
     with open(archive, "rb") as file, ByteBar(f"reading {archive.name}", progress) as bar:
         size, is_zip = os.fstat(file.fileno()).st_size, file.read(2) == b"PK"

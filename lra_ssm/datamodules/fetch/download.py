@@ -1,11 +1,11 @@
-"""Files from the web: gone on with where they broke off, compared with their digests, whole or not there at all.
+"""Files from the web: resumed, compared with their digests, whole or not there at all.
 
-<name>.partial          what has come so far; who starts again goes on with it, whenever the process was killed
-<name>.partial.json     of which address and version that is a part: two versions are never joined
+<name>.partial          what has come so far, to be gone on with
+<name>.partial.json     of which address and version that is a part: two are never joined
 <name>.download.json    beside the whole file: where it came from (`download_note`)
 
-After a crash of the machine itself, blocks of a part may be missing: the published digest shows that, and so do the
-checksums inside gz, xz, bz2 and zip archives.
+After a crash of the machine itself, blocks of a part may be missing: the published digest shows
+that, and so do the checksums inside archives.
 """
 
 import hashlib
@@ -78,22 +78,21 @@ def download(
 ) -> DownloadNote:
     """Makes sure that <folder>/<name> is there, whole and with its published digest.
 
-    A file that is there is checked and used without the network; one with a wrong digest or size is removed and
-    downloaded anew. Broken connections, 429 and 5xx are tried again, going on where they broke off; a mirror that does
-    not have the file, or sends something else, gives way to the next at once. Several processes may call this at the
-    same time: one downloads, the others wait. Whatever else happens in the folder is for the caller to lock.
+    A file that is there is used without the network, if its digest and size are right. Broken connections, 429 and 5xx
+    are tried again, going on where they broke off; an address that does not have the file, or has another, gives way to
+    the next. Of several processes one downloads, the others wait.
 
     Args:
         file: what to download.
         folder: where to; created if only it is missing.
         timeout: seconds that a server may be silent.
-        tries: how often in a row a mirror may bring nothing new before it is given up.
-        backoff: seconds before the first further try, doubled with each that brings nothing, up to LONGEST_WAIT.
+        tries: how often in a row an address may bring nothing new.
+        backoff: seconds before the first further try, doubled with each, up to LONGEST_WAIT.
         progress: show a bar on the standard error if the file is not small.
 
     Raises:
-        InputError: no mirror gives the file (names each and why), its digest or size is wrong (it is removed), the disk
-            has no room, or the folder cannot be written.
+        InputError: no address gives the file, its digest or size is wrong (it is removed), the
+            disk has no room, or the folder cannot be written.
     """
     path = folder / file.name
     try:
@@ -112,7 +111,7 @@ def download(
 
 
 def compared(file: RemoteFile, path: Path) -> tuple[DownloadNote, str | None]:
-    """What the file at `path` is, and what is wrong with its size or digest (None: nothing). Reads all of it."""
+    """What the file at `path` is, and what is wrong with its size or digest (None: nothing)."""
     size, digest, wrong = path.stat().st_size, sha256(path), None
     kind, _, published = (file.digest or "").lower().partition(":")
     own = digest
@@ -156,7 +155,8 @@ class _Transfer:
 
     def __init__(self, file: RemoteFile, path: Path, timeout: float, bar: ByteBar) -> None:
         self.file, self.path, self.timeout, self.bar = file, path, timeout, bar
-        self.part, self.state = (path.with_name(f"{path.name}.partial{suffix}") for suffix in ("", ".json"))
+        self.part = path.with_name(f"{path.name}.partial")
+        self.state = path.with_name(f"{path.name}.partial.json")
 
     def run(self, tries: int, backoff: float) -> DownloadNote:
         failures = []
@@ -191,8 +191,10 @@ class _Transfer:
                 failed = 0 if received > furthest else failed + 1
                 furthest = max(furthest, received)
                 if failed >= tries:
-                    kept = f"; the first {received:,} bytes are kept, start again to go on" if received else ""
-                    raise _Refused(f"{error}, {failed} tries without progress{kept}") from error
+                    what = f"{error}, {failed} tries without progress"
+                    if received:
+                        what += f"; the first {received:,} bytes are kept, start again to go on"
+                    raise _Refused(what) from error
                 wait = min(max(backoff * 2 ** max(failed - 1, 0), error.wait), LONGEST_WAIT)
                 log.warning("%s: %s at %d bytes; trying again in %.0f s", url, error, received, wait)
                 time.sleep(wait)
@@ -205,28 +207,25 @@ class _Transfer:
         start = self._received() if version or (known and self.file.digest) else 0
         if start and start == known.get("size"):
             return  # killed after the last byte
-        headers = {"User-Agent": f"lra_ssm/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
+        request = Request(url, headers={"User-Agent": f"lra_ssm/{__version__}"})
+        if start:
+            request.add_header("Range", f"bytes={start}-")
         if start and version:
-            headers["If-Range"] = version  # the whole file instead, if it is another version
-        with self._answer(Request(url, headers=headers)) as response:
+            request.add_header("If-Range", version)  # the whole file instead, if it is another version
+        with self._answer(request) as response:
             if start and response.status == 206:
-                told = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-                # Not every server looks at If-Range.
-                other = version and version not in (response.headers.get("ETag"), response.headers.get("Last-Modified"))
-                if other or not told or int(told[1]) != start or known.get("size") not in (None, int(told[2])):
-                    self._discard()
-                    raise _Broken("the server sent a part of another version")
-                self._receive(response, start, int(told[2]))
+                self._receive(response, start, self._go_on(response, start, version, known.get("size")))
             else:
                 self._receive(response, 0, self._begin(response, url))
 
     def _answer(self, request: Request) -> Any:
-        """The answer to a GET request; redirections are followed, and proxies used as the environment says."""
+        """The answer; redirections are followed, and proxies used as the environment says."""
         try:
             return urlopen(request, timeout=self.timeout)
         except HTTPError as error:
             with error:
-                what, wait = f"HTTP status {error.code} ({error.reason})", error.headers.get("Retry-After") or ""
+                what = f"HTTP status {error.code} ({error.reason})"
+                wait = error.headers.get("Retry-After") or ""
             if error.code == 416:  # the file ends before what is asked for
                 self._discard()
             if error.code >= 500 or error.code in _WORTH_ANOTHER_TRY:
@@ -237,23 +236,37 @@ class _Transfer:
         except (OSError, HTTPException) as error:
             raise _Broken(_reason(error)) from error
 
+    def _go_on(self, response: Any, start: int, version: str | None, size: int | None) -> int:
+        """The rest of what is here is coming; returns the size of the whole file."""
+        headers = response.headers
+        told = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+        # Not every server looks at If-Range.
+        same = version in (None, headers.get("ETag"), headers.get("Last-Modified"))
+        if not same or not told or int(told[1]) != start or size not in (None, int(told[2])):
+            self._discard()
+            raise _Broken("the server sent a part of another version")
+        return int(told[2])
+
     def _begin(self, response: Any, url: str) -> int | None:
-        """The whole file is coming: forgets what was received and notes what this is; returns its size if known."""
-        size, etag = response.length, response.headers.get("ETag")
-        if size is not None and self.file.size not in (None, size):
-            raise _Refused(f"has {size:,} bytes instead of the published {self.file.size:,}")
-        if size is None and not response.chunked and self.file.size is None and self.file.digest is None:
-            raise _Refused("does not say how many bytes it has, and no size or digest is published to compare with")
-        size = self.file.size if size is None else size
+        """The whole file is coming: notes what it is; returns its size if that is known."""
+        size, published = response.length, self.file.size
+        if size is not None and published not in (None, size):
+            raise _Refused(f"has {size:,} bytes instead of the published {published:,}")
+        if size is None:
+            if not response.chunked and published is None and self.file.digest is None:
+                raise _Refused("does not say how many bytes it has, nor is a size or digest published")
+            size = published
+        etag = response.headers.get("ETag")
         if etag and etag.startswith("W/"):
             etag = None  # a weak one names several sequences of bytes
-        state = {"url": url, "etag": etag, "last_modified": response.headers.get("Last-Modified"), "size": size}
+        changed = response.headers.get("Last-Modified")
         self._discard()  # before the new note is written
+        state = {"url": url, "etag": etag, "last_modified": changed, "size": size}
         self.state.write_text(json.dumps(state), encoding="utf-8")
         return size
 
     def _receive(self, response: Any, start: int, total: int | None) -> None:
-        """Appends what comes; everything received is with the kernel at once, so that a kill does not lose it."""
+        """Appends what comes, at once, so that a kill does not lose it."""
         if total is not None:
             check_disk_space(self.path.parent, total - start, self.file.name)
         with open(self.part, "ab") as out:

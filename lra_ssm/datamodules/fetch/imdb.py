@@ -71,7 +71,7 @@ def members(archive: Path, progress: bool = True) -> Iterator[tuple[Member, byte
     Raises:
         InputError: as `iterate`.
     """
-    for path, data in iterate(archive, lambda path: _MEMBER.search(path) is not None, progress=progress):
+    for path, data in iterate(archive, lambda path: bool(_MEMBER.search(path)), progress=progress):
         matched = _MEMBER.search(path)
         assert matched is not None
         yield Member(matched[1], matched[2], matched[3], path), data

@@ -7,13 +7,13 @@
 Needs neither torch nor lightning.
 """
 
+from functools import partial
 from pathlib import Path
 
 from lra_ssm.datamodules.fetch.archives import extract
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.download_note import NOTE
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
 
@@ -21,17 +21,12 @@ from lra_ssm.errors import InputError
 LRA_RELEASE = RemoteFile(("https://storage.googleapis.com/long-range-arena/lra_release.gz",), "lra_release.gz")
 UNPACKED = Path("lra_release/lra_release")
 LOCK = ".lra_release.lock"
-# What its folders hold at least, so that a disk without room is named before the archive is read for an hour. From the
-# published numbers of examples: 100,000 expressions of some 1,000 tokens, 182,613 pairs, 200,000 images in files that
-# take a block of the disk each. (The archive's own size is no bound: it holds all of them.)
-LEAST_BYTES = {"listops-1000": 300_000_000, "tsv_data": 1_000_000_000, "pathfinder": 200_000 * 4096}
 
 
 def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE) -> Path:
     """Makes sure that one folder of LRA's archive is unpacked below the root, downloading the archive if needed.
 
-    The folder is there whole or not at all; other folders of the archive may be unpacked before or later, and by other
-    processes: one works, the others wait. An archive that is there already is used without the network.
+    The folder is there whole or not at all. Of several processes one works, the others wait.
 
     Args:
         root: the data root; created if only it is missing.
@@ -42,8 +37,8 @@ def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE
         <root>/lra_release/lra_release/<folder>.
 
     Raises:
-        InputError: the root cannot be used, other files are where the folder belongs, the archive cannot be had or is
-            damaged, or has no such folder.
+        InputError: the root cannot be used, other files are where the folder belongs, or the archive cannot be had, is
+            damaged or has no such folder.
     """
     target = root / UNPACKED / folder
     if _unpacked(target):
@@ -51,10 +46,13 @@ def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE
     with download_folder(root, str((UNPACKED / folder).parent)), locked(root / LOCK, "unpacks LRA's archive"):
         if not _unpacked(target):
             note = download(file, root)
-            least = next((size for start, size in LEAST_BYTES.items() if folder.startswith(start)), 0)
-            check_disk_space(root, least, f"unpacking {folder} of {file.name}")
-            extract(root / file.name, target, lambda name: f"/{name}".partition(f"/{folder}/")[2] or None, note)
+            extract(root / file.name, target, partial(_below, folder), note)
     return target
+
+
+def _below(folder: str, name: str) -> str | None:
+    """A member's path below the folder, wherever that is in the archive; None if it is not in it."""
+    return f"/{name}".partition(f"/{folder}/")[2] or None
 
 
 def _unpacked(target: Path) -> bool:
