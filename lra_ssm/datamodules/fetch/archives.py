@@ -1,9 +1,8 @@
 """Tar (plain, gz, bz2, xz) and zip archives, read in one pass.
 
-The kind is told by the content, not the name (LRA's `lra_release.gz` is a compressed tar). Only plain files below the
-archive's own folder are taken: a wanted member with an absolute or parent path, a link or a device ends the work with
-an error. What nobody asked for is passed over, whatever it is, and so are the `__MACOSX` and `._` files in which macOS
-keeps its own data.
+The kind is told by the content, not the name (LRA's `lra_release.gz` is a compressed tar). A wanted
+member with an absolute or parent path, a link or a device ends the work with an error. What nobody
+asked for is passed over, whatever it is, and so are the files in which macOS keeps its own data.
 """
 
 import os
@@ -138,7 +137,7 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _explained(archive: Path) -> Iterator[None]:
-    """Errors while working on an archive as one line that names it; of damaged bytes they may be any at all."""
+    """Errors as one line that names the archive; of damaged bytes they may be any at all."""
     try:
         yield
     except InputError:

@@ -78,9 +78,9 @@ def download(
 ) -> DownloadNote:
     """Makes sure that <folder>/<name> is there, whole and with its published digest.
 
-    A file that is there is used without the network, if its digest and size are right. Broken connections, 429 and 5xx
-    are tried again, going on where they broke off; an address that does not have the file, or has another, gives way to
-    the next. Of several processes one downloads, the others wait.
+    A file that is there is used without the network, if its digest and size are right. Broken
+    connections, 429 and 5xx are tried again, going on where they broke off. An address that does not
+    have the file, or has another, gives way to the next. Of several processes one downloads.
 
     Args:
         file: what to download.

@@ -24,7 +24,7 @@ LOCK = ".lra_release.lock"
 
 
 def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE) -> Path:
-    """Makes sure that one folder of LRA's archive is unpacked below the root, downloading the archive if needed.
+    """Makes sure that one folder of LRA's archive is unpacked below the root.
 
     The folder is there whole or not at all. Of several processes one works, the others wait.
 
@@ -37,8 +37,8 @@ def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE
         <root>/lra_release/lra_release/<folder>.
 
     Raises:
-        InputError: the root cannot be used, other files are where the folder belongs, or the archive cannot be had, is
-            damaged or has no such folder.
+        InputError: the root cannot be used, other files are where the folder belongs, or the archive
+            cannot be had, is damaged or has no such folder.
     """
     target = root / UNPACKED / folder
     if _unpacked(target):

@@ -85,8 +85,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def download_folder(root: Path, below: str = "") -> Iterator[Path]:
     """The folder <root>/<below>, created for a download with everything above it down from the root.
 
-    Where the download fails, those that are empty are removed again, the root only if it was created here. Parts of a
-    file, which the next download goes on with, stay, and so does what other processes have put there.
+    Where the download fails, those that are empty are removed again, the root only if it was created here.
 
     Args:
         root: the data root; created if only it is missing.
