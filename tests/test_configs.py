@@ -179,7 +179,7 @@ def test_b2s6_takes_from_its_authors_earlier_code_what_its_paper_leaves_out(task
 
 @pytest.mark.parametrize("task", LRA)
 def test_b2s6_trains_delta_below_its_base_rate(task):
-    """Yu & Erichson 2025, section 5."""
+    """Yu & Erichson 2025, section 6."""
     ours = {key: value for key, (value, _) in lines(f"lra/{task}/b2s6").items()}
     factor = ours["delta_lr_factor"]
     rate = ours["recurrent_lr"] if factor is None else factor * ours["lr"]
@@ -223,9 +223,28 @@ def test_stable_ssm_differs_from_s4d_in_its_layer_alone(task):
     changed = {key for key in s4d.keys() & stable.keys() if s4d[key] != stable[key]}
     assert changed == {"experiment", NETWORK + "layer.class_path", LAYER + "parameterization"}
     assert {key for key in s4d.keys() ^ stable.keys()} == {
-        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta")
+        LAYER + key for key in ("tie_A", "tie_B", "tie_C", "form", "readout", "delta", "learn_B")
     }
     assert stable[LAYER + "parameterization"] == "best" and stable[LAYER + "form"] == "s4d"
+
+
+@pytest.mark.parametrize(("name", "layers", "inputs", "count"), [("mnist", 1, 1, 17_546), ("scifar", 6, 3, 101_514)])
+def test_stable_ssm_has_the_parameters_and_settings_of_its_public_code(name, layers, inputs, count):
+    """radarFudan/StableSSM, counted from its modules: Δ, A and C of D × N / 2 modes, D, the GLU's map, a norm; maps
+    before and after them. With a B that is learned there are D × N more in each layer."""
+    D, N = 64, 64
+    layer = D + 2 * D * N // 2 + D * N + D + D * 2 * D + 2 * D + 2 * D
+    assert count == layers * layer + inputs * D + D + D * 10 + 10 == parameters(f"{name}/stable_ssm")
+    spec = network(f"{name}/stable_ssm")
+    spec["init_args"]["layer"]["init_args"]["learn_B"] = True
+    with torch.device("meta"):
+        assert sum(p.numel() for p in NetworkSpec.of(spec)().parameters()) == count + layers * D * N
+    ours = lines(f"{name}/stable_ssm")
+    for key, value in {
+        "betas": [0.9, 0.999], "min_lr_factor": 0.0, "cosine_by": "epoch", "learn_B": False, "batch_size": 128,
+        **({"mean": 0.1307, "std": 0.3081} if name == "mnist" else {"std": [0.2023, 0.1994, 0.201]}),
+    }.items():  # fmt: skip
+        assert same(ours[key][0], value) and ours[key][1].startswith("radarFudan/StableSSM"), key
 
 
 # minimal-LRU's README: epochs of the tasks that it was tried on

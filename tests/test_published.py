@@ -1,5 +1,6 @@
 """published.yaml is whole, and what configs, README and docs say of it is what stands there."""
 
+import math
 import re
 from pathlib import Path
 
@@ -46,12 +47,14 @@ def header(config):
 def test_rows_are_whole_and_stand_once():
     for (paper, _), table in TABLES.items():
         assert paper in PUBLISHED["papers"] and table["metric"] and table["decimals"] >= 0
-        seen = [{k: v for k, v in found.items() if k not in ("value", "std")} for found in table["rows"]]
+        figures = ("value", "std", "variance", "unmatched")
+        seen = [{k: v for k, v in found.items() if k not in figures} for found in table["rows"]]
         assert all(one not in seen[:i] for i, one in enumerate(seen))
         for found in table["rows"]:
-            assert found.keys() <= {"task", "model", "value", "std", "settings", "step"}
+            named = {"task", "model", "value", "settings", "step", "experiment", "case", "unmatched"}
+            assert found.keys() - named in ({"std"}, {"variance"}, set())
             assert found["model"] in PUBLISHED["models"]
-            for number in (found["value"], found.get("std", 0.0)):
+            for number in (found["value"], found.get("std", 0.0), found.get("variance", 0.0)):
                 assert isinstance(number, int | float) and not number < 0
             if table.get("unit") == "percent":
                 assert 0 < found["value"] <= 100
@@ -73,6 +76,19 @@ def test_every_table_has_its_cells():
         ("wang2024", "table 7"): 4 * 4,
         ("deep2024", "table 1"): 5,
     }
+
+
+def test_what_stable_ssm_prints_as_deviations_are_variances():
+    """Of three numbers, none of them negative, the sample's deviation is at most 3 ** 0.5 times their mean."""
+    beyond = 0
+    for where in ("table 2", "table 3"):
+        rows = TABLES["wang2024", where]["rows"]
+        assert not any("std" in found for found in rows)
+        spread = [found for found in rows if found.get("variance", math.nan) >= 0]
+        assert len(spread) == {"table 2": 22, "table 3": 19}[where]
+        assert all(found["variance"] ** 0.5 <= 3**0.5 * found["value"] for found in spread)
+        beyond += sum(found["variance"] > 3**0.5 * found["value"] for found in spread)
+    assert beyond == 5
 
 
 # The averages that the tables print: a sum over every value of a row. (S7's, 71.82, is not its row's, 71.84.)
@@ -122,12 +138,29 @@ def test_the_page_explains_every_letter_and_names_every_source():
     table = [line for line in PAGE.splitlines() if ".yaml) | " in line]
     used = {letter for line in table for letter in line.split(" | ")[-2].split(", ") if len(letter) == 1}
     explained = re.findall(r"^- \*\*(\w)\*\* ", PAGE, re.MULTILINE)
-    assert used == set(explained) and len(set(explained)) == len(explained) == 12
+    assert used == set(explained) and len(set(explained)) == len(explained) == 13
     for source in PUBLISHED["sources"].values():
         name = source["code"]["repository"].rpartition("/")[2] if "code" in source else "table 4"
         assert name in PAGE or source["cite"] in PAGE
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
         assert (ROOT / "docs" / target).exists(), target
+
+
+def test_what_the_papers_say_is_cited_where_it_stands():
+    """Yu & Erichson 2025: Δ's rate is reduced in section 6, parameters are complex in section 7, S4D on gray sCIFAR in
+    section 3, appendix G has figure 7 and does not name its split. StableSSM's sources: what their codes have."""
+    letters = dict(re.findall(r"^- \*\*(\w)\*\* (.*)$", PAGE, re.MULTILINE))
+    for letter, said in (("g", "section 6"), ("g", "B_bias: the base one"), ("k", "`fixed_size`"), ("l", "about 88 %"),
+                         ("m", "55, 5 and 10 thousand"), ("m", "Re A = +1/2")):  # fmt: skip
+        assert said in letters[letter], (letter, said)
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        cited = re.findall(r"complex_A: .*# Yu & Erichson 2025, (section \d)", path.read_text())
+        assert set(cited) <= {"section 7"}, path
+    assert "neither the split nor" in " ".join(TABLES["yu2025", "figure 7"]["note"].split())
+    for name in ("associative_recall", "associative_recall_131k"):
+        text = header(f"configs/synthetic/{name}")
+        assert "HazyResearch/safari's" in text and "most likely lindermanlab/S5's" in text
+    assert all(f"{n:,}" in header("configs/synthetic/linear_functional") for n in (12_800, 1_280))
 
 
 def test_the_page_has_b2s6_as_its_config_has_it():

@@ -25,7 +25,6 @@ from lra_ssm.errors import InputError
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 HUB = "hf://"
 _ARCHIVES = (".tar.gz", ".tgz", ".zip")
-_MOST_BYTES, _MOST_FILES = 1 << 37, 1000  # of an archive
 
 
 class Source(Protocol):
@@ -260,15 +259,15 @@ def _of_address(given: str, sha256: str | None) -> Folder:
         download(RemoteFile((url,), WEIGHTS, f"sha256:{digest}"), folder)
         return Folder(folder, url, folder)
 
-    def wanted(member: str) -> bool:
+    def place(member: str) -> str | None:
         parts = PurePosixPath(member).parts
-        return 0 < len(parts) <= 2 and is_model_file(parts[-1])
+        return member if 0 < len(parts) <= 2 and is_model_file(parts[-1]) else None
 
     unpacked = folder / "unpacked"
     with locked(folder / "unpacked.lock", "unpacks this model"):
         if not unpacked.is_dir():
             download(RemoteFile((url,), file, f"sha256:{digest}"), folder)
-            extract(folder / file, unpacked, members=wanted, max_bytes=_MOST_BYTES, max_files=_MOST_FILES)
+            extract(folder / file, unpacked, place)
             (folder / file).unlink()
     holding = sorted({path.parent for path in [unpacked / CONFIG, *unpacked.glob(f"*/{CONFIG}")] if path.is_file()})
     if len(holding) != 1:

@@ -41,6 +41,8 @@ class StableSSM(RecurrentLayer):
         delta: of the real form, the length of a step in continuous time; None is discrete time.
         bidirectional: as in S4D; in the real form a second recurrence, with its own parameters, over the reversed
             sequence, and the outputs are added.
+        learn_B: whether B of the s4d form is learned; in the public code it is not, and stays 1 (nothing is lost by it:
+            C has as many parameters, and y depends on their product alone).
 
     Raises:
         ValueError: settings that do not go together, or f does not reach an initial eigenvalue.
@@ -58,15 +60,22 @@ class StableSSM(RecurrentLayer):
         readout: Literal["identity", "tanh", "relu", "gelu"] = "tanh",
         delta: float | None = None,
         bidirectional: bool = False,
+        learn_B: bool = True,
     ) -> None:
         super().__init__()
         self.system: RecurrentLayer
         if form == "s4d":
-            self.system = S4D(
+            self.system = system = S4D(
                 d_model, d_state, init, delta_min=delta_min, delta_max=delta_max, bidirectional=bidirectional,
                 parameterization=parameterization,
             )  # fmt: skip
+            if not learn_B:
+                B = system.B.detach()
+                del system.B
+                system.register_buffer("B", B)
         elif form == "real":
+            if not learn_B:
+                raise ValueError("StableSSM learn_B is false, which is for form s4d alone")
             self.system = _RealDiagonal(d_model, d_state, parameterization, readout, delta, bidirectional)
         else:
             raise ValueError(f"StableSSM form is {form!r}; it must be s4d or real")

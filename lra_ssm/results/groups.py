@@ -58,8 +58,9 @@ class Group:
 
     @property
     def comparable(self) -> Row | None:
-        """The published row, where it is of the same metric."""
-        return self.row if self.row is not None and self.row.metric == self.metric else None
+        """The published row, where it is of the same metric and can stand beside a run."""
+        row = self.row
+        return row if row is not None and row.metric == self.metric and not row.unmatched else None
 
     @property
     def difference(self) -> float | None:
@@ -218,6 +219,8 @@ def _count(group: Group) -> None:
             group.notes.append(f"not all by the same {what}: {told}")
     if text := group.runs[0].contradiction:
         group.notes.append(f"the task is named {group.task}; {text}")
+    if group.row is not None and group.row.unmatched:
+        group.notes.append(f"not beside {group.row.where}, {group.row.value:g}: {group.row.unmatched}")
     if group.comparison is not None:
         if group.comparison.differences:
             more = "; ".join(group.comparison.differences)

@@ -16,7 +16,7 @@ LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, in the unit it is printed in."""
+    """A published figure, in the unit it is printed in; of a variance that is printed the root."""
 
     task: str
     model: str
@@ -29,6 +29,8 @@ class Row:
     decimals: int
     where: str
     config: str  # whether our config has its settings: see published.yaml
+    from_variance: bool
+    unmatched: str  # why it can stand beside no run; nothing where it can
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,16 @@ def rows() -> dict[tuple[str, str], list[Row]]:
     """Every published figure that a run measures, by task and model, in the file's order."""
     found: dict[tuple[str, str], list[Row]] = {}
     for table in published()["tables"]:
-        if " " in table["metric"]:  # a count of several runs
-            continue
         paper = published()["papers"][table["paper"]]
         metric = table["metric"] if "/" in table["metric"] else f"test/{table['metric']}"
         for row in table["rows"]:
-            found.setdefault((row["task"], row["model"]), []).append(
+            task, model = row.get("experiment", table.get("experiment", f"{row['task']}/{row['model']}")).split("/")
+            found.setdefault((task, model), []).append(
                 Row(
                     row["task"],
                     row["model"],
                     float(row["value"]),
-                    row.get("std"),
+                    row["variance"] ** 0.5 if "variance" in row else row.get("std"),
                     tuple(row.get("settings", {}).items()),
                     row.get("step"),
                     metric,
@@ -76,19 +77,26 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                     table["decimals"],
                     f"{paper['authors']} {paper['year']}, {table['where']}",
                     table.get("settings") or published()["models"][row["model"]].get("settings", ""),
+                    "variance" in row,
+                    row.get("unmatched", table.get("unmatched", "")),
                 )
             )
     return found
 
 
-def row_of(run: RunRecord) -> Row | None:
-    """The row whose task and model are the run's and whose settings it has; of several steps the run's last, else the
-    table's last."""
-    found = [
+def rows_of(run: RunRecord) -> list[Row]:
+    """The rows whose task and model are the run's and whose settings it has."""
+    return [
         row
         for row in rows().get((run.task, run.model), [])
         if all(key is not None and run.settings[key] == value for key, value in _named(run.settings, row))
     ]
+
+
+def row_of(run: RunRecord) -> Row | None:
+    """Of the run's rows the first, one that it can stand beside before others; of several steps the run's last, else
+    the table's last."""
+    found = sorted(rows_of(run), key=lambda row: row.unmatched != "")
     steps = [row for row in found if row.step is not None]
     if steps:
         return next((row for row in steps if row.step == run.planned_steps), steps[-1])
@@ -99,7 +107,7 @@ def _named(settings: Settings, row: Row) -> list[tuple[str | None, Any]]:
     """What a row fixes, by the names that a run's settings have for it; None for what no setting is called."""
     found = []
     for name, value in row.settings:
-        keys = [key for key in settings if key.endswith(f".{name}")]
+        keys = [key for key in settings if f".{key}".endswith(f".{name}")]
         found.append((keys[0] if len(keys) == 1 else None, value))
     return found
 

@@ -197,6 +197,8 @@ def _sources(groups: Sequence[Group]) -> list[str]:
     if compared:
         where = dict.fromkeys(g.comparable.where for g in compared if g.comparable)
         told.append(f"published: {'; '.join(where)}; difference: ours less theirs")
+        roots = dict.fromkeys(g.comparable.where for g in compared if g.comparable and g.comparable.from_variance)
+        told += [f"± of {where}: the root of what is printed, a variance by its size" for where in roots]
         for model, said in dict.fromkeys((g.model, g.comparable.config) for g in compared if g.comparable):
             if said:
                 told.append(f"config of {model}: {_SETTINGS[said]} (docs/reproduction.md)")

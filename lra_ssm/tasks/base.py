@@ -96,7 +96,8 @@ class NetworkTask(L.LightningModule):
                 f"the run has {total} steps, all within warmup_steps {settings.warmup_steps:g}: "
                 f"lr stays below {settings.lr}"
             )
-        return optimizer_and_schedule(self.network, settings, total)
+        epoch_steps = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        return optimizer_and_schedule(self.network, settings, total, epoch_steps)
 
 
 def share(count: int | Tensor, like: Tensor) -> float | Tensor:

@@ -10,21 +10,23 @@
 | delta     | delta_lr_factor · lr   | delta_weight_decay                                              |
 
 Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
-learning rate on Δ's parameters: Yu & Erichson 2025, section 5 (the factor is not given there, so it is a setting).
+learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is not given there, so it is a setting).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from lra_ssm.errors import hint
+from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.tables import table, terminal_width
+
+_NO_NUMBERS = ("decay_biases_and_norms", "betas", "cosine_by")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class OptimizerSettings:
         warmup_steps: optimizer steps of linear warm-up before the cosine; below 1 their share of the run's.
         min_lr_factor: where the cosine ends: this share of every rate.
         betas: AdamW's, each at least 0 and below 1.
+        cosine_by: "step", or "epoch": within an epoch the cosine stands still.
 
     Raises ValueError for a value below 0 or none at all, or a share above 1.
     """
@@ -61,11 +64,14 @@ class OptimizerSettings:
     warmup_steps: float = 1000
     min_lr_factor: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    cosine_by: Literal["step", "epoch"] = "step"
 
     def __post_init__(self) -> None:
+        if self.cosine_by not in ("step", "epoch"):
+            raise ValueError(f"cosine_by is {self.cosine_by!r}; it must be step or epoch")
         for field in fields(self):
             value = getattr(self, field.name)
-            if (value is None and field.default is None) or field.name in ("decay_biases_and_norms", "betas"):
+            if (value is None and field.default is None) or field.name in _NO_NUMBERS:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
@@ -157,27 +163,35 @@ def format_groups(groups: list[dict[str, Any]]) -> str:
 
 
 def warmup_cosine(
-    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int, min_lr_factor: float = 0.0
+    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int, min_lr_factor: float = 0.0, hold: int = 1
 ) -> LambdaLR:
     """Linear warm-up from 0 over `warmup_steps`, then half a cosine to `min_lr_factor` at `total_steps`; scales every
-    group."""
+    group. The cosine moves at every step whose number `hold` divides, and stands still between them."""
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return step / warmup_steps
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        progress = max(0, step - step % hold - warmup_steps) / max(1, total_steps - warmup_steps)
         return min_lr_factor + (1 - min_lr_factor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     return LambdaLR(optimizer, factor)
 
 
-def optimizer_and_schedule(model: nn.Module, settings: OptimizerSettings, total_steps: int) -> dict[str, Any]:
-    """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps."""
+def optimizer_and_schedule(
+    model: nn.Module, settings: OptimizerSettings, total_steps: int, epoch_steps: float = math.inf
+) -> dict[str, Any]:
+    """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps.
+
+    epoch_steps: how many an epoch has; a cosine by epochs wants it. Raises InputError where it does not get it.
+    """
+    if settings.cosine_by == "epoch" and epoch_steps == math.inf:
+        raise InputError("cosine_by is epoch, which needs trainer.max_epochs and epochs that end; else it is step")
     # On a CPU one pass over memory, a fifth of the time of torch's default there.
     fused = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters()) or None
     groups = parameter_groups(model, parameter_rates(model, settings))
     optimizer = torch.optim.AdamW(groups, betas=settings.betas, fused=fused)
     # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.
     optimizer._step_supports_amp_scaling = False
-    schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps, settings.min_lr_factor)
+    hold = math.ceil(epoch_steps) if settings.cosine_by == "epoch" else 1
+    schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps, settings.min_lr_factor, hold)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

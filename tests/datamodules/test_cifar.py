@@ -344,6 +344,16 @@ def test_image_and_scifar(tmp_path: Path) -> None:
     mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.247, 0.243, 0.261])
     expected = (torch.from_numpy(IMAGES[list(val)].reshape(5, 1024, 3)).float() / 255 - mean) / std
     assert torch.allclose(batch.inputs, expected, atol=1e-6) and colors.d_input == 3
+    assert colors.batch_settings() == {"augment": "none"}
+    scaled = prepared(SCIFAR(root=root, std=(0.2023, 0.1994, 0.201)))
+    assert scaled.batch_settings() == {"augment": "none", "std": [0.2023, 0.1994, 0.201]}
+    other = next(iter(scaled.val_dataloader())).inputs * torch.tensor([0.2023, 0.1994, 0.201]) / std
+    assert torch.allclose(other, expected, atol=1e-6) and scaled.prepared_folder == colors.prepared_folder
+    for wrong, many in (((0.2, 0.2), "3 finite numbers"), ((0.2, 0.2, -1.0), "3 finite numbers"), ((), "3 finite")):
+        with pytest.raises(InputError, match=f"SCIFAR std .*: must be {many}"):
+            SCIFAR(root=root, std=wrong)
+    with pytest.raises(InputError, match=r"SCIFAR std .*: must be 1 finite number greater than 0"):
+        SCIFAR(root=root, grayscale=True, std=(0.2, 0.2, 0.2))
     gray_scifar = prepared(SCIFAR(root=root, grayscale=True))
     assert gray_scifar.prepared_folder == image.prepared_folder and gray_scifar.d_input == 1
     assert tokens.prepared_folder != image.prepared_folder != colors.prepared_folder

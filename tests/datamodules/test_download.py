@@ -1,4 +1,4 @@
-"""Downloads from a local server: resumed, checked, whole or not there; every way a server can fail."""
+"""Downloads from a local server: resumed, checked, whole or not there; the ways in which servers fail."""
 
 import hashlib
 import json
@@ -32,7 +32,6 @@ def test_whole(tmp_path: Path, digest: str | None) -> None:
 
 def test_already_there_needs_no_network(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
-    (tmp_path / f"{NAME}.partial.json").write_text("{}")  # killed after the rename
     file = RemoteFile(("http://127.0.0.1:9/",), NAME, f"md5:{MD5}", len(DATA))
     assert fetch(file, tmp_path) == DownloadNote(None, len(DATA), SHA256, "published")
     assert files(tmp_path) == [NAME] and read_note(tmp_path / NAME) == {}  # nobody knows from where
@@ -143,8 +142,35 @@ def test_changed_between_tries(tmp_path: Path, if_range: bool, digest: bool) -> 
     check_whole(tmp_path, other)
 
 
+DATE = "Mon, 01 Jan 2024 00:00:00 GMT"
+VERSIONS = {  # of the first answer's, and of the rest's: ETag and Last-Modified
+    "another ETag": (('"one"', None), ('"two"', None)),
+    "an ETag, then none": (('"one"', None), (None, None)),
+    "an ETag, then a weak one": (('"one"', None), ('W/"one"', None)),
+    "an ETag, then a date": (('"one"', None), (None, DATE)),
+    "another ETag, the same date": (('"one"', DATE), ('"two"', DATE)),
+    "a weak ETag twice": (('W/"one"', None), ('W/"one"', None)),
+    "another date": ((None, DATE), (None, DATE.replace("01 Jan", "02 Jan"))),
+    "a date, then none": ((None, DATE), (None, None)),
+    "neither": ((None, None), (None, None)),
+}
+
+
+@pytest.mark.parametrize("size", [None, len(DATA)])
+@pytest.mark.parametrize("case", VERSIONS)
+def test_two_versions_are_never_joined(tmp_path: Path, case: str, size: int | None) -> None:
+    """The file changes while it is downloaded, and the server, which takes no notice of If-Range, sends the rest."""
+    (etag, date), (other_etag, other_date) = VERSIONS[case]
+    with serving(DATA, etag=etag, last_modified=date, if_range=False, break_after=[100_000, 0, 0, 0]) as site:
+        with pytest.raises(InputError, match="3 tries without progress"):
+            fetch(remote(site, digest=None, size=size), tmp_path)
+        site.data, site.etag, site.last_modified = DATA[::-1], other_etag, other_date
+        fetch(remote(site, digest=None, size=size), tmp_path)
+    check_whole(tmp_path, DATA[::-1])
+
+
 def test_parts_of_unknown_versions_are_never_joined(tmp_path: Path) -> None:
-    """Without ETag, date or digest nothing shows a change; with a digest, a wrong whole is downloaded once anew."""
+    """Without ETag, date or digest nothing shows a change; a digest does at the end."""
     with serving(DATA, break_after=[100_000], etag='W/"weak"') as site:
         fetch(remote(site, digest=None), tmp_path)
         assert site.header("Range") == [None, None] and site.sent == [100_000, 300_000]
@@ -154,8 +180,20 @@ def test_parts_of_unknown_versions_are_never_joined(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             fetch(remote(site), tmp_path)
         site.data = DATA
+        with pytest.raises(InputError, match="sha256 .* what was downloaded is removed"):
+            fetch(remote(site), tmp_path)
+        assert files(tmp_path) == []
         fetch(remote(site), tmp_path)
         assert site.header("Range")[-2:] == ["bytes=100000-", None]
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("breaks", [[], [100_000]])
+def test_chunks(tmp_path: Path, breaks: list[int]) -> None:
+    """A server that makes what it sends tells no length, but the end."""
+    with serving(DATA, chunked=True, break_after=list(breaks)) as site:
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range") == [None] + [f"bytes={n}-" for n in breaks]
     check_whole(tmp_path)
 
 
@@ -174,14 +212,14 @@ def test_wrong_content_range(tmp_path: Path, wrong: str) -> None:
 
 
 def test_past_the_end(tmp_path: Path) -> None:
-    """416: what is there is the whole (its size was unknown when it was received), or more than that."""
+    """416: what is there is the whole, whose size was unknown when it was received, or more than that."""
     state = {"etag": '"one"', "last_modified": None, "size": None}
-    for partial, answers in ((DATA, 1), (DATA + b"more", 2)):
+    for partial in (DATA, DATA + b"more"):
         with serving(DATA) as site:
             (tmp_path / f"{NAME}.partial").write_bytes(partial)
             (tmp_path / f"{NAME}.partial.json").write_text(json.dumps(state | {"url": f"{site.url}/{NAME}"}))
             fetch(remote(site, digest=None), tmp_path)
-            assert len(site.requests) == answers and site.header("Range")[0] == f"bytes={len(partial)}-"
+            assert site.header("Range") == [f"bytes={len(partial)}-", None]
         check_whole(tmp_path)
         (tmp_path / NAME).unlink()
 
@@ -206,7 +244,7 @@ def test_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.
     assert steps == ["fsync", "fsync", "replace", "fsync", "replace", "fsync"]
 
 
-@pytest.mark.parametrize("state", ["", "[]", "{}", '{"url": 3}', None])
+@pytest.mark.parametrize("state", ["", "{", "{}", '{"url": 3}', None])
 def test_damaged_state(tmp_path: Path, state: str | None) -> None:
     (tmp_path / f"{NAME}.partial").write_bytes(b"x" * 10)
     if state is not None:
@@ -337,10 +375,9 @@ def test_redirects(tmp_path: Path) -> None:
         assert good.header("Range") == [None, "bytes=100000-"]  # asked again through the redirect
         check_whole(tmp_path)
         (tmp_path / NAME).unlink()
-        for target in ("file:///etc/passwd", "ftp://127.0.0.1/x"):
-            site.headers = {"Location": target}
-            with pytest.raises(InputError, match="(redirects to|Redirection to url).*not (followed|allowed)"):
-                fetch(remote(site), tmp_path)
+        site.headers = {"Location": "file:///etc/passwd"}
+        with pytest.raises(InputError, match="Redirection to url .* not allowed"):
+            fetch(remote(site), tmp_path)
         site.headers = {"Location": f"{site.url}/{NAME}"}
         with pytest.raises(InputError, match="HTTP status 302"):
             fetch(remote(site), tmp_path)
@@ -355,7 +392,7 @@ def test_disk_too_small(tmp_path: Path, known: bool, monkeypatch: pytest.MonkeyP
             patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
             with pytest.raises(InputError, match=rf"{NAME} needs 0.000 GB on the disk of {tmp_path}, where 0.000 GB"):
                 fetch(file, tmp_path)
-        assert len(site.requests) == (0 if known else 1) and not (tmp_path / NAME).exists()
+        assert len(site.requests) == 1 and not (tmp_path / NAME).exists()
         site.break_after = [150_000, 0, 0, 0]
         with pytest.raises(InputError, match="kept"):
             fetch(file, tmp_path)

@@ -1,7 +1,6 @@
 """The Long Range Arena's archive: downloaded once, unpacked folder by folder."""
 
 import io
-import shutil
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.fetch import lra_release
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_note, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, read_note, write_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.retrieval.reader import FILES
@@ -53,7 +52,7 @@ def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, mon
     data.prepare_data()
     source = data.manifest()["source"]
     assert source["kind"] == "lra" and source["archive"] == asdict(record)
-    hard = fetch_lra_release(root, "pathfinder32/hard/")
+    hard = fetch_lra_release(root, "pathfinder32/hard")
     assert hard == unpacked / "pathfinder32/hard" and (hard / "imgs/0.png").read_text() == "hard"
     assert not (unpacked / "pathfinder32/easy").exists()
     monkeypatch.setattr(lra_release, "extract", None)  # nothing more to do
@@ -90,15 +89,13 @@ def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_killed_while_unpacking(tmp_path: Path) -> None:
     write_release(tmp_path / "lra_release.gz", "")
-    half = tmp_path / ".lra_release-tsv_data/tsv_data"
-    half.mkdir(parents=True)  # without a note: not finished
-    assert len(list(fetch_lra_release(tmp_path, "tsv_data").iterdir())) == 4 and not half.exists()
-    shutil.rmtree(tmp_path / "lra_release")
-    half.mkdir(parents=True)  # with it: finished, but not yet in its place
-    (half / FILES["train"]).touch()
-    write_note(note_of(half.parent), DownloadNote("https://x.org", 1, "0" * 64, "unknown"))
+    half = tmp_path / "lra_release/lra_release/.unfinished-tsv_data"
+    half.mkdir(parents=True)
+    (half / FILES["train"]).write_text("half")
+    write_note(half, DownloadNote("https://x.org", 1, "0" * 64, "unknown"))
     folder = fetch_lra_release(tmp_path, "tsv_data")
-    assert read_note(folder)["url"] == "https://x.org" and not half.parent.exists()
+    assert len(list(folder.iterdir())) == 4 and not half.exists() and read_note(folder)["url"] is None
+    assert len((folder / FILES["train"]).read_text().splitlines()) == len(ROWS["train"])
 
 
 def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:
@@ -112,13 +109,19 @@ def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and len(list(target.iterdir())) == 3
 
 
+def full(folder: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
     write_release(root / "lra_release.gz", "")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(InputError, match=r"unpacking tsv_data of lra_release\.gz needs 1\.000 GB"):
-        Retrieval(root=str(root)).fetch()
+    with monkeypatch.context() as patch:
+        patch.setattr("lra_ssm.datamodules.fetch.archives.sync_filesystem", full)
+        with pytest.raises(InputError, match=r"lra_release\.gz: cannot be unpacked .No space left on device"):
+            Retrieval(root=str(root)).fetch()
     assert [path.name for path in root.iterdir()] == ["lra_release.gz"]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     files = str(write_files(tmp_path / "files"))
     tsv = str(write_tsv(tmp_path / "listops"))
     for data in (

@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import inspect
+import math
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,14 @@ def test_what_models_get(tmp_path: Path) -> None:
         assert permuted.manifest()["batches"] == said | settings
         assert torch.equal(next(iter(permuted.test_dataloader())).inputs, pixels[:, permutation])
     assert plain.manifest()["batches"] == {"permutation": "none"}
+    scaled = prepared(MNIST(root=str(tmp_path), mean=0.1307, std=0.3081))
+    assert scaled.prepared_folder == plain.prepared_folder
+    told = [scaled.manifest()[key] for key in ("inputs", "batches")]
+    assert told == ["normalized", {"permutation": "none", "mean": 0.1307, "std": 0.3081}]
+    torch.testing.assert_close(next(iter(scaled.test_dataloader())).inputs, (pixels - 0.1307) / 0.3081)
+    for wrong in ({"std": 0.0}, {"std": math.inf}, {"mean": math.nan}):
+        with pytest.raises(InputError, match="MNIST (std|mean) (0.0|inf|nan): must be"):
+            MNIST(root=str(tmp_path), **wrong)  # type: ignore[arg-type]
     limited = prepared(MNIST(root=str(tmp_path), limit=10))
     assert limited.manifest()["splits"]["test"]["class_counts"] == [1] * 10
     assert prepared(MNIST(root=str(tmp_path), split_seed=1)).prepared_folder != plain.prepared_folder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
 from lra_ssm.datamodules.pathfinder.archive import missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder.module import Pathfinder
 from lra_ssm.datamodules.pathfinder.reader import places, read_listing
@@ -223,7 +223,7 @@ def test_scalings_share_the_prepared_data(tmp_path: Path, folder: Path) -> None:
 def test_lra_layouts(tmp_path: Path, place: str) -> None:
     write_pathfinder(tmp_path / place, IMAGES[:20])
     archive = DownloadNote("https://x.org/lra_release.gz", 1, "0" * 64, "unknown")
-    write_note(note_of(tmp_path / place), archive)
+    write_note(tmp_path / place, archive)
     data = prepared(Pathfinder(root=str(tmp_path), source="lra"))
     assert data.manifest()["source"]["archive"] == asdict(archive)
     assert data.manifest()["source"]["kind"] == "lra" and data.prepared_folder.name.startswith("lra-")

@@ -17,7 +17,7 @@ import pytest
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.storage.format import open_prepared, sha256
 from lra_ssm.datamodules.storage.vocabulary import (
@@ -406,7 +406,7 @@ def test_no_room_and_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_archives_address_is_in_the_manifest(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "text/download/aclImdb_v1.tar.gz", some_reviews())
     record = DownloadNote("https://x.org/a", archive.stat().st_size, sha256(archive), "unknown")
-    write_note(note_of(archive), record)
+    write_note(archive, record)
     source = prepared(tmp_path).manifest()["source"]
     assert {key: source[key] for key in asdict(record)} == asdict(record)
     write_archive(archive, some_reviews(seed=1))  # somebody's own

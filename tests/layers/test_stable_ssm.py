@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.layers import StableSSM
+from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.ops.parameterization import FORMS
 from tests.layers import naive
 from tests.layers.contract_checks import assert_same, gradients
@@ -32,3 +33,20 @@ def test_every_f_starts_at_the_same_eigenvalues():
     eigenvalues = [layer.parameterization.f(layer.eigenvalue_weight) for layer in layers]
     for other in eigenvalues[1:]:
         torch.testing.assert_close(1 - other, 1 - eigenvalues[0], rtol=1e-3, atol=0)  # of the time until it forgets
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_b_that_is_not_learned_stays_1_and_changes_nothing_else(bidirectional):
+    learned, fixed = (
+        StableSSM(D, 6, bidirectional=bidirectional, learn_B=learn_B).double() for learn_B in (True, False)
+    )
+    names = {name for name, _ in learned.named_parameters()}
+    assert {name for name, _ in fixed.named_parameters()} == names - {"system.B"}
+    assert fixed.system.B.tolist() == [[[1.0, 0.0]] * 3] * D and not fixed.system.B.requires_grad
+    fixed.load_state_dict(learned.state_dict())
+    x = sequences(L=63)
+    assert_same(fixed(x), learned(x))
+    roles = parameter_roles(fixed)
+    assert roles == {name: role for name, role in parameter_roles(learned).items() if name != "system.B"}
+    with pytest.raises(ValueError, match="learn_B is false, which is for form s4d alone"):
+        StableSSM(D, 6, "real", learn_B=False)

@@ -3,7 +3,12 @@
 import pytest
 import yaml
 
-from lra_ssm.results.published import compare, config_of, row_of
+from lra_ssm.cluster.sweep import read_sweep
+from lra_ssm.results.collect import RunRecord
+from lra_ssm.results.groups import group
+from lra_ssm.results.published import compare, config_of, published, row_of, rows, rows_of
+from lra_ssm.results.settings import counting
+from lra_ssm.results.tables import results_table
 from tests.results.made import ROOT, make_run, read
 
 CONFIGS = [
@@ -32,6 +37,54 @@ def test_every_shipped_config_is_the_config_of_its_row(config, tmp_path):
     }
     for said, option in others:
         assert any(text.startswith(said) for text in found.data) == (option in header), config
+
+
+def test_every_row_is_some_runs_or_says_why_it_is_none(monkeypatch):
+    """Of every config as it stands, and of every run of every sweep."""
+    monkeypatch.chdir(ROOT)
+    configs = {path: yaml.safe_load(path.read_text()) for path in (ROOT / "configs").rglob("*.yaml")}
+    configs = {path: config for path, config in configs.items() if "experiment" in config}
+    runs = [(config, counting(config)) for config in configs.values()]
+    for sweep in sorted((ROOT / "slurm/sweeps").glob("*.yaml")):
+        for run in read_sweep(sweep).runs:
+            config = configs[ROOT / run.config]
+            own = {"experiment": run.changes.get("experiment", config["experiment"])}
+            runs.append(({**config, **own}, {**counting(config), **run.changes}))
+    matched, used = set(), set()
+    for config, settings in runs:
+        record = RunRecord(ROOT, config=config)
+        record.__dict__["settings"] = settings
+        matched |= set(rows_of(record))
+    without = {name for name, model in published()["models"].items() if model.get("no_config")}
+    for row in (row for several in rows().values() for row in several):
+        assert row in matched or row.unmatched or row.model in without, row
+        used.add(row.model if row in matched else None)
+    assert sum(map(len, rows().values())) == sum(len(table["rows"]) for table in published()["tables"])
+    assert not without & used and all(len(row.unmatched) > 20 for row in matched if row.unmatched)
+
+
+def test_a_row_that_no_run_can_repeat_stands_in_a_note(tmp_path):
+    layer, optimizer = "model.init_args.network.init_args.layer.init_args", "model.init_args.optimizer"
+    changes = {f"{layer}.parameterization": "direct", f"{optimizer}.lr": 5e-6, f"{optimizer}.recurrent_lr": 5e-6}
+    make_run(tmp_path, "mnist/stable_ssm", changes=changes)
+    (one,) = group(read(tmp_path))
+    assert one.comparable is None and one.difference is None
+    assert [note for note in one.notes if "table 2, 2.31438: its code starts direct at Re A = +1/2" in note]
+
+
+def test_a_table_in_which_two_rows_are_the_runs_has_the_one_of_its_test(tmp_path):
+    make_run(tmp_path, "synthetic/associative_recall")
+    (run,) = read(tmp_path)
+    assert [row.value for row in rows_of(run)] == [57.95, 99.8] and row_of(run).value == 99.8
+    assert compare(run, row_of(run)).differences == ()
+
+
+def test_of_a_printed_variance_the_deviation_is_shown_and_that_it_is(tmp_path):
+    make_run(tmp_path, "mnist/stable_ssm")
+    groups = group(read(tmp_path))
+    found = results_table(groups)
+    assert dict(zip(found.columns, found.rows[0], strict=True))["published"] == "0.023475 ± 0.001414"
+    assert "± of Wang & Li 2024, table 2: the root of what is printed, a variance by its size" in found.notes
 
 
 def test_what_differs_is_told_leaf_by_leaf(tmp_path):

@@ -1,13 +1,22 @@
 import math
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from lra_ssm.layers import B2S6, S4D, S6, parameter_roles
+from lra_ssm.errors import InputError
+from lra_ssm.layers import B2S6, S4D, S6, NetworkSpec, parameter_roles
 from lra_ssm.models import Classifier, LanguageModel, LayerSpec
-from lra_ssm.tasks import OptimizerSettings
-from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates, warmup_cosine
+from lra_ssm.tasks import Classification, OptimizerSettings
+from lra_ssm.tasks.optim import (
+    format_groups,
+    optimizer_and_schedule,
+    parameter_groups,
+    parameter_rates,
+    warmup_cosine,
+)
 
 
 def model(layer, **settings):
@@ -238,3 +247,42 @@ def test_warmup_then_cosine_on_every_group():
         factor = step / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * (step - 4) / 8))
         assert a == pytest.approx(0.1 * factor) and b == pytest.approx(0.01 * factor)
     assert seen[12][0] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_cosine_by_epochs_is_torchs_moved_by_epochs(accumulate):
+    """Five batches an epoch, of which Lightning makes five steps, or three where two are accumulated."""
+    steps, seen = {1: 5, 2: 3}[accumulate], []
+
+    class Watched(Classification):
+        def on_train_batch_start(self, batch, index):
+            seen.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    spec = NetworkSpec(Classifier, layer=LayerSpec(S4D), num_classes=2, d_input=1, d_model=4, n_layers=1)
+    task = Watched(spec, OptimizerSettings(lr=0.1, warmup_steps=0, cosine_by="epoch"))
+    batch = torch.randn(2, 8, 1), torch.tensor([0, 1])
+    trainer = L.Trainer(
+        max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, accumulate_grad_batches=accumulate,
+    )  # fmt: skip
+    trainer.fit(task, DataLoader([batch] * 5, batch_size=None))
+    assert trainer.global_step == 4 * steps
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs, expected = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4), []
+    for _ in range(4):
+        expected += 5 * [optimizer.param_groups[0]["lr"]]
+        optimizer.step()
+        theirs.step()
+    assert seen == pytest.approx(expected) and len(set(expected)) == 4
+
+
+def test_a_cosine_by_epochs_warms_up_by_steps_and_wants_an_end_of_the_epoch():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    factor = warmup_cosine(optimizer, warmup_steps=2, total_steps=12, hold=5).lr_lambdas[0]
+    assert [factor(step) for step in (0, 1, 2, 4, 5)] == pytest.approx(
+        [0, 0.5, 1, 1, 0.5 * (1 + math.cos(math.pi * 0.3))]
+    )
+    with pytest.raises(InputError, match="cosine_by is epoch, which needs trainer.max_epochs and epochs that end"):
+        optimizer_and_schedule(model(S4D), OptimizerSettings(cosine_by="epoch"), 100)
+    with pytest.raises(ValueError, match="cosine_by is 'epochs'; it must be step or epoch"):
+        OptimizerSettings(cosine_by="epochs")

@@ -55,7 +55,6 @@ BATCH_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-MAX_BYTES, MAX_FILES = 2 << 30, 200_000
 
 
 def locate(path: Path) -> Path:
@@ -154,8 +153,7 @@ def _batch_name(name: str) -> str | None:
 def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
     """Paths within the dataset and contents of the files that matter, in any order."""
     if path.is_file():
-        for name, file in iterate(path, _wanted, max_bytes=MAX_BYTES, max_files=MAX_FILES, progress=True):
-            yield name, file.getvalue()
+        yield from iterate(path, _wanted)
         return
     # Not path.rglob: links to folders are followed, and nothing deeper than the layouts go is looked at.
     patterns = ("*", "train/*", "train/*/*", "test/*/*")

@@ -4,7 +4,8 @@ Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (20
 public S4 code (state-spaces/s4).
 """
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 from lra_ssm.datamodules.cifar10.module import Cifar10
 from lra_ssm.datamodules.images.transforms import (
@@ -37,6 +38,7 @@ class SCIFAR(Cifar10):
         num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
         limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
+        std: of each channel, in place of the one above; StableSSM's public code has (.2023, .1994, .2010).
 
     Raises:
         InputError: settings that cannot be met.
@@ -59,6 +61,7 @@ class SCIFAR(Cifar10):
         num_workers: int = 0,
         pin_memory: bool | None = None,
         limit: int | None = None,
+        std: tuple[float, ...] | None = None,
     ) -> None:
         super().__init__(
             root, source, batch_size=batch_size, eval_batch_size=eval_batch_size, split_seed=split_seed,
@@ -69,8 +72,14 @@ class SCIFAR(Cifar10):
         self.image_size = (resolution, resolution)
         self.stored = "gray" if grayscale else "rgb"
         self.d_input = 1 if grayscale else 3
+        self.std = None if std is None else tuple(map(float, std))
+        each = f"must be {self.d_input} finite number{'s' * (not grayscale)} greater than 0, one for each channel"
+        good = self.std is None or (len(self.std) == self.d_input and all(0 < value < math.inf for value in self.std))
+        self.require(good, "std", each)
 
     def transform(self, augment: CropFlip | None) -> PixelSequence:
-        if self.grayscale:
-            return PixelSequence(IMAGE_MEAN, IMAGE_STD, augment=augment)
-        return PixelSequence(SCIFAR_MEAN, SCIFAR_STD, augment=augment)
+        mean, std = (IMAGE_MEAN, IMAGE_STD) if self.grayscale else (SCIFAR_MEAN, SCIFAR_STD)
+        return PixelSequence(mean, self.std or std, augment=augment)
+
+    def batch_settings(self) -> dict[str, Any]:
+        return super().batch_settings() | ({} if self.std is None else {"std": list(self.std)})

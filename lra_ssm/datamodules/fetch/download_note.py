@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.files import replacing
+from lra_ssm.files import write_json
 
 NOTE = "download.json"
 
@@ -37,13 +37,8 @@ def note_of(path: Path) -> Path:
 
 
 def write_note(path: Path, note: DownloadNote) -> None:
-    """Writes a note, whole or not at all. The caller holds a lock.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    with replacing(path, encoding="utf-8") as file:
-        file.write(json.dumps(asdict(note)) + "\n")
+    """Writes the note of a file or folder, whole or not at all. The caller holds a lock. Raises OSError."""
+    write_json(note_of(path), asdict(note))
 
 
 def read_note(path: Path, sha256: str | None = None) -> dict[str, Any]:
@@ -58,6 +53,6 @@ def read_note(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """
     try:
         note = asdict(DownloadNote(**json.loads(note_of(path).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         return {}
     return note if sha256 in (None, note["sha256"]) else {}

@@ -71,9 +71,7 @@ def members(archive: Path, progress: bool = True) -> Iterator[tuple[Member, byte
     Raises:
         InputError: as `iterate`.
     """
-    # Thirty times what is published, with the 50,000 reviews without labels that are passed over.
-    bounds = {"max_bytes": 4 << 30, "max_files": 1_000_000, "all_bytes": 8 << 30, "all_members": 2_000_000}
-    for name, file in iterate(archive, lambda name: _MEMBER.search(name) is not None, progress=progress, **bounds):
-        matched = _MEMBER.search(name)
+    for path, data in iterate(archive, lambda path: bool(_MEMBER.search(path)), progress=progress):
+        matched = _MEMBER.search(path)
         assert matched is not None
-        yield Member(matched[1], matched[2], matched[3], name), file.getvalue()
+        yield Member(matched[1], matched[2], matched[3], path), data

@@ -85,8 +85,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def download_folder(root: Path, below: str = "") -> Iterator[Path]:
     """The folder <root>/<below>, created for a download with everything above it down from the root.
 
-    Where the download fails, those that were created here and are still empty are removed again. Parts of a file,
-    which the next download goes on with, stay, and so does what other processes have put there.
+    Where the download fails, those that are empty are removed again, the root only if it was created here.
 
     Args:
         root: the data root; created if only it is missing.
@@ -95,20 +94,19 @@ def download_folder(root: Path, below: str = "") -> Iterator[Path]:
     Raises:
         InputError: the root cannot be used, or the folder cannot be created.
     """
-    created = [root] if ensure_root(root) else []
-    folder = root
+    created = ensure_root(root)
+    folder = root / below
     try:
         try:
-            for part in Path(below).parts:
-                folder = folder / part
-                if not folder.is_dir():
-                    folder.mkdir(exist_ok=True)
-                    created.append(folder)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{folder}: cannot be created ({error.strerror})") from error
         yield folder
     except BaseException:
         with suppress(OSError):  # not empty
-            for path in reversed(created):
-                path.rmdir()
+            while folder != root:
+                folder.rmdir()
+                folder = folder.parent
+            if created:
+                root.rmdir()
         raise

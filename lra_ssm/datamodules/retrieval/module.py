@@ -90,7 +90,7 @@ class Retrieval(SequenceDataModule):
             InputError: it cannot be downloaded or unpacked.
         """
         if self.source == "lra" and split_files(self.data_root, LAYOUTS, FILES, "Retrieval") is None:
-            fetch_lra_release(self.data_root, "tsv_data", max_files=100)
+            fetch_lra_release(self.data_root, "tsv_data")
 
     def _files(self) -> dict[str, Path]:
         lra = self.source == "lra"

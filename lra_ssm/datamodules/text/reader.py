@@ -8,15 +8,14 @@ have no names and keep their order. `text_build` writes all of them in the same,
 Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011). Needs neither torch nor lightning.
 """
 
-import hashlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lra_ssm.datamodules.fetch.download_note import read_note
+from lra_ssm.datamodules.fetch.download import compared
 from lra_ssm.datamodules.fetch.imdb import ARCHIVE, CLASSES, DOWNLOADS, LAYOUT, SPLITS, is_layout, members
 from lra_ssm.datamodules.fetch.imdb import find_original as find_archive
 from lra_ssm.datamodules.fetch.sources import download_folder
@@ -134,19 +133,7 @@ def describe(found: Found) -> dict[str, Any]:
     entry: dict[str, Any] = {"path": str(found.path), "form": found.form}
     if found.form != "archive":
         return entry
-    md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
-    with open(found.path, "rb") as file:
-        while data := file.read(1 << 20):
-            md5.update(data)
-            sha256.update(data)
-            size += len(data)
-    published = ARCHIVE.digest == f"md5:{md5.hexdigest()}"
-    return entry | {
-        "url": read_note(found.path, sha256.hexdigest()).get("url"),
-        "bytes": size,
-        "sha256": sha256.hexdigest(),
-        "digest": "published" if published else "unknown",
-    }
+    return entry | asdict(compared(ARCHIVE, found.path)[0])
 
 
 def fetch_huggingface(root: Path) -> None:
