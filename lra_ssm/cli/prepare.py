@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from lra_ssm.cli.output import add_debug, filled
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.prepared import LOADING, fit_command, remember
-from lra_ssm.cli.summary import open_all, summary_tables
-from lra_ssm.datamodules.language.builder import Share
+from lra_ssm.cli.summary import open_all, summary_tables, unfinished
+from lra_ssm.datamodules.language.builder import Turn
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.tables import terminal_width, wrapped
@@ -47,6 +48,7 @@ SYNTHETIC = {
 HELP = f"""usage: lra-ssm prepare DATASET [options]
        lra-ssm prepare --config CONFIG [options of fit]
        lra-ssm prepare --summary [--root=FOLDER]
+       lra-ssm prepare --clean [--root=FOLDER]
 
 Makes a dataset ready below the data root (--root, else LRA_SSM_DATA, else ./data): downloaded, generated, or read from
 files you have. Atomic and locked: any number of processes may start it, at any moment it may be killed and started
@@ -64,7 +66,8 @@ options of every dataset:
   --limit N         at most N examples in each split, for trying out
                     (not of text for language models)
   --summary         a table of everything that is prepared below the root: counts, classes,
-                    vocabularies, lengths
+                    vocabularies, lengths; and what was begun and not finished
+  --clean           removes what was begun and not finished, of all datasets below the root
   --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
 
 of text for language models ({", ".join(LANGUAGE)}):
@@ -99,6 +102,9 @@ def main(command: str, arguments: list[str]) -> int:
     arguments = [a for a in arguments if a != "--summary"]
     if summary and (not arguments or arguments[0].startswith("--root")):
         show_prepared(resolve_root(_root(arguments)))
+        return 0
+    if arguments[0] == "--clean":
+        clean(resolve_root(_root(arguments[1:])))
         return 0
     name, *rest = arguments
     if name in SYNTHETIC:
@@ -136,7 +142,7 @@ def main(command: str, arguments: list[str]) -> int:
             if shard is not None and merge:
                 raise InputError("--shard and --merge: one after the other; all shares first")
             if shard is not None:
-                print(squeeze(datamodule.tokenise(Share.parse(shard))))
+                print(squeeze(datamodule.tokenise(Turn.parse(shard))))
                 return 0
             if merge:
                 datamodule.merge()
@@ -176,6 +182,20 @@ def show_prepared(root: Path) -> None:
     print("\n\n".join(summary_tables(opened, terminal_width())) or squeeze(f"nothing is prepared below {root}"))
     for what in damaged:
         print(f"damaged: {what}")
+    for path in (left := unfinished(root)):
+        print(f"not finished: {path}")
+    if left:
+        print(squeeze(f"the same command goes on there; `lra-ssm prepare --clean --root={root}` removes them"))
+
+
+def clean(root: Path) -> None:
+    """Removes what preparations left that did not end."""
+    for path in unfinished(root):
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be removed ({error.strerror})") from error
+        print(f"removed: {path}")
 
 
 def _root(arguments: list[str]) -> str | None:
@@ -187,4 +207,4 @@ def _root(arguments: list[str]) -> str | None:
             return one.removeprefix("--root=")
         case ["--root", folder]:
             return folder
-    raise InputError("prepare --summary without a dataset takes --root=FOLDER alone")
+    raise InputError("prepare --summary and --clean without a dataset take --root=FOLDER alone")

@@ -5,6 +5,7 @@ from typing import Any
 
 from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared, vocab_size
 from lra_ssm.errors import InputError
+from lra_ssm.files import UNFINISHED
 from lra_ssm.tables import table
 
 COLUMNS = (
@@ -38,6 +39,11 @@ _TEXT_LEFT = 5
 def prepared_folders(root: Path) -> list[Path]:
     """Every prepared folder below a data root, by name."""
     return sorted(path.parent for path in root.glob(f"*/[!.]*/{MANIFEST}"))
+
+
+def unfinished(root: Path) -> list[Path]:
+    """What preparations below a data root left that did not end: started again, they go on there."""
+    return sorted(path for pattern in (".shards-*", ".parts-*", f"{UNFINISHED}*") for path in root.glob(f"*/{pattern}"))
 
 
 def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:

@@ -7,6 +7,7 @@ a split as Hugging Face has it (train/…, validation-00000.parquet, test.txt); 
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +15,12 @@ from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.language.documents import (
     CorpusReader,
     HeldOut,
-    Piece,
     Range,
     Reading,
-    Segment,
-    segments_of,
+    Shard,
+    Text,
+    everywhere,
+    texts_of,
 )
 from lra_ssm.datamodules.language.files import FORMS, FileCorpus, find_files, split_name, stamp
 from lra_ssm.errors import InputError
@@ -44,13 +46,13 @@ def find_at(path: Path, splits: Splits, reading: Reading, held_out: HeldOut) -> 
             return reviews(path, splits, reading, held_out)
         if not path.name.endswith((*FORMS,)):
             raise InputError(f"{path}: is in none of the forms {', '.join(FORMS)}")
-        return FileCorpus(str(path), ((str(path), None),), reading, held_out)
+        return _keyed(path, [path], reading, held_out)
     for folder in (path, path / "aclImdb"):
         if imdb.is_layout(folder):
             return reviews(folder, splits, reading, held_out)
     names = find_files(path)
     if splits == "hash":
-        return FileCorpus(str(path), tuple((str(name), None) for name in names), reading, held_out)
+        return _keyed(path, names, reading, held_out)
     return _with_splits(path, [(name, split_name(name, path)) for name in names], reading, held_out)
 
 
@@ -70,15 +72,29 @@ def reviews(path: Path, splits: Splits, reading: Reading, held_out: HeldOut) -> 
             folder = path / split / label
             files += [(name, split) for name in find_files(folder, (".txt",))]
     if splits == "hash":
-        return FileCorpus(str(path), tuple((str(name), None) for name, _ in files), reading, held_out)
+        return _keyed(path, [name for name, _ in files], reading, held_out)
     return _with_splits(path, files, reading, held_out)
+
+
+def _keyed(folder: Path, files: list[Path], reading: Reading, held_out: HeldOut) -> FileCorpus:
+    """A corpus of which each document's key decides its split.
+
+    Raises:
+        InputError: it is one document, of which none can be held out.
+    """
+    if len(files) == 1 and files[0].suffix == ".txt" and reading.documents == "file" and held_out != HeldOut():
+        raise InputError(
+            f"{files[0]}: is one document, of which none can be held out: make several of it (documents=paragraph, or"
+            " line), or give files of their own (train*, val*, test*)"
+        )
+    return FileCorpus(str(folder), tuple((str(name), None) for name in files), reading, held_out)
 
 
 def _with_splits(folder: Path, files: list[tuple[Path, str | None]], reading: Reading, held_out: HeldOut) -> FileCorpus:
     """A corpus whose files name splits, or do not."""
     named = {split for _, split in files}
     if named == {None}:
-        return FileCorpus(str(folder), tuple((str(name), None) for name, _ in files), reading, held_out)
+        return _keyed(folder, [name for name, _ in files], reading, held_out)
     advice = 'splits="hash" takes no notice of names'
     if None in named:
         example = next(name for name, split in files if split is None)
@@ -109,17 +125,17 @@ class ReviewArchive:
     reading: Reading
     held_out: HeldOut
 
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[Shard]:
         """Its two splits; each is read in one pass through the archive."""
         size = Path(self.path).stat().st_size
-        ranges = {split: Range(f"{self.path}::{split}", 0, None) for split in imdb.SPLITS}
         return [
-            Piece("test" if self.named and split == "test" else None, (share,), size) for split, share in ranges.items()
+            Shard("test" if self.named and split == "test" else None, (Range(split, 0, None),), size)
+            for split in imdb.SPLITS
         ]
 
-    def segments(self, piece: Piece) -> Iterator[Segment]:
+    def texts(self, shard: Shard) -> Iterator[Text]:
         """Raises InputError: a damaged archive, a review that is not UTF-8, or empty."""
-        split = piece.ranges[0].path.rpartition("::")[2]
+        split = shard.ranges[0].path
         found = {
             (member.label, member.name): (member.path, data)
             for member, data in imdb.members(Path(self.path), progress=False)
@@ -127,26 +143,12 @@ class ReviewArchive:
         }
         if not found:
             raise InputError(f"{self.path}: no reviews in {split}; expected {imdb.LAYOUT}")
-        seed = None if piece.split else self.reading.seed
-        for number, key in enumerate(sorted(found), 1):
-            path, data = found.pop(key)
-            where, read = f"{self.path}: {path}", piece.size * number // (number + len(found))
-            try:
-                text = data.decode()
-            except UnicodeDecodeError as error:
-                wrong = f"byte {data[error.start]:#04x}, the file's number {error.start + 1}"
-                raise InputError(f"{where}: is not UTF-8 ({wrong})") from None
-            if not text or text.isspace():
-                yield self.reading.empty(where, "", read)
-            else:
-                yield from segments_of(data, text, "", seed, read, lambda where=where: where)  # type: ignore[misc]
-
-    def split_of(self, key: int) -> str:
-        """The split of a document in a piece without split."""
-        return self.held_out.split(key)
+        for key in sorted(found):
+            path, data = found[key]
+            where = everywhere(partial("{}: {}".format, self.path, path))
+            yield from texts_of(data, 0, len(data), self.reading, shard.split is None, where)
 
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides the documents."""
         named = {"splits": ["hash", "test"] if self.named else ["hash"]}
-        path = Path(self.path)
-        return asdict(self.reading) | named | asdict(self.held_out) | stamp([path], path)
+        return asdict(self.reading) | named | asdict(self.held_out) | stamp([self.path], Path(self.path))

@@ -1,40 +1,37 @@
-"""Documents as a corpus' reader gives them: pieces of work, long documents in segments, the held-out share.
+"""Documents as a corpus gives them: the work in shards, long documents in several texts, the held-out share.
 
-A reader gives `pieces`, each to be read by any process at any time, and the `segments` of a piece, in order. Segments
-of pieces one after the other are the corpus, whatever the pieces' size. Needs neither torch nor lightning.
+A corpus gives `shards`, each to be read by any process at any time, and the `texts` of a shard, in order. Those of all
+shards, one behind the other, are the corpus, whatever the shards' size. Needs neither torch nor lightning.
 """
 
 import hashlib
+import mmap
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from lra_ssm.errors import InputError
 
-SEGMENT_BYTES = 1 << 20  # of UTF-8: longer documents are cut where that changes no token
-MAX_SEGMENT_BYTES = 64 << 20  # of a part of a document that cannot be cut
-PIECE_BYTES = 64 << 20  # of files in one piece, about
-BLOCK_BYTES = 4 << 20  # read at a time
+TEXT_BYTES = 1 << 20  # of UTF-8: longer documents are cut where that changes no token
+MOST_TEXT_BYTES = 64 << 20  # of a part of a document that cannot be cut
+SHARD_BYTES = 64 << 20  # of files in one shard, about
 
 Documents = Literal["file", "line", "paragraph", "article"]
 EmptyDocuments = Literal["error", "skip"]
+Buffer = bytes | mmap.mmap
 SPLITS = ("train", "val", "test")
 
 
 class Range(NamedTuple):
-    """A share of one file.
-
-    `begin` and `end` are bytes of plain files (between documents or, where a file is a document, at places to cut); row
-    groups of parquet; 0 and None, the whole file, of others. `end` None: to the file's end.
-    """
+    """A share of one file: bytes of plain ones, row groups of parquet; 0 and None, the whole file, of others."""
 
     path: str
     begin: int
     end: int | None
 
 
-class Piece(NamedTuple):
+class Shard(NamedTuple):
     """A share of the work. `split` None: each document's key decides (`HeldOut`). `size` in bytes, for progress."""
 
     split: str | None
@@ -42,13 +39,13 @@ class Piece(NamedTuple):
     size: int
 
 
-class Segment(NamedTuple):
+class Text(NamedTuple):
     """A document, or a part of a long one.
 
     `text` is "" for an empty document that was skipped, to be counted (`first` and `last` are true), and never else.
     `source` is "" where there is one source. `first`, `last`: the document begins, ends with it; where end-of-text
     follows every line of a document, each is `last`. `key`: 64 bits that decide the document's split, the same for all
-    its segments; 0 where the piece names the split. `read`: bytes of the piece's files behind us, for progress.
+    its texts; 0 where the shard names the split.
     """
 
     text: str
@@ -56,7 +53,6 @@ class Segment(NamedTuple):
     first: bool
     last: bool
     key: int
-    read: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Reading:
     empty_documents: EmptyDocuments = "error"
     seed: int = 0
 
-    def empty(self, where: str, source: str, read: int) -> Segment:
+    def empty(self, where: str, source: str) -> Text:
         """What stands for an empty document.
 
         Raises:
@@ -86,7 +82,12 @@ class Reading:
         """
         if self.empty_documents == "error":
             raise InputError(f"{where}: an empty document; empty_documents=skip passes over such")
-        return Segment("", source, True, True, 0, read)
+        return Text("", source, True, True, 0)
+
+    def key(self, beginning: bytes) -> int:
+        """The key of a document (`Text.key`), by its first text."""
+        salt = self.seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
+        return int.from_bytes(hashlib.blake2b(beginning, digest_size=8, salt=salt).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -119,28 +120,25 @@ class HeldOut:
 
 
 class CorpusReader(Protocol):
-    """A frozen dataclass that pickles: processes get it with a piece."""
+    """A frozen dataclass that pickles: processes get it with a shard."""
 
     @property
     def held_out(self) -> HeldOut:
-        """The shares of documents in pieces without split."""
+        """The shares of documents in shards without split."""
 
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[Shard]:
         """The whole corpus, in an order that the files alone decide.
 
         Raises:
             InputError: files are missing, or cannot be read.
         """
 
-    def segments(self, piece: Piece) -> Iterator[Segment]:
-        """The documents of a piece.
+    def texts(self, shard: Shard) -> Iterator[Text]:
+        """The documents of a shard.
 
         Raises:
             InputError: bad input; names file and line (or row).
         """
-
-    def split_of(self, key: int) -> str:
-        """The split of a document in a piece without split."""
 
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides what the documents and their splits are, as plain values."""
@@ -148,96 +146,85 @@ class CorpusReader(Protocol):
 
 # Whitespace in UTF-8 as Unicode has it, with the separators that Python counts among it.
 _SPACE = rb"[\s\x1c-\x1f]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+_BLANK = re.compile(rb"(?:%s)*" % _SPACE)
 _NO_SPACE_BEFORE = b"".join(rb"(?<!%s)" % space for space in _SPACE.split(b"|"))
 # A line's end with no whitespace before and behind it: tokenizers of bytes (GPT-2, NeoX, ours) give the same tokens for
 # the two parts as for the whole. The last byte of the character before is not the line's first.
 CUT = re.compile(rb"(?<=[^\n])%s\n(?!%s)(?=.)" % (_NO_SPACE_BEFORE, _SPACE), re.DOTALL)
-_LONGEST_CHARACTER = 4  # bytes
 
 
-def cut(blocks: Iterable[bytes], where: Callable[[int], str]) -> Iterator[tuple[bytes, bool]]:
-    """A document in segments: at most SEGMENT_BYTES where there is a place to cut, else up to the next such place.
+def cut(data: Buffer, begin: int, end: int, where: Callable[[int], str]) -> Iterator[tuple[int, int]]:
+    """A document data[begin:end] in parts: at most TEXT_BYTES where there is a place to cut, else up to the next one.
 
     Args:
-        blocks: its bytes, UTF-8, in blocks of any size.
-        where: names a byte of the document, for messages.
+        data: UTF-8.
+        begin, end: of the document.
+        where: names a byte of the data, for messages.
 
     Yields:
-        The segments, and whether it is the last.
+        Where parts begin and end.
 
     Raises:
-        InputError: nowhere to cut within MAX_SEGMENT_BYTES.
+        InputError: nowhere to cut within MOST_TEXT_BYTES.
     """
-    coming, buffer, begin = iter(blocks), b"", 0  # begin: of the buffer, within the document
-    ended, searched = False, SEGMENT_BYTES
-    while True:
-        while not ended and len(buffer) <= max(SEGMENT_BYTES, searched) + _LONGEST_CHARACTER:
-            block = next(coming, None)
-            ended = block is None
-            buffer += block or b""
-        if ended and len(buffer) <= SEGMENT_BYTES:
-            yield buffer, True
-            return
-        # A place is known to be one when the character behind it is there as a whole.
-        known = len(buffer) if ended else len(buffer) - _LONGEST_CHARACTER
-        place = _last_place(buffer, SEGMENT_BYTES) if searched == SEGMENT_BYTES else 0
-        if not place and (found := CUT.search(buffer, searched - 1)):
-            place = found.end() if found.end() <= known else 0
-        if 0 < place <= MAX_SEGMENT_BYTES:
-            yield buffer[:place], False
-            buffer, begin, searched = buffer[place:], begin + place, SEGMENT_BYTES
-        elif known > MAX_SEGMENT_BYTES:
+    while end - begin > TEXT_BYTES:
+        place = _last_place(data, begin, begin + TEXT_BYTES)
+        if not place:
+            found = CUT.search(data, begin + TEXT_BYTES - 1, end)
+            place = found.end() if found else end
+        if place - begin > MOST_TEXT_BYTES:
             raise InputError(
-                f"{where(begin)}: a document longer than memory should hold: {MAX_SEGMENT_BYTES:,} bytes without a line"
-                ' that ends and begins without whitespace, where it could be cut; documents="line", "paragraph" or'
-                ' "article" make several of one file'
+                f"{where(begin)}: {MOST_TEXT_BYTES:,} bytes of a document without a line that ends and begins without"
+                ' whitespace, where to cut it; documents="line", "paragraph" or "article" make several of one file'
             )
-        elif ended:
-            yield buffer, True
-            return
-        else:
-            searched = known
+        yield begin, place
+        begin = place
+    if begin < end:
+        yield begin, end
 
 
-def _last_place(buffer: bytes, most: int) -> int:
-    """The last place to cut that leaves at most so many bytes before it; 0: none."""
-    line_end = buffer.rfind(b"\n", 0, most)
-    while line_end > 0:
-        if CUT.match(buffer, line_end):
+def _last_place(data: Buffer, begin: int, most: int) -> int:
+    """The last place to cut behind `begin` and not behind `most`; 0: none."""
+    line_end = data.rfind(b"\n", begin, most)
+    while line_end > begin:
+        if CUT.match(data, line_end):
             return line_end + 1
-        line_end = buffer.rfind(b"\n", 0, line_end)
+        line_end = data.rfind(b"\n", begin, line_end)
     return 0
 
 
-def key_of(first_segment: bytes, seed: int) -> int:
-    """A document's key (`Segment.key`)."""
-    salt = seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
-    return int.from_bytes(hashlib.blake2b(first_segment, digest_size=8, salt=salt).digest(), "little")
+def is_blank(data: Buffer, begin: int, end: int) -> bool:
+    """Whether data[begin:end] is whitespace alone, or nothing."""
+    return _BLANK.fullmatch(data, begin, end) is not None
 
 
-def segments_of(
-    data: bytes, text: str, source: str, seed: int | None, read: int, where: Callable[[], str]
-) -> Iterator[Segment]:
-    """The segments of a document that is in memory.
-
-    Args:
-        data: its text in UTF-8.
-        text: the same.
-        source: its source's name.
-        seed: of its key; None: it needs none.
-        read: bytes of the piece behind it.
-        where: names it, for messages.
+def texts_of(
+    data: Buffer, begin: int, end: int, reading: Reading, keyed: bool, where: Callable[[int], str], source: str = ""
+) -> Iterator[Text]:
+    """The texts of a document data[begin:end]; `keyed`: with a key.
 
     Raises:
-        InputError: as `cut`.
+        InputError: it is empty and must not be, cannot be cut, or is not UTF-8.
     """
-    if len(data) <= SEGMENT_BYTES:
-        yield Segment(text, source, True, True, 0 if seed is None else key_of(data, seed), read)
+    if is_blank(data, begin, end):
+        yield reading.empty(where(begin), source)
         return
-    first, key = True, 0
-    blocks = (data[begin : begin + BLOCK_BYTES] for begin in range(0, len(data), BLOCK_BYTES))
-    for part, last in cut(blocks, lambda _: where()):
-        if first and seed is not None:
-            key = key_of(part, seed)
-        yield Segment(part.decode(), source, first, last, key, read)
-        first = False
+    key = 0
+    for here, there in cut(data, begin, end, where):
+        part = data[here:there]
+        if keyed and here == begin:
+            key = reading.key(part)
+        yield Text(decoded(part, here, where), source, here == begin, there == end, key)
+
+
+def everywhere(place: Callable[[], str]) -> Callable[[int], str]:
+    """What names a byte of a document that has one place for all."""
+    return lambda _: place()
+
+
+def decoded(part: bytes, begin: int, where: Callable[[int], str]) -> str:
+    """The text of bytes that begin at a place. Raises InputError: they are not UTF-8."""
+    try:
+        return part.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where(begin + error.start)}: is not UTF-8 (byte {part[error.start]:#04x})") from None

@@ -1,4 +1,4 @@
-"""Files of a corpus: found, divided into pieces of work, read by their form.
+"""Files of a corpus: found, divided into shards, read by their form.
 
 .txt                         plain text, documents as `Reading` says
 .jsonl, .jsonl.gz, .jsonl.zst  a document a line
@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.language import jsonl, parquet, plain_text
-from lra_ssm.datamodules.language.documents import PIECE_BYTES, HeldOut, Piece, Range, Reading, Segment
+from lra_ssm.datamodules.language import plain_text, records
+from lra_ssm.datamodules.language.documents import SHARD_BYTES, Documents, HeldOut, Range, Reading, Shard, Text
 from lra_ssm.datamodules.language.hub import NOTE
-from lra_ssm.datamodules.language.opening import size_of, unreadable
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -81,95 +80,55 @@ def _some(names: list[str]) -> str:
     return ", ".join(sorted(names)[:_SHOWN]) + more
 
 
-def divided(
-    files: Iterable[tuple[str, str | None]], reading: Reading, piece_bytes: int = PIECE_BYTES
-) -> Iterator[Piece]:
-    """Files as pieces of work of about piece_bytes: large ones in shares, small ones of a split together.
-
-    Args:
-        files: paths (or members of zip archives) with their splits, in order.
-        reading: how documents are taken from them.
-        piece_bytes: bytes of files in one piece, about; compressed files are never divided.
-
-    Raises:
-        InputError: a file cannot be read, or is damaged.
-    """
-    split: str | None = None
-    ranges: list[Range] = []
-    size = 0
-    for path, its_split in files:
-        for share, share_size in _shares(path, reading, piece_bytes):
-            if ranges and (its_split != split or size + share_size > piece_bytes):
-                yield Piece(split, tuple(ranges), size)
-                ranges, size = [], 0
-            split = its_split
-            ranges.append(share)
-            size += share_size
-    if ranges:
-        yield Piece(split, tuple(ranges), size)
-
-
-def _shares(path: str, reading: Reading, piece_bytes: int) -> list[tuple[Range, int]]:
-    if path.endswith(".parquet"):
-        return parquet.division(path, reading, piece_bytes)
-    size = size_of(path)
-    if path.endswith(COMPRESSED):
-        return [(Range(path, 0, None), size)]
-    documents = "line" if path.endswith(".jsonl") else reading.documents
-    shares = plain_text.division(path, size, documents, piece_bytes)
-    return [(share, (size if share.end is None else share.end) - share.begin) for share in shares]
-
-
-def segments(piece: Piece, reading: Reading) -> Iterator[Segment]:
-    """The documents of a piece.
-
-    Raises:
-        InputError: bad input; names file and line, or row.
-    """
-    done, keyed = 0, piece.split is None
-    for share in piece.ranges:
-        if share.path.endswith(".parquet"):
-            read = parquet.segments(share, reading, keyed, done)
-        elif share.path.endswith((".jsonl", *COMPRESSED)):
-            read = jsonl.segments(share, reading, keyed, done)
-        else:
-            read = plain_text.segments(share, reading, keyed, done)
-        last = done
-        for segment in read:
-            last = segment.read
-            yield segment
-        done = last
-
-
 @dataclass(frozen=True)
 class FileCorpus:
     """A corpus of files (a `CorpusReader`).
 
     Args:
         folder: what their paths are told below; or the one file.
-        files: paths (or members of zip archives) with their splits, None where documents' keys decide; in order.
+        files: paths with their splits, None where documents' keys decide; in order.
         reading: how documents are taken from them.
         held_out: which keys are held out.
-        piece_bytes: bytes of files in one piece, about.
+        shard_bytes: bytes of files in one shard, about; compressed files are never divided.
     """
 
     folder: str
     files: tuple[tuple[str, str | None], ...]
     reading: Reading
     held_out: HeldOut = HeldOut()
-    piece_bytes: int = PIECE_BYTES
+    shard_bytes: int = SHARD_BYTES
 
-    def pieces(self) -> list[Piece]:
-        """Raises InputError: a file cannot be read, or is damaged."""
-        return list(divided(self.files, self.reading, self.piece_bytes))
+    def shards(self) -> list[Shard]:
+        """Large files in shares, small ones of a split together. Raises InputError: a file cannot be read."""
+        found: list[Shard] = []
+        for path, split in self.files:
+            for share, size in self._shares(path):
+                last = found[-1] if found else None
+                if last and last.split == split and last.size + size <= self.shard_bytes:
+                    found[-1] = Shard(split, (*last.ranges, share), last.size + size)
+                else:
+                    found.append(Shard(split, (share,), size))
+        return found
 
-    def segments(self, piece: Piece) -> Iterator[Segment]:
+    def _shares(self, path: str) -> list[tuple[Range, int]]:
+        if path.endswith(".parquet"):
+            return records.parquet_division(path, self.shard_bytes, self.reading)
+        if path.endswith(COMPRESSED):
+            return [(Range(path, 0, None), _stat(path).st_size)]
+        with plain_text.mapped(path) as data:
+            documents: Documents = "line" if path.endswith(".jsonl") else self.reading.documents
+            divided = plain_text.division(data, documents, self.shard_bytes)
+        return [(Range(path, begin, end), end - begin) for begin, end in divided]
+
+    def texts(self, shard: Shard) -> Iterator[Text]:
         """Raises InputError: bad input; names file and line, or row."""
-        return segments(piece, self.reading)
-
-    def split_of(self, key: int) -> str:
-        """The split of a document in a piece without split."""
-        return self.held_out.split(key)
+        keyed = shard.split is None
+        for share in shard.ranges:
+            if share.path.endswith(".txt"):
+                with plain_text.mapped(share.path) as data:
+                    yield from plain_text.texts(data, share, self.reading, keyed)
+            else:
+                yield from records.texts(share, self.reading, keyed)
 
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides the documents: settings, and what stands for the files.
@@ -177,16 +136,15 @@ class FileCorpus:
         Raises:
             InputError: a file is missing.
         """
-        paths = dict.fromkeys(Path(path.partition(".zip::")[0] + ".zip" * (".zip::" in path)) for path, _ in self.files)
         settings = asdict(self.reading) | {"splits": sorted({split or "hash" for _, split in self.files})}
         if all(split for _, split in self.files):
             del settings["seed"]  # nobody asks for keys
         else:
             settings |= asdict(self.held_out)
-        return settings | stamp(paths, Path(self.folder))
+        return settings | stamp([path for path, _ in self.files], Path(self.folder))
 
 
-def stamp(files: Iterable[Path], folder: Path) -> dict[str, Any]:
+def stamp(files: Iterable[str], folder: Path) -> dict[str, Any]:
     """What stands for the content of a user's files, which takes long to hash: their paths below the folder, sizes and
     times of change, in one digest.
 
@@ -195,11 +153,16 @@ def stamp(files: Iterable[Path], folder: Path) -> dict[str, Any]:
     """
     digest, count, size = hashlib.sha256(), 0, 0
     for path in files:
-        try:
-            stat = path.stat()
-        except OSError as error:
-            raise InputError(f"{path}: {unreadable(path, error)}") from error
-        name = os.fsencode(path.relative_to(folder)) if path != folder else b""
+        stat = _stat(path)
+        name = os.fsencode(Path(path).relative_to(folder)) if Path(path) != folder else b""
         digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
         count, size = count + 1, size + stat.st_size
     return {"files": count, "bytes": size, "stamp": digest.hexdigest()}
+
+
+def _stat(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except OSError as error:
+        what = "is a link to nothing" if Path(path).is_symlink() else f"cannot be read ({error.strerror})"
+        raise InputError(f"{path}: {what}") from error

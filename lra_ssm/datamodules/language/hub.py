@@ -1,26 +1,19 @@
-"""Files of the Hub's datasets, fetched below the data root: listed by huggingface_hub, received by `fetch.download`.
+"""Files of the Hub's datasets, fetched below the data root by huggingface_hub, file by file.
 
-huggingface_hub 2 throws away what it has of a file when it fails; a part of 14 GB is worth keeping. Ours goes on where
-it broke off, in another process too, and compares with the digests that the Hub lists.
-
-    <folder>/<the files as the repository has them>
-    <folder>/files.json         once all are there: repository, revision, bytes and sha256 of each
+<folder>/<the files as the repository has them>
+<folder>/files.json         once all are there: repository, revision, bytes and sha256 of each
 """
 
 import fnmatch
 import json
 import logging
-import time
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
-from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
-from lra_ssm.files import write_json
+from lra_ssm.files import locked, one_reason, sha256, write_json
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +39,11 @@ def fetched(folder: Path, note: str = NOTE) -> dict[str, Any] | None:
 
 
 def fetch_files(
-    repository: str,
-    revision: str,
-    patterns: tuple[str, ...],
-    root: Path,
-    below: str,
-    *,
-    note: str = NOTE,
-    tries: int = 5,
-    backoff: float = 1.0,
+    repository: str, revision: str, patterns: tuple[str, ...], root: Path, below: str, *, note: str = NOTE
 ) -> Path:
     """Makes sure that files of a public dataset are in a folder below the data root.
 
-    Several processes may call this at the same time: one downloads, the others wait. What was received of a file stays,
+    Several processes may call this at the same time: one downloads, the others wait. Files that are whole stay,
     whatever ends the download.
 
     Args:
@@ -68,8 +53,6 @@ def fetch_files(
         root: the data root; created if only it is missing.
         below: the folder, as a path below it.
         note: the name of the note.
-        tries: how often in a row the Hub may bring nothing new before it is given up.
-        backoff: seconds before the first further try, doubled with each.
 
     Returns:
         The folder.
@@ -78,34 +61,38 @@ def fetch_files(
         InputError: offline, no such repository or revision, no access, no such files, no room, a wrong digest, or the
             root cannot be used.
     """
+    from huggingface_hub import hf_hub_download
+
     if fetched(root / below, note):
         return root / below
     with download_folder(root, below) as folder, locked(folder / ".huggingface.lock", "downloads this dataset"):
         if fetched(folder, note):
             return folder
-        files = listed(repository, revision, patterns, tries, backoff)
+        files = listed(repository, revision, patterns)
         needed = sum(file.size or 0 for file in files if not (folder / file.name).is_file())
         check_disk_space(folder, needed, f"{repository}@{revision[:12]}")
         entries = []
         for number, file in enumerate(files, 1):
-            path = PurePosixPath(file.name)
-            (folder / path.parent).mkdir(parents=True, exist_ok=True)
             log.info("%s: file %d of %d, %s", repository, number, len(files), file.name)
-            remote = RemoteFile(
-                (_address(repository, revision, file.name),),
-                path.name,
-                None if file.sha256 is None else f"sha256:{file.sha256}",
-                file.size,
-            )
-            got = download(remote, folder / path.parent, tries=tries, backoff=backoff)
-            entries.append({"name": file.name, "bytes": got.bytes, "sha256": got.sha256, "digest": got.digest})
+            try:
+                got = hf_hub_download(repository, file.name, repo_type="dataset", revision=revision, local_dir=folder)
+            except Exception as error:  # whatever the libraries below raise: connections, the Hub, the disk
+                raise InputError(f"{repository}: {file.name} cannot be downloaded ({one_reason(error)})") from error
+            digest = sha256(Path(got))
+            if file.sha256 not in (None, digest):
+                Path(got).unlink()
+                raise InputError(
+                    f"{repository}: {file.name} has the sha256 {digest} instead of the published {file.sha256}; it is"
+                    " removed, start again"
+                )
+            published = "unknown" if file.sha256 is None else "published"
+            size = Path(got).stat().st_size
+            entries.append({"name": file.name, "bytes": size, "sha256": digest, "digest": published})
         write_json(folder / note, {"repository": repository, "revision": revision, "files": entries})
         return folder
 
 
-def listed(
-    repository: str, revision: str, patterns: tuple[str, ...], tries: int = 5, backoff: float = 1.0
-) -> list[HubFile]:
+def listed(repository: str, revision: str, patterns: tuple[str, ...]) -> list[HubFile]:
     """The files of a dataset's revision that match a pattern, sorted by name.
 
     Raises:
@@ -114,40 +101,19 @@ def listed(
     from huggingface_hub import HfApi, errors
 
     name = f"{repository}@{revision[:12]}"
-    for failed in range(1, tries + 1):
-        try:
-            info = HfApi().dataset_info(repository, revision=revision, files_metadata=True)
-            break
-        except errors.OfflineModeIsEnabled as error:
-            raise InputError(f"{name}: cannot be downloaded in offline mode; unset HF_HUB_OFFLINE") from error
-        except errors.GatedRepoError as error:
-            raise InputError(f"{name}: no access without its owner's consent and a token; see its page") from error
-        except errors.RepositoryNotFoundError as error:
-            raise InputError(f"{name}: the Hub has no such dataset, or it is private") from error
-        except errors.RevisionNotFoundError as error:
-            raise InputError(f"{name}: the dataset has no such revision") from error
-        except Exception as error:  # whatever the libraries below raise: connections, the Hub
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            if failed == tries or (status is not None and status < 500 and status not in (408, 429)):
-                raise InputError(f"{name}: its files cannot be listed ({reason})") from error
-            log.warning("%s: %s; trying again (%d of %d)", name, reason, failed + 1, tries)
-            time.sleep(min(backoff * 2 ** (failed - 1), 60.0))
+    try:
+        info = HfApi().dataset_info(repository, revision=revision, files_metadata=True)
+    except errors.OfflineModeIsEnabled as error:
+        raise InputError(f"{name}: cannot be downloaded in offline mode; unset HF_HUB_OFFLINE") from error
+    except errors.GatedRepoError as error:
+        raise InputError(f"{name}: no access without its owner's consent and a token; see its page") from error
+    except Exception as error:  # no such dataset or revision, or whatever the libraries below raise
+        raise InputError(f"{name}: its files cannot be listed ({one_reason(error)})") from error
     files = [
         HubFile(file.rfilename, file.size, getattr(file.lfs, "sha256", None))
         for file in info.siblings or ()
         if any(fnmatch.fnmatchcase(file.rfilename, pattern) for pattern in patterns)
     ]
-    for file in files:
-        path = PurePosixPath(file.name)
-        if path.is_absolute() or ".." in path.parts or "\\" in file.name or path.suffix == ".json":
-            raise InputError(f"{name}: lists a file {file.name!r}, which has no usable name")
     if not files:
         raise InputError(f"{name}: has no files {', '.join(patterns)}")
     return sorted(files)
-
-
-def _address(repository: str, revision: str, name: str) -> str:
-    from huggingface_hub import constants
-
-    return f"{constants.ENDPOINT}/datasets/{repository}/resolve/{revision}/{quote(name)}"

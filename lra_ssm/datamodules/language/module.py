@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Share
+from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
 from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
@@ -26,6 +26,7 @@ from lra_ssm.errors import InputError
 
 # Raise when the same settings would give other data than before: what older versions prepared is then left alone.
 READER_VERSION = 1
+SHARDS = ".shards-"  # what a preparation that is not finished leaves begins with
 Order = Literal["shuffled", "streams"]
 Evaluation = Literal["windows", "streams", "sliding"]
 
@@ -255,20 +256,20 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
             preparation.tokenise()
         except InputError as error:
             if isinstance(error, BadCorpus) or not preparation.progress()[0]:
-                shutil.rmtree(self._parts, ignore_errors=True)
+                shutil.rmtree(self._shards, ignore_errors=True)
             raise
-        self._merge(folder)
+        self._finish(folder)
 
     def prepare_data(self) -> None:
-        """Tokenises the corpus, on all cores, once; other processes wait for it. Who is killed goes on where he was.
+        """Tokenises the corpus, on all cores, once; other processes wait for it. A killed preparation goes on.
 
         Raises:
             InputError: bad input, a tokenizer that cannot be had, or the root cannot be used.
         """
         self._prepare(self.build)
 
-    def tokenise(self, share: Share) -> str:
-        """Makes one share of the parts that `merge` puts together, so that several machines can work at a time.
+    def tokenise(self, turn: Turn) -> str:
+        """Makes those shards whose turn it is, so that several machines can work at a time; `merge` is the end of it.
 
         Returns:
             One line on what is there now.
@@ -278,31 +279,30 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         """
         ensure_root(self.data_root)
         preparation = self._preparation()
-        preparation.tokenise(share)
+        preparation.tokenise(turn)
         there, count = preparation.progress()
-        return (
-            f"{preparation.parts}: share {share.number}/{share.shares} is done; {there} of {count} parts are there"
-            + ("; --merge puts them together" if there == count else "")
+        return f"{preparation.folder}: {turn.number}/{turn.turns} is done; {there} of {count} shards are there" + (
+            "; --merge puts them together" if there == count else ""
         )
 
     def merge(self) -> None:
-        """Puts the parts of all shares together. Raises InputError: one is missing or damaged."""
-        self._prepare(self._merge)
+        """Puts all shards together. Raises InputError: one is missing or damaged."""
+        self._prepare(self._finish)
 
     def _prepare(self, build: Callable[[Path], None]) -> None:
         is_new = not self.is_prepared()
         prepare(self.data_root, self.dataset, self.prepared_folder.name, build)
         if is_new:
             remember_intact(self.prepared_folder)
-            shutil.rmtree(self._parts, ignore_errors=True)
+            shutil.rmtree(self._shards, ignore_errors=True)
 
-    def _merge(self, folder: Path) -> None:
+    def _finish(self, folder: Path) -> None:
         where = {} if self.source in self.sources else {"path": self.source}
         record = {"kind": self.kind(), **where, **self.content_settings()}
-        self._preparation().merge(folder, lambda splits: {**record, **self.published(splits)})
+        self._preparation().finish(folder, lambda splits: {**record, **self.published(splits)})
 
     def _preparation(self) -> Preparation:
-        return Preparation(self._parts, self.dataset, self._documents(), self.choice, self.end_of_text, self.processes)
+        return Preparation(self._shards, self.dataset, self._documents(), self.choice, self.end_of_text, self.processes)
 
     def _documents(self) -> CorpusReader:
         """The reader, which looked at the files once."""
@@ -311,8 +311,8 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         return self._reader
 
     @property
-    def _parts(self) -> Path:
-        return self.data_root / self.dataset / f".parts-{self.prepared_folder.name}"
+    def _shards(self) -> Path:
+        return self.data_root / self.dataset / f"{SHARDS}{self.prepared_folder.name}"
 
     def text_splits(self, name: str) -> list[TokenSplit]:
         split = self._open().split(name)

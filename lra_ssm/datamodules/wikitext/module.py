@@ -6,10 +6,11 @@ split at white space, `<eos>` for each line, a vocabulary of the training split 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments
+from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments, Reading
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.wikitext.reader import (
     HUB_NAME,
@@ -23,7 +24,6 @@ from lra_ssm.datamodules.wikitext.reader import (
     find_published,
     names,
 )
-from lra_ssm.datamodules.wikitext.rows import EndedLines
 from lra_ssm.errors import InputError
 
 
@@ -69,15 +69,12 @@ class WikiText(LanguageDataModule):
         self.dataset = f"wikitext{self.version}"
 
     def reader(self) -> CorpusReader:
-        return EndedLines(self._articles()) if self.documents == "line" else self._articles()
-
-    def _articles(self) -> CorpusReader:
         raw = self.level == "raw"
         if self.source not in self.sources:
-            path = named_source("WikiText", self.source, "original, huggingface")
-            return find_at(path, self.version, raw, self.empty_documents)
-        find = find_published if self.source == "original" else find_huggingface
-        found = find(self.data_root, self.version, raw, self.empty_documents)
+            found: Path | None = named_source("WikiText", self.source, "original, huggingface")
+        else:
+            find = find_published if self.source == "original" else find_huggingface
+            found = find(self.data_root, self.version, raw)
         if found is None:
             options = "".join(
                 f" --{name}={value}" for name, value, usual in
@@ -89,7 +86,8 @@ class WikiText(LanguageDataModule):
             raise InputError(
                 f"{self.data_root}: no {what} below it; `lra-ssm prepare {self.dataset}{options}` downloads it"
             )
-        return found
+        reading = Reading("article", empty_documents=self.empty_documents)
+        return find_at(found, self.version, raw, reading, self.documents == "line")
 
     def source_settings(self) -> dict[str, Any]:
         hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}

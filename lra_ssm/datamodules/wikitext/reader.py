@@ -17,10 +17,9 @@ from typing import Literal, NamedTuple
 
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments, Reading
-from lra_ssm.datamodules.language.files import FileCorpus
+from lra_ssm.datamodules.language.documents import Reading
 from lra_ssm.datamodules.language.hub import fetch_files, fetched
-from lra_ssm.datamodules.wikitext.rows import RowCorpus
+from lra_ssm.datamodules.wikitext.articles import Articles, Files
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -76,30 +75,16 @@ def names(version: Version, raw: bool) -> tuple[str, str]:
     return folder, f"{folder}-v1.zip"
 
 
-def find_published(
-    root: Path, version: Version, raw: bool, empty_documents: EmptyDocuments = "error"
-) -> CorpusReader | None:
-    """The published folder or archive below the data root, in the first of PLACES that has it; None if none has.
-
-    Raises:
-        InputError: one is there and damaged, or has not all splits.
-    """
-    folder, archive = names(version, raw)
-    for place in PLACES:
-        for name in (folder, archive):
-            if (root / place / name).exists():
-                return find_at(root / place / name, version, raw, empty_documents)
-    return None
+def find_published(root: Path, version: Version, raw: bool) -> Path | None:
+    """The published folder or archive below the data root, in the first of PLACES that has it; None if none has."""
+    paths = (root / place / name for place in PLACES for name in names(version, raw))
+    return next((path for path in paths if path.exists()), None)
 
 
-def find_huggingface(
-    root: Path, version: Version, raw: bool, empty_documents: EmptyDocuments = "error"
-) -> CorpusReader | None:
+def find_huggingface(root: Path, version: Version, raw: bool) -> Path | None:
     """What `fetch_huggingface` has completed; None if it has not."""
     name = f"{names(version, raw)[0]}-v1"
-    if fetched(root / HUB_FOLDER, f"{name}.json") is None:
-        return None
-    return find_at(root / HUB_FOLDER / name, version, raw, empty_documents)
+    return root / HUB_FOLDER / name if fetched(root / HUB_FOLDER, f"{name}.json") else None
 
 
 def fetch_published(root: Path, version: Version, raw: bool) -> None:
@@ -122,49 +107,51 @@ def fetch_huggingface(root: Path, version: Version, raw: bool) -> None:
     fetch_files(HUB_NAME, HUB_REVISION, (f"{name}/*.parquet",), root, HUB_FOLDER, note=f"{name}.json")
 
 
-def find_at(path: Path, version: Version, raw: bool, empty_documents: EmptyDocuments = "error") -> CorpusReader:
+def find_at(path: Path, version: Version, raw: bool, reading: Reading, ended_lines: bool = False) -> Articles:
     """WikiText at a path of the user's: a folder with its files or above one, a zip archive, or the Hub's parquet.
 
     Args:
         path: an existing file or folder.
         version, raw: which of the four; decides among the folders below `path`, and nothing else.
-        empty_documents: as for `Reading`.
+        reading: how documents are taken.
+        ended_lines: whether end-of-text follows every line that is not blank.
 
     Raises:
         InputError: there is nothing of the kind, or a split is missing.
     """
-    reading = Reading("article", empty_documents=empty_documents)
     if path.is_file():
-        return FileCorpus(str(path), _members(path, version, raw), reading)
+        return Articles(str(path), _members(path, version, raw), reading, ended_lines)
     own, _ = names(version, raw)
     for folder in (path, path / own, path / f"{own}-v1", path / own / f"{own}-v1"):
         for pattern in ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if raw else ("wiki.{}.tokens", "{}.txt"):
-            files = {split: folder / pattern.format(name) for split, name in SPLITS.items()}
-            if any(file.exists() for file in files.values()):
-                for file in files.values():
+            files = {split: [folder / pattern.format(name)] for split, name in SPLITS.items()}
+            if any(file.exists() for (file,) in files.values()):
+                for (file,) in files.values():
                     if not file.is_file():
-                        raise InputError(f"{file}: missing; WikiText needs {', '.join(f.name for f in files.values())}")
-                return FileCorpus(str(folder), tuple((str(file), split) for split, file in files.items()), reading)
+                        needed = ", ".join(pattern.format(name) for name in SPLITS.values())
+                        raise InputError(f"{file}: missing; WikiText needs {needed}")
+                return Articles(str(folder), _named(files), reading, ended_lines)
         rows = {split: sorted(folder.glob(f"{name}-*.parquet")) for split, name in HUB_SPLITS.items()}
         if any(rows.values()):
             for split, found in rows.items():
                 if not found:
                     raise InputError(f"{folder / HUB_SPLITS[split]}-*.parquet: missing; WikiText needs all splits")
-            named = tuple((split, tuple(map(str, found))) for split, found in rows.items())
-            return RowCorpus(str(folder), named, reading)
+            return Articles(str(folder), _named(rows), reading, ended_lines)
     raise InputError(f"{path}: holds no {own}; expected {_READABLE}")
 
 
-def _members(archive: Path, version: Version, raw: bool) -> tuple[tuple[str, str | None], ...]:
+def _named(files: Mapping[str, list[Path]]) -> Files:
+    return tuple((split, tuple(map(str, paths))) for split, paths in files.items())
+
+
+def _members(archive: Path, version: Version, raw: bool) -> Files:
     """The three files in a published archive."""
     try:
         with zipfile.ZipFile(archive) as opened:
-            there = [info.filename for info in opened.infolist()]
+            there = opened.namelist()
     except (OSError, zipfile.BadZipFile) as error:
         raise InputError(f"{archive}: cannot be read as WikiText's zip archive ({error})") from error
-    if archive.suffix != ".zip":
-        raise InputError(f"{archive}: a zip archive whose name must end in .zip")
-    found: list[tuple[str, str | None]] = []
+    found = []
     for split, name in SPLITS.items():
         wanted = f"wiki.{name}.{'raw' if raw else 'tokens'}"
         members = [member for member in there if PurePosixPath(member).name == wanted]
@@ -172,7 +159,7 @@ def _members(archive: Path, version: Version, raw: bool) -> tuple[tuple[str, str
             raise InputError(
                 f"{archive}: holds {len(members) or 'no'} {wanted}; expected the archive {names(version, raw)[1]}"
             )
-        found.append((f"{archive}::{members[0]}", split))
+        found.append((split, (members[0],)))
     return tuple(found)
 
 
