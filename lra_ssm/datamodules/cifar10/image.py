@@ -19,10 +19,9 @@ class Image(Cifar10):
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
         source: "original" for the published files below the root (cifar-10-python.tar.gz, cifar-10-batches-py, or the
-            binary version; `lra-ssm prepare image` downloads them); "huggingface" for uoft-cs/cifar10, which the same
-            command saves below the root; or an archive or folder: these, `{train,test}/<class>/NAME.{png,jpg}`,
-            Kaggle's `train/ID.png` with trainLabels.csv, or a saved Hugging Face dataset. Where JPEG files are read,
-            the manifest says lossy. Training images alone, as Kaggle's, are good for trying out: a random sixth of them
+            binary version; `lra-ssm prepare image` downloads them); "huggingface" for the Hub's uoft-cs/cifar10
+            (likewise); or an archive or folder: these files, or `{train,test}/<class>/NAME.{png,jpg}`. Where JPEG files
+            are read, the manifest says lossy. Training images alone are good for trying out: a random sixth of them
             becomes the test set, and the manifest says published_test false.
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.

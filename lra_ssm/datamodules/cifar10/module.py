@@ -1,7 +1,6 @@
 """What LRA Image and sCIFAR share: both are CIFAR-10, whose prepared folders are `<root>/cifar10/…`."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
@@ -39,7 +38,3 @@ class Cifar10(PublishedImages):
         """Images as published, or as they are stored."""
         stored = Form("RGB" if self.stored == "rgb" else "L", self.image_size)
         return super().own_forms() | {stored: lambda images: images}
-
-    def _holds(self, folder: Path) -> bool:
-        # All of them: what a broken unpacking left must not hide that the archive is still to be downloaded.
-        return any(all((folder / f"{name}{end}").is_file() for name in cifar_files.BATCH_MD5) for end in ("", ".bin"))

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from lra_ssm.datamodules.images.decoding import decode_image, image_form
-from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.images.files import Mode, Pixels, decode_image, image_form
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.own_files import ARRAYS, Inputs, OwnExamples, own_arrays, own_files
 from lra_ssm.datamodules.storage.format import IntArray
@@ -21,7 +21,7 @@ _MODES = {"L": "gray (L)", "RGB": "RGB"}
 class Form(NamedTuple):
     """Of an image: PIL's mode; height and width."""
 
-    mode: Literal["L", "RGB"]
+    mode: Mode
     size: tuple[int, int]
 
     def __str__(self) -> str:
@@ -63,10 +63,8 @@ def own_pixels(
 
 def _read(file: Path, forms: Mapping[Form, Callable[[Pixels], Pixels]]) -> Pixels:
     """A stored image (1, H, W, C)."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    with opened(file) as opened_file:
+        data = opened_file.read()
     mode, size = image_form(data, str(file))
     form = next((form for form in forms if form == (mode, size)), None)
     if form is None:

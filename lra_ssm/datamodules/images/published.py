@@ -1,23 +1,36 @@
 """What Image, sCIFAR and MNIST share: image datasets that are published with a training and a test set."""
 
+import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
+
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder, named_source
-from lra_ssm.datamodules.images import huggingface
-from lra_ssm.datamodules.images.builder import READER_VERSION, build_images
-from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, Pixels
+from lra_ssm.datamodules.images.huggingface import HubDataset, is_hub_dataset
 from lra_ssm.datamodules.images.own_files import Form, own_pixels
+from lra_ssm.datamodules.images.splits import Indices, indices_sha256, limited, random_split, require_every_class
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.own_files import OwnExamples
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
+from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
+
+VAL_FRACTION = 0.1  # of the training images, as in the public S4 code
+CHUNK = 1000  # images converted at a time
+# Raise when the same files and settings would give other prepared data than before.
+READER_VERSION = 1
 
 
 class PublishedImages(PreparedDataModule):
@@ -36,12 +49,12 @@ class PublishedImages(PreparedDataModule):
     """
 
     command: str  # of `lra-ssm prepare`
-    files: ModuleType  # locate, watched_files, read, USUAL_PLACES, HUGGINGFACE_NAME, …_REVISION, PUBLISHED_COUNTS
+    files: ModuleType  # is_published, locate, watched_files, read, SIZE, USUAL_PLACES, HUB, PUBLISHED_COUNTS
     downloads: tuple[RemoteFile, ...]
     class_names: tuple[str, ...]
     sources = ("original", "huggingface")
     image_size: tuple[int, int]  # height, width
-    published_mode: Literal["L", "RGB"]  # of the files' images, as PIL calls it
+    published_mode: Mode  # of the files' images
     num_classes: int = 10
 
     def __init__(
@@ -98,50 +111,74 @@ class PublishedImages(PreparedDataModule):
 
     def build(self, folder: Path) -> None:
         path = self._path()
-        hub = {"revision": "unknown"} if self.source == "huggingface" else {}
-        if path == self._download / self._hub_folder:
-            hub = {"repository": self.files.HUGGINGFACE_NAME, "revision": self.files.HUGGINGFACE_REVISION}
-        build_images(
-            folder,
-            self.files.read(path),
-            where=path,
-            dataset=self.dataset,
-            class_names=self.class_names,
-            published_counts=self.files.PUBLISHED_COUNTS,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            source={"kind": self.kind()} | hub | self.stored_settings(),
-            convert=self.convert,
-        )
+        files: ImageFiles = self.files.read(path)
+        counts = {"train": len(files.train.labels), "test": len(files.test.labels) if files.test else 0}
+        published = counts == self.files.PUBLISHED_COUNTS
+        if not published and self.limit is None:
+            log.warning("%s: holds %s images; the published ones are %s", path, counts, self.files.PUBLISHED_COUNTS)
+        if files.test is None:
+            log.warning("%s: holds no test images, so a part of the training images stands in for them", path)
+        indices = split_indices(counts["train"], files.test is not None, self.split_seed)
+        # Of all that are for training, before the limit: a limit below the number of classes has to leave some out.
+        require_every_class(files.train.labels[indices["train"]], self.class_names, path)
+        parts = {name: (files.train, chosen) for name, chosen in indices.items()}
+        if files.test is not None:
+            parts["test"] = files.test, np.arange(counts["test"])
+        writer = self._write(folder, parts)
+        source = {
+            "kind": self.kind(),
+            **self._origin(path),
+            **self.stored_settings(),
+            "class_names": list(self.class_names),
+            "limit": self.limit,
+            "published_counts": published,
+            # False: a score on "test" is no published number.
+            "published_test": files.test is not None,
+            "split": {
+                "seed": self.split_seed,
+                "sha256": {name: indices_sha256(chosen) for name, chosen in indices.items()},
+            },
+        }
+        writer.finish(source | files.manifest_entry)
+
+    def _write(self, folder: Path, parts: dict[str, tuple[LabelledImages, Indices]]) -> DatasetWriter:
+        """The images of each split in their order, as far as `limit` goes, a few at a time."""
+        shape = self.convert(parts["train"][0].images[:1]).shape[1:]
+        counts = [len(indices) for _, indices in parts.values()]
+        total = sum(counts) if self.limit is None else sum(min(count, self.limit) for count in counts)
+        check_disk_space(folder, total * math.prod(shape), f"preparing {self.dataset}")
+        writer = DatasetWriter(folder, dataset=self.dataset, num_classes=len(self.class_names))
+        for name, (files, indices) in parts.items():
+            split = writer.images(name, shape)
+            chosen = indices[limited(files.labels[indices], self.limit)]
+            for start in range(0, len(chosen), CHUNK):
+                some = chosen[start : start + CHUNK]
+                split.extend(np.ascontiguousarray(self.convert(files.images[some])), files.labels[some])
+        return writer
+
+    def _origin(self, path: Path) -> dict[str, Any]:
+        """What is known of a dataset of the Hub."""
+        if self.source != "huggingface":
+            return {}
+        hub: HubDataset = self.files.HUB
+        ours = path.name == hub.folder_name
+        return {"repository": hub.repository, "revision": hub.revision} if ours else {"revision": "unknown"}
+
+    # -- the source's files ----------------------------------------------------------------------------------------
 
     def fetch(self) -> None:
         """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
         if self.kind() == "files" or self._usual_path() is not None:
             return
-        with download_folder(self.root, f"{self.dataset}/download") as folder:
-            if self.source == "huggingface":
-                hub = self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION
-                huggingface.save(*hub, folder, self.files.HUGGINGFACE_BYTES)
-            else:
-                for file in self.downloads:
-                    download(file, folder)
-
-    @property
-    def _download(self) -> Path:
-        return self.root / self.dataset / "download"
-
-    @property
-    def _hub_folder(self) -> str:
-        return huggingface.folder_name(self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION)
+        hub = self.source == "huggingface"
+        with download_folder(self.root, self._hub_folder if hub else f"{self.dataset}/download") as folder:
+            for file in self.files.HUB.remote_files() if hub else self.downloads:
+                download(file, folder)
 
     def _path(self) -> Path:
         """The located archive or folder of the source."""
         if self.kind() == "files":
-            path = named_source(type(self).__name__, self.source, "original, huggingface")
-            try:
-                found: Path = self.files.locate(path)
-            except OSError as error:  # a folder that may not be looked into
-                raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+            found: Path = self.files.locate(named_source(type(self).__name__, self.source, "original, huggingface"))
             return found
         usual = self._usual_path()
         if usual is None:
@@ -152,16 +189,29 @@ class PublishedImages(PreparedDataModule):
         return usual
 
     def _usual_path(self) -> Path | None:
+        """Where the source's files are below the root; None if they are not."""
+        places, there = self.files.USUAL_PLACES, self.files.is_published
         if self.source == "huggingface":
             # The second is for what a user has saved, on a machine that reaches the Hub or of another revision.
-            saved = (self._download / self._hub_folder, self.root / self.dataset / "huggingface")
-            return next((path for path in saved if huggingface.is_saved(path)), None)
-        for place in self.files.USUAL_PLACES:
-            path = self.root / place
-            if path.is_file() or (path.is_dir() and self._holds(path)):
-                return path
-        return None
+            places, there = (self._hub_folder, f"{self.dataset}/huggingface"), is_hub_dataset
+        return next((self.root / place for place in places if there(self.root / place)), None)
 
-    @abstractmethod
-    def _holds(self, folder: Path) -> bool:
-        """Whether an existing folder in a usual place has the published files."""
+    @property
+    def _hub_folder(self) -> str:
+        """Where the Hub's files are downloaded to, below the root."""
+        return f"{self.dataset}/download/{self.files.HUB.folder_name}"
+
+
+def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:
+    """Which training images are for training and which for validation; of which they are the test set if none is there.
+
+    Raises:
+        InputError: too few images.
+    """
+    if has_test:
+        kept = int(num_train * (1 - VAL_FRACTION))
+        train, val = random_split(num_train, [kept, num_train - kept], seed)
+        return {"train": train, "val": val}
+    # 45,000 to 5,000 to 10,000, as with all images.
+    train, val, test = random_split(num_train, [3 / 4, 1 / 12, 1 / 6], seed)
+    return {"train": train, "val": val, "test": test}

@@ -4,16 +4,10 @@ Sources: LeCun, Cortes and Burges, "The MNIST database of handwritten digits" (1
 way to initialize recurrent networks of rectified linear units" (2015); splits of the public S4 code (state-spaces/s4).
 """
 
-from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.images.published import PublishedImages
-from lra_ssm.datamodules.images.transforms import (
-    CropFlip,
-    PixelSequence,
-    bitreversal_permutation,
-    random_permutation,
-)
+from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence, bitreversal_permutation, random_permutation
 from lra_ssm.datamodules.mnist import reader as mnist_files
 
 NUM_PIXELS = 28 * 28
@@ -27,7 +21,7 @@ class MNIST(PublishedImages):
     Args:
         root: data root; None for LRA_SSM_DATA, else ./data.
         source: "original" for the four idx files below the root (`lra-ssm prepare mnist` downloads them);
-            "huggingface" for ylecun/mnist, which the same command saves below the root; or a folder with either.
+            "huggingface" for the Hub's ylecun/mnist (likewise); or a folder with the files of either.
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
         permutation: of the pixels, the same for all images: "none"; "bitreversal", which the public S4 code calls
@@ -80,16 +74,13 @@ class MNIST(PublishedImages):
         return {"pixels": "gray"}  # the permutation is applied to batches: one folder serves all
 
     def transform(self, augment: CropFlip | None) -> PixelSequence:
-        permutation = {
-            "none": lambda: None,
-            "bitreversal": lambda: bitreversal_permutation(NUM_PIXELS),
-            "random": lambda: random_permutation(NUM_PIXELS, self.permutation_seed),
-        }[self.permutation]()
+        permutation = None
+        if self.permutation == "bitreversal":
+            permutation = bitreversal_permutation(NUM_PIXELS)
+        elif self.permutation == "random":
+            permutation = random_permutation(NUM_PIXELS, self.permutation_seed)
         return PixelSequence(permutation=permutation, augment=augment)
 
     def batch_settings(self) -> dict[str, Any]:
         seed = {"permutation_seed": self.permutation_seed} if self.permutation == "random" else {}
         return {"permutation": self.permutation} | seed
-
-    def _holds(self, folder: Path) -> bool:
-        return mnist_files.has_files(folder)
