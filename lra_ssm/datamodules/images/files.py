@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +15,6 @@ from lra_ssm.errors import InputError
 Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Mode = Literal["L", "RGB"]  # as PIL calls gray and colors
-_NO_IMAGE = "is neither a PNG nor a JPEG image, or is damaged"
 
 
 class LabelledImages(NamedTuple):
@@ -41,13 +42,19 @@ class Decoded(NamedTuple):
     lossy: bool
 
 
-def image_form(data: bytes, name: str) -> tuple[str, tuple[int, int]]:
-    """PIL's mode of a PNG or JPEG file, and its height and width, by its header. Raises InputError: it is neither."""
+@contextmanager
+def opened_image(data: bytes, name: str) -> Iterator[Image.Image]:
+    """A PNG or JPEG file; its header is read, and its pixels where they are used. `name` is what errors call it.
+
+    Raises:
+        InputError: it is neither, or damaged.
+    """
     try:
-        image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+        yield Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+    except InputError:
+        raise
     except Exception as error:  # of many kinds, with PIL's versions
-        raise InputError(f"{name}: {_NO_IMAGE}") from error
-    return image.mode, (image.height, image.width)
+        raise InputError(f"{name}: is neither a PNG nor a JPEG image, or is damaged") from error
 
 
 def decode_image(data: bytes, mode: Mode, size: tuple[int, int], name: str) -> Decoded:
@@ -63,14 +70,12 @@ def decode_image(data: bytes, mode: Mode, size: tuple[int, int], name: str) -> D
         InputError: it is neither PNG nor JPEG, is damaged, or has another size.
     """
     height, width = size
-    try:
-        image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))  # reads the header: its size before pixels
-        if image.size == (width, height):
-            pixels = np.frombuffer(image.convert(mode).tobytes(), np.uint8)
-            return Decoded(pixels.reshape(height, width, -1), image.format == "JPEG")
-    except Exception as error:  # of many kinds, with PIL's versions
-        raise InputError(f"{name}: {_NO_IMAGE}") from error
-    raise InputError(f"{name}: is an image of {image.height} x {image.width} pixels instead of {height} x {width}")
+    with opened_image(data, name) as image:
+        if image.size != (width, height):
+            found = f"{image.height} x {image.width}"
+            raise InputError(f"{name}: is an image of {found} pixels instead of {height} x {width}")
+        pixels = np.frombuffer(image.convert(mode).tobytes(), np.uint8)
+        return Decoded(pixels.reshape(height, width, -1), image.format == "JPEG")
 
 
 def digests(data: bytes, published_md5: str | None) -> dict[str, Any]:
