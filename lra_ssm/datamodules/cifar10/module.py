@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, ClassVar, Literal
 
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.images.files import Pixels
@@ -19,7 +20,7 @@ class Cifar10(PublishedImages):
     """CIFAR-10's files and splits; `Image` and `SCIFAR` say what becomes of the pixels."""
 
     dataset = "cifar10"
-    files = cifar_files
+    files: ClassVar[ModuleType] = cifar_files
     downloads = (cifar_files.ARCHIVE,)
     class_names = cifar_files.CLASS_NAMES
     image_size = cifar_files.SIZE

@@ -46,9 +46,8 @@ class PublishedImages(PreparedDataModule):
     """
 
     command: ClassVar[str]  # of `lra-ssm prepare`
-    files: ModuleType = field(
-        init=False
-    )  # is_published, locate, watched_files, read, SIZE, USUAL_PLACES, HUB, PUBLISHED_COUNTS
+    # is_published, locate, watched_files, read, SIZE, USUAL_PLACES, HUB, PUBLISHED_COUNTS
+    files: ClassVar[ModuleType]
     downloads: ClassVar[tuple[RemoteFile, ...]]
     published_mode: ClassVar[Mode]  # of the files' images
     sources = ("original", "huggingface")
@@ -175,8 +174,8 @@ class PublishedImages(PreparedDataModule):
         if usual is None:
             raise InputError(
                 f"{self.data_root}: holds no {self.dataset} ({self.source}) in the usual places; `lra-ssm"
-                f" prepare {self.command} --source={self.source} --root={self.data_root}` downloads it, or give your own"
-                " as source"
+                f" prepare {self.command} --source={self.source} --root={self.data_root}` downloads it, or give your"
+                " own as source"
             )
         return usual
 

@@ -6,7 +6,8 @@ way to initialize recurrent networks of rectified linear units" (2015); splits o
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, ClassVar, Literal
 
 from lra_ssm.datamodules.images.published import PublishedImages
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence, bitreversal_permutation, random_permutation
@@ -39,7 +40,7 @@ class MNIST(PublishedImages):
 
     dataset = "mnist"
     command = "mnist"
-    files = mnist_files
+    files: ClassVar[ModuleType] = mnist_files
     downloads = mnist_files.FILES
     class_names = mnist_files.CLASS_NAMES
     image_size = mnist_files.SIZE
