@@ -5,8 +5,8 @@
     {train,test}/<class>/NAME.{png,jpg}                                                  folder or archive
     the Hub's parquet files, or a folder that `datasets` saved (uoft-cs/cifar10)
 
-The first two have the published order, which decides the public S4 code's split; the others have an order of their own,
-class folders that of the sorted names. Needs neither torch nor lightning.
+The first two have the published order, which decides the public S4 code's split; class folders have that of the sorted
+names. Needs neither torch nor lightning.
 """
 
 import hashlib
@@ -73,7 +73,8 @@ _PICTURE = re.compile(r"(?:.*/)?(train|test)/([^/]+)/([^/]+\.(?i:png|jpe?g))")
 
 def is_published(path: Path) -> bool:
     """Whether a path is the archive, or a folder with all batches: fewer are what a broken unpacking leaves."""
-    return path.is_file() or any(all((path / f"{name}{end}").is_file() for name in BATCH_MD5) for end in ("", ".bin"))
+    python, binary = (all((path / f"{name}{end}").is_file() for name in BATCH_MD5) for end in ("", ".bin"))
+    return path.is_file() or python or binary
 
 
 def locate(path: Path) -> Path:
@@ -103,9 +104,9 @@ def watched_files(path: Path) -> list[Path]:
         return [path]
     if huggingface.is_hub_dataset(path):
         return huggingface.watched_files(path)
-    batches = [entry for entry in sorted(path.iterdir()) if _BATCH.fullmatch(entry.name) and entry.is_file()]
-    folders = (entry for pattern in ("train", "train/*", "test", "test/*") for entry in sorted(path.glob(pattern)))
-    return [*batches, *(entry for entry in folders if entry.is_dir())]
+    batches = [entry for entry in path.iterdir() if _BATCH.fullmatch(entry.name) and entry.is_file()]
+    folders = [path / "train", path / "test", *path.glob("train/*"), *path.glob("test/*")]
+    return batches + [entry for entry in folders if entry.is_dir()]
 
 
 def read(path: Path) -> ImageFiles:
@@ -151,16 +152,13 @@ def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
         yield from iterate(path, wanted)
         return
     # Not path.rglob: links to folders are followed, and nothing deeper than the layouts go is looked at.
-    found = (entry for pattern in ("*", "train/*/*", "test/*/*") for entry in sorted(path.glob(pattern)))
-    names = [name for name in (entry.relative_to(path).as_posix() for entry in found) if wanted(name)]
+    found = [*path.glob("*"), *path.glob("train/*/*"), *path.glob("test/*/*")]
+    names = [name for name in (entry.relative_to(path).as_posix() for entry in sorted(found)) if wanted(name)]
     with image_bar(f"reading the images of {path.name}", len(names)) as advance:
         for name in names:
             with opened(path / name) as content:
                 yield name, content.read()
             advance(1)
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 def _read_pickle(data: bytes, name: str) -> LabelledImages:
@@ -198,12 +196,12 @@ def _in_published_order(batches: dict[str, LabelledImages], entry: dict[str, Any
     return ImageFiles(LabelledImages(*map(np.concatenate, zip(*train, strict=True))), test, entry)
 
 
-# -- class folders -----------------------------------------------------------------------------------------------------
-# `datasets` reads them, too (imagefolder), but needs a minute to find 60,000 files and unpacks archives into its cache.
-
-
 class _Picture(NamedTuple):
-    """A single image; sorted by what comes before its pixels."""
+    """A file in a class folder; sorted by what comes before its pixels.
+
+    `datasets` reads such folders, too (imagefolder), but needs a minute to find 60,000 files, and unpacks archives
+    into its cache.
+    """
 
     split: str
     label: int

@@ -83,7 +83,8 @@ class PublishedImages(PreparedDataModule):
     def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
         augmented = self.augment == "crop_flip" and name == "train"
-        return ImageDataset(split, self.transform(CropFlip(self._resolved_shuffle_seed()) if augmented else None))
+        augment = CropFlip(self._resolved_shuffle_seed()) if augmented else None
+        return ImageDataset(split, self.transform(augment))
 
     def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
         """What images of a user's own may be, with what makes stored ones of them."""
@@ -91,8 +92,6 @@ class PublishedImages(PreparedDataModule):
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         return own_pixels(paths, self.own_forms(), self.transform(None), self.image_size[0] * self.image_size[1])
-
-    # -- preparation -----------------------------------------------------------------------------------------------
 
     def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(self.files.watched_files(self._path()))} if self.kind() == "files" else {}
@@ -105,7 +104,7 @@ class PublishedImages(PreparedDataModule):
         counts = {"train": len(files.train.labels), "test": len(files.test.labels) if files.test else 0}
         published = counts == self.files.PUBLISHED_COUNTS
         if not published and self.limit is None:
-            log.warning("%s: holds %s images; the published ones are %s", path, counts, self.files.PUBLISHED_COUNTS)
+            log.warning("%s: holds %s images instead of %s", path, counts, self.files.PUBLISHED_COUNTS)
         if files.test is None:
             log.warning("%s: holds no test images, so a part of the training images stands in for them", path)
         indices = split_indices(counts["train"], files.test is not None, self.split_seed)
@@ -154,8 +153,6 @@ class PublishedImages(PreparedDataModule):
         ours = path.name == hub.folder_name
         return {"repository": hub.repository, "revision": hub.revision} if ours else {"revision": "unknown"}
 
-    # -- the source's files ----------------------------------------------------------------------------------------
-
     def fetch(self) -> None:
         """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
         if self.kind() == "files" or self._usual_path() is not None:
@@ -168,7 +165,8 @@ class PublishedImages(PreparedDataModule):
     def _path(self) -> Path:
         """The located archive or folder of the source."""
         if self.kind() == "files":
-            found: Path = self.files.locate(named_source(type(self).__name__, self.source, "original, huggingface"))
+            path = named_source(type(self).__name__, self.source, "original, huggingface")
+            found: Path = self.files.locate(path)
             return found
         usual = self._usual_path()
         if usual is None:
@@ -194,7 +192,7 @@ class PublishedImages(PreparedDataModule):
 
 
 def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:
-    """Which training images are for training and which for validation; of which they are the test set if none is there.
+    """Which training images are for training and for validation; where there is no test set, which stand in for it.
 
     Raises:
         InputError: too few images.
