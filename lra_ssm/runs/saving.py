@@ -112,7 +112,8 @@ class SaveLast(Checkpoint):
             own = given.parent == self.path.absolute().parent
             check_training_state(trainer, self._loaded, given, own)
             if trainer.precision == "64-true":  # Lightning loads weights before it makes the model float64
-                pl_module.load_state_dict(self._loaded["state_dict"])
+                # Lightning's averages of weights have state_dict's place; what trains stands beside them.
+                pl_module.load_state_dict(self._loaded.get("current_model_state", self._loaded["state_dict"]))
             self._loaded = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
