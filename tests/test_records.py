@@ -244,6 +244,24 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
     assert (interrupted / "checkpoints/best.ckpt").is_file()
 
 
+@pytest.mark.parametrize("left", [None, 1, 5])
+def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatch):
+    """left: the log's lines; it had a row of each step and one of the validation before step 8, which was saved."""
+    log = interrupted / "metrics.csv"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:left])) if left else log.unlink()
+    monkeypatch.setenv("KILL_AT", "train_batch_end:2")
+    monkeypatch.setenv("KILL_WITH", "SIGTERM")
+    said = []
+    for expected in (143, 0):
+        code, out, _ = in_process(FIT, capsys)
+        assert code == expected
+        said += [line for line in out.splitlines() if line.startswith("warning: ")]
+        monkeypatch.delenv("KILL_AT", raising=False)
+    rows = (left or 1) - 1
+    assert said == [f"warning: {log.relative_to(log.parents[3])} has lost rows: {rows} are left of 9 before step 8; "
+                    "the run goes on without them"]  # fmt: skip
+
+
 # --- what is damaged ---
 
 FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json")

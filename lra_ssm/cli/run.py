@@ -66,7 +66,7 @@ def main(command: str, arguments: list[str]) -> int:
     held: list[Run] = []
     with listening() as signals:
         patience: float | None = 0.0  # seconds that the processes beside this one have to end by themselves
-        code = 1
+        code = 2
         try:
             if command != "fit" and arguments and not arguments[0].startswith("-"):
                 arguments = _of_what_is_named(arguments[0], arguments[1:])
@@ -94,7 +94,7 @@ def main(command: str, arguments: list[str]) -> int:
                 raise
             raise failure from error
         finally:  # the same process may run another command
-            signals.leaving = True
+            signals.leave(code)
             _close(held)
             if patience is not None:
                 signals.end_children(patience)
@@ -290,6 +290,13 @@ class RunCLI(LightningCLI):
                 named = type(self.datamodule).__name__ if self.datamodule else "the model, which loads its own data,"
                 raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
             self.datamodule.predict_split = self._config.split
+        try:
+            self.trainer = self.instantiate_trainer()
+        except ValueError as error:
+            raise InputError(squeeze(str(error))) from error
+        check_strategy(self.trainer)
+        self.signals.watch(self.trainer, self.run)
+        self.signals.meet()  # before what takes long: weights that are fetched, data that is prepared
         if self.checkpoint is not None:
             code = user_source(self.resolved)
             check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, self.subcommand == "fit", code)
@@ -297,12 +304,6 @@ class RunCLI(LightningCLI):
             self.initial = start_from(self.start, self.model, self._config.allow_pickle)
         self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         self.config_init[self.subcommand]["weights_only"] = True
-        try:
-            self.trainer = self.instantiate_trainer()
-        except ValueError as error:
-            raise InputError(squeeze(str(error))) from error
-        check_strategy(self.trainer)
-        self.signals.watch(self.trainer, self.run)
 
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""

@@ -37,7 +37,7 @@ from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
-from lra_ssm.runs.metrics import CSVRunLogger, last_logged
+from lra_ssm.runs.metrics import ROWS, CSVRunLogger, last_logged
 from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.reached import WriteProgress
 from lra_ssm.runs.record import read_progress
@@ -259,9 +259,10 @@ class Run(RunDirectory):
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         self._begun = True
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
+        state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
-                logger.forget_from(int(load_checkpoint(self.checkpoint)["global_step"]) if self.checkpoint else 0)
+                logger.forget_from(int(state.get("global_step", 0)), state.get(ROWS, 0) if own else 0)
             logger.log_hyperparams(config)  # Lightning logs the model's settings alone
         used = data.provenance() if hasattr(data, "provenance") else None
         attach(trainer.loggers, {"run": str(self.path), **starts[-1], "data": used})
