@@ -43,7 +43,7 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error
-from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identity
+from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identities
 from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.scores import record_score
@@ -208,22 +208,23 @@ class RunCLI(LightningCLI):
             raise InputError(
                 f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
             )
-        run_id = self.resolve()
+        ids = self.resolve()
         if self.subcommand != "fit":
-            self._find_trained_run(run_id)
+            self._find_trained_run(*ids)
         elif not config.trainer.fast_dev_run:  # which leaves nothing
-            self._find_own_run(run_id)
+            self._find_own_run(*ids)
         freeze_specifications(config.model)
         if directory := self.run or self.scored:
             place_tensorboard(config.trainer.logger, directory.path)
 
-    def resolve(self) -> str:
-        """Takes the configuration as plain values; returns the run that it is."""
+    def resolve(self) -> list[str]:
+        """Takes the configuration as plain values; returns the id of the run that it is, and those that it may have had
+        before."""
         if self.subcommand == "fit":
             check_end(self._config.trainer)
         dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         self.resolved = json.loads(dumped)[self.subcommand]
-        return run_identity(self.resolved, self._neutral())
+        return run_identities(self.resolved, self._neutral())
 
     def _neutral(self) -> dict[str, Any]:
         """What cannot change a result, by section of the configuration."""
@@ -233,10 +234,10 @@ class RunCLI(LightningCLI):
 
     # --- the run directory ---
 
-    def _find_own_run(self, run_id: str) -> None:
+    def _find_own_run(self, run_id: str, *former: str) -> None:
         """fit: this configuration's run, new or to be resumed. Writes nothing yet."""
         config = self._config
-        self.run = run = Run.find(config.runs_dir, config.experiment, run_id, config.fresh)
+        self.run = run = Run.find(config.runs_dir, config.experiment, run_id, config.fresh, former)
         run.seed, run.source = config.seed_everything, user_source(self.resolved)
         if run.finished:
             print(f"{run.path} is finished (--fresh trains it again){other_code(run.record, run.source)}")
@@ -252,10 +253,10 @@ class RunCLI(LightningCLI):
         self.checkpoint = run.checkpoint
         self.start = config.init_from if own is None and not given else None
 
-    def _find_trained_run(self, run_id: str) -> None:
+    def _find_trained_run(self, run_id: str, *former: str) -> None:
         """validate, test, predict: the checkpoint to score, and its run where it is this configuration's."""
         config = self._config
-        run = RunDirectory.find(config.runs_dir, config.experiment, run_id)
+        run = RunDirectory.find(config.runs_dir, config.experiment, run_id, former=former)
         given = config.ckpt_path
         if given in _OF_A_RUN:
             self.checkpoint = run.last if given == "last" else run.best
