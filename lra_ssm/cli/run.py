@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -44,6 +45,8 @@ from lra_ssm.runs.checks import (
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identities
+from lra_ssm.runs.inputs import changed_data, changed_weights
+from lra_ssm.runs.record import recorded_inputs
 from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.scores import record_score
@@ -240,18 +243,39 @@ class RunCLI(LightningCLI):
         self.run = run = Run.find(config.runs_dir, config.experiment, run_id, config.fresh, former)
         run.seed, run.source = config.seed_everything, user_source(self.resolved)
         if run.finished:
-            print(f"{run.path} is finished (--fresh trains it again){other_code(run.record, run.source)}")
+            others = other_code(run.record, run.source)
+            if inputs := self.changed_inputs(run.record):
+                others += f"; warning: it was trained with {inputs}"
+            print(f"{run.path} is finished (--fresh trains it again){others}")
             show_metrics(run.record.get("metrics", {}), run.record.get("of_last_batch", ()))
             raise _Done
         given = config.ckpt_path
+        run.begun_from = self._begun_from
         if own := newest(run.last, run.before_last):
             run.checkpoint = own
+            if weights := changed_weights(run.record, run.begun_from):
+                print(squeeze(f"warning: {run.path} was begun with {weights}: it goes on from its own"))
         elif given == "last":
             raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
         elif given:
             run.checkpoint = existing(given)
         self.checkpoint = run.checkpoint
         self.start = config.init_from if own is None and not given else None
+
+    @property
+    def _begun_from(self) -> str | None:
+        """What a new run takes its weights from."""
+        given = self._config.ckpt_path
+        return self._config.init_from if given in _OF_A_RUN else given
+
+    def changed_inputs(self, record: dict[str, Any]) -> str:
+        """Which files of data and which starting weights are others than a recorded run's, as text."""
+        found = [changed_weights(record, self._begun_from)]
+        with suppress(ValueError):  # its files are gone
+            if recorded_inputs(record, "data"):
+                alone = Namespace({self.subcommand: Namespace(data=self._config.data)})
+                found.insert(0, changed_data(record, self._get(self.parser.instantiate_classes(alone), "data")))
+        return "; ".join(filter(None, found))
 
     def _find_trained_run(self, run_id: str, *former: str) -> None:
         """validate, test, predict: the checkpoint to score, and its run where it is this configuration's."""

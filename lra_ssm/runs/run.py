@@ -37,10 +37,11 @@ from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
 from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identities
+from lra_ssm.runs.inputs import data_fingerprint, weights_fingerprint
 from lra_ssm.runs.metrics import CSVRunLogger, last_logged
 from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.reached import WriteProgress
-from lra_ssm.runs.record import read_progress
+from lra_ssm.runs.record import INPUTS, read_progress, recorded_inputs
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
@@ -59,6 +60,7 @@ class Run(RunDirectory):
     seed: int = 0
     checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS
     checkpoint: Path | None = None  # where it starts from, if not anew
+    begun_from: str | None = None  # whose weights a new run takes
     config: dict[str, Any] | None = None  # of a run made by `of`: what its identity is made of,
     given: dict[str, Any]  # and its Trainer's arguments
     source: dict[str, str] = {}  # digests of the user's code
@@ -245,7 +247,9 @@ class Run(RunDirectory):
         # A killed attempt has left no end, but when it wrote last how far it was.
         before = ended(self.record.get("starts", []), read_progress(self.path).get("time"))
         starts = [*before, {**environment(), "source": self.source}]
+        weights = recorded_inputs(self.record, "weights") if own else weights_fingerprint(self.begun_from)
         record: dict[str, Any] = {
+            INPUTS: {"data": data_fingerprint(data), "weights": weights},
             "run_id": self.path.name,
             "experiment": config["experiment"],
             "status": "started",
