@@ -1,6 +1,7 @@
 """What a run starts from that its configuration names and does not hold: the user's files of data, starting weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +36,24 @@ def weights_fingerprint(given: str | None, known: Mapping[str, Any] | None = Non
     return found
 
 
-def changed_data(record: Mapping[str, Any], data: Any) -> str:
-    """Which of the user's files of data are others than those of a recorded run, as text; nothing where that is not
-    known, or what is prepared of them is the same."""
-    if not (known := recorded_inputs(record, "data")):
-        return ""
-    try:
-        names = changed(known, data_fingerprint(data))
-        if names and data.is_prepared() and same_data(record.get("data") or {}, data.manifest()):
-            return ""  # touched or copied
-    except (InputError, OSError):  # gone: there are no others
-        return ""
-    return f"other data: {names}" if names else ""
+def changed_inputs(record: Mapping[str, Any], data: Callable[[], Any], given: str | None) -> str:
+    """Which of the user's files of data and of the starting weights are others than a recorded run's, as text.
+
+    Nothing where it is not known, where the files are gone, or where what is prepared of them is the same. data: makes
+    the data module; called where the record names files of the user's.
+    """
+    names = ""
+    if known := recorded_inputs(record, "data"):
+        with suppress(ValueError, OSError):  # gone: there are no others
+            now = data()
+            names = changed(known, data_fingerprint(now))
+            if names and now.is_prepared() and same_data(record.get("data") or {}, now.manifest()):
+                names = ""  # touched or copied
+    return "; ".join(filter(None, [names and f"other data: {names}", changed_weights(record, given)]))
 
 
 def changed_weights(record: Mapping[str, Any], given: str | None) -> str:
-    """The same of the weights that it started from."""
+    """Of starting weights alone, as `changed_inputs`."""
     known = {name: its for name, its in recorded_inputs(record, "weights").items() if isinstance(its, list) and its}
     try:
         now = weights_fingerprint(given, known) if known else {}
