@@ -47,9 +47,18 @@ DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 # Settings that came later, each with the value that means "as before": with that it does not count, so that a run keeps
 # the id that it had when there was no such setting. A line for each, by its name as users write it (`init_args` and
 # places in lists are no part of it), or as much of the name's end as tells what is meant: "optimizer.algorithm" stands
-# for model.optimizer.algorithm, "layer.init" for every layer's, wherever it is nested. The value is the default, plain
-# as in a configuration (a list, no tuple).
-AS_BEFORE: dict[str, Any] = {}
+# for model.optimizer.algorithm, "layer.init" for every layer's, wherever it is nested; or by the name of its class,
+# "S4D.init". The value is the default, plain as in a configuration (a list, no tuple).
+AS_BEFORE: dict[str, Any] = {
+    "StableSSM.learn_B": True,
+    "optimizer.cosine_by": "step",
+    "optimizer.norm_weight_decay": None,
+    "optimizer.embedding_weight_decay": None,
+    "MNIST.mean": 0.0,
+    "MNIST.std": 1.0,
+    "SCIFAR.std": None,
+    "WikiText.documents": "article",
+}
 # What Lightning takes precisions for, by their short names.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 
@@ -66,10 +75,9 @@ def run_identity(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -
 
 def run_identities(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> list[str]:
     """`run_identity`, and behind it the ids that the same run may have had before: by other spellings of its settings,
-    in Python (where a class without arguments has empty `init_args`), and where a class of the user's had a setting of
-    its own by the name of one that came later."""
+    and in Python, where a class without arguments has empty `init_args`."""
     every, found = _without_neutral(config, neutral), []
-    for counting in (_without_later(every), _without_later(every, empty=True), every):
+    for counting in (_without_later(every), _without_later(every, empty=True)):
         for trainer in _spellings(counting["trainer"]):
             counting["trainer"] = without_trainer_defaults(trainer)
             found.append(hashlib.sha256(json.dumps(counting, sort_keys=True, default=str).encode()).hexdigest()[:10])
@@ -100,22 +108,28 @@ def _spellings(trainer: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**trainer, "gradient_clip_val": c, "precision": p} for c, p in product(clips, precisions)]
 
 
-def _without_later(node: Any, name: str = "", empty: bool = False) -> Any:
+def _without_later(node: Any, name: str = "", empty: bool = False, owner: str = "") -> Any:
     """A configuration, or what stands in it under a dotted name, without settings that came later and are as before.
 
-    empty: keep `init_args` of which nothing is left."""
+    empty: keep `init_args` of which nothing is left. owner: the class whose arguments these are."""
     if isinstance(node, list):
         return [_without_later(item, name, empty) for item in node]
     if not isinstance(node, dict) or name in (".trainer", ".settings"):  # Lightning's, and words of the user's own
         return node
     found = {}
     for key, value in node.items():
-        its = name if key == "init_args" else f"{name}.{key}"
-        left = _without_later(value, its, empty)
+        of_class = "class_path" in node and key in ("init_args", "attributes")
+        its = name if of_class else f"{name}.{key}"
+        left = _without_later(value, its, empty, node["class_path"].rpartition(".")[2] if of_class else "")
         emptied = key == "init_args" and value and not left and not empty
-        if not emptied and not any(its.endswith(f".{later}") and left == before for later, before in AS_BEFORE.items()):
+        if not emptied and not _is_as_before(its, f"{owner}.{key}", left):
             found[key] = left
     return found
+
+
+def _is_as_before(name: str, of_class: str, value: Any) -> bool:
+    names = (later for later in AS_BEFORE if later == of_class or name.endswith(f".{later}"))
+    return any(value == AS_BEFORE[later] for later in names)
 
 
 def _without_neutral(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:

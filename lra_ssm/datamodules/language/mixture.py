@@ -137,7 +137,7 @@ class Mixture(WindowedDataModule):
 
     def source_digests(self) -> dict[str, str]:
         """Of all corpora; as of any data that is prepared."""
-        return {name: digest for corpus in self.corpora for name, digest in corpus.source_digests().items()}
+        return {name: digest for corpus in self.built for name, digest in corpus.source_digests().items()}
 
     def is_prepared(self) -> bool:
         """Whether nothing is left to prepare."""
