@@ -92,6 +92,22 @@ def test_what_is_saved_is_loaded_with_the_same_outputs(name: str, tmp_path: Path
         assert file.metadata() == {"format": "pt"}
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_inputs_of_another_shape_are_one_line_and_an_empty_batch_is_empty(name: str, tmp_path: Path) -> None:
+    make, inputs = NETWORKS[name]
+    make().save_pretrained(tmp_path / "a")
+    loaded = load_pretrained(tmp_path / "a", nn.Module)
+    assert loaded(inputs[:0]).shape == loaded(inputs)[:0].shape
+    expected = "(batch, length, 2) features, floating" if name == "S4D" else "(batch, length) ids, int64"
+    length = inputs[..., :0, :] if name == "S4D" else inputs[..., :0]
+    for wrong in (inputs[..., None], inputs.bool(), length, *([inputs[0]] if name != "pairs" else [])):
+        with pytest.raises(ValueError) as error:
+            loaded(wrong)
+        got = tuple((wrong.flatten(0, 1) if name == "pairs" else wrong).shape)
+        said = f"inputs: expected {expected}, length at least 1; got shape {got}, {wrong.dtype}"
+        assert str(error.value) == said
+
+
 def test_precision_is_what_is_asked_for(tmp_path: Path) -> None:
     network = language_model().double()
     network.save_pretrained(tmp_path / "a")
