@@ -20,7 +20,7 @@ from lra_ssm.checkpoints import (
     write_model,
 )
 from lra_ssm.errors import InputError
-from lra_ssm.layers.spec import NetworkSpec, import_object
+from lra_ssm.layers.spec import NetworkSpec, annotations, import_object
 from lra_ssm.models.mamba_checkpoints import from_mamba, hf_config, network_of_mamba, normalized, to_mamba
 
 FORMAT = "lra_ssm/1"
@@ -163,8 +163,10 @@ def _read(
         found = f"model_type {config['model_type']!r}" if "model_type" in config else f"keys {sorted(config)[:5]}"
         raise InputError(f"{where}: its {CONFIG} is of no layout that can be read: {found}")
     foreign = any(path in trust for path in import_paths(network))
+    tensors = files.weights(allow_pickle)
+    _check_sizes(network, tensors, where)
     model = _built(network, kind, foreign, where).to(dtype)
-    sizes, tensors = model.state_dict(), files.weights(allow_pickle)
+    sizes = model.state_dict()
     if ours:
         check_shapes(untied(sizes), tensors, where)
     else:  # compared under the file's names, which its owner knows
@@ -218,13 +220,34 @@ def _is_ours(path: str) -> bool:
     return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(_OURS)
 
 
+def _check_sizes(network: dict[str, Any], tensors: Mapping[str, Tensor], where: str) -> None:
+    """No size among the arguments of our classes is beyond what the weights hold: such a network would take
+    for ever, or more than torch can count, to be built for nothing. Raises InputError naming the first that is.
+
+    A block has a tensor of its own at least; any other is a dimension, or twice one (d_state counts both of a pair).
+    """
+    path, arguments = str(network.get("class_path")), network.get("init_args")
+    if not path.startswith("lra_ssm.") or not isinstance(arguments, dict):
+        return
+    hints, largest = annotations(import_object(path)), max((n for x in tensors.values() for n in x.shape), default=0)
+    for name, value in arguments.items():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                _check_sizes(part, tensors, where)
+        blocks = name == "n_layers" and path.startswith("lra_ssm.models.")
+        if type(value) in (int, float) and hints.get(name) in (int, int | None):
+            if value > (len(tensors) if blocks else 2 * largest):
+                holds = f"{len(tensors):,} tensors" if blocks else f"no dimension beyond {largest:,}"
+                raise InputError(f"{where}: {name} is {value} in its {CONFIG}, but its weights have {holds}")
+
+
 def _built(network: dict[str, Any], kind: type[_Network], foreign: bool, where: str) -> _Network:
     """The network; of classes of ours alone without memory for weights, which would be drawn for nothing."""
     try:
         cls = import_object(network["class_path"], "network")
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if foreign else "meta"):
             model = NetworkSpec.of(network)()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:  # sizes
         raise InputError(f"{where}: its network cannot be built: {error}") from error
     if not isinstance(model, kind):
         raise InputError(f"{where}: is a {getattr(cls, '__name__', cls)}, not a {kind.__name__}")
