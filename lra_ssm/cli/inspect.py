@@ -54,7 +54,7 @@ def main(command: str, arguments: list[str]) -> int:
     parser.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
     parser.add_argument("--examples", type=int, default=2, metavar="N", help="validation examples; default: 2")
     parser.add_argument("--allow-pickle", action="store_true", help="read a saved model's weights that are a pickle")
-    said = "a class outside lra_ssm that a saved model is made with and that may be imported"
+    said = "a class of others that a saved model is made with and that may be imported"
     parser.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
     options = parser.parse_args(arguments)
     if options.examples < 1:

@@ -27,7 +27,7 @@ FORMAT = "lra_ssm/1"
 SavedFormat = Literal["lra_ssm", "hf"]
 _Network = TypeVar("_Network", bound=nn.Module)
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_OURS = ("lra_ssm.layers.", "lra_ssm.models.")
+KNOWN = ("lra_ssm", "lightning", "torch", "torchmetrics")  # whose classes may be made unasked
 
 
 class Pretrained(nn.Module):
@@ -67,7 +67,8 @@ class Pretrained(nn.Module):
             revision: a branch, tag or commit.
             allow_pickle: read weights that are a pickle (`pytorch_model.bin`), tensors alone.
             dtype: of the weights; they may be stored in another.
-            trust: import paths of classes outside lra_ssm that the network may be made with.
+            trust: import paths of what else the network may be made with than modules of lra_ssm, lightning, torch and
+                torchmetrics.
 
         Raises:
             InputError: there is no such model or revision, it is damaged, does not fit, is of another class, is a
@@ -191,9 +192,9 @@ def _network_of(config: Mapping[str, Any], trust: Collection[str], where: str) -
     if not isinstance(network, dict) or not isinstance(network.get("class_path"), str):
         raise InputError(f"{where}: its {CONFIG} has no network, a class_path and its init_args")
     for path in import_paths(network):
-        if path not in trust and not _is_ours(path):
+        if path not in trust and not is_known(path):
             raise InputError(
-                f"{where}: its network is made with {path}, which is no layer or model of lra_ssm and would be"
+                f"{where}: its network is made with {path}, which is no module of {one_of_known()} and would be"
                 f" imported: if it is to be trusted, give trust=({path!r},) (--trust {path})"
             )
     return network
@@ -209,15 +210,20 @@ def import_paths(value: Any) -> Iterator[str]:
             yield from import_paths(item)
 
 
-def _is_ours(path: str) -> bool:
-    """Whether it names a module class of ours; not what our files import (lra_ssm.layers.spec.import_module)."""
-    if not path.startswith(_OURS):
-        return False
+def is_known(path: str, kinds: tuple[type, ...] = (nn.Module,)) -> bool:
+    """Whether it names a class of these kinds that lra_ssm, lightning, torch or torchmetrics defines; not what their
+    files import (lra_ssm.files.os.system), nor another class or function of theirs (torch.hub.load), which may run
+    anything."""
+    package = path.partition(".")[0]
     try:
-        found = import_object(path)
-    except ValueError:
+        found = import_object(path) if package in KNOWN else None
+    except Exception:  # of a module of theirs that is not meant to be imported here
         return False
-    return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(_OURS)
+    return isinstance(found, type) and issubclass(found, kinds) and found.__module__.partition(".")[0] == package
+
+
+def one_of_known() -> str:
+    return f"{', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
 
 
 def _check_sizes(network: dict[str, Any], tensors: Mapping[str, Tensor], where: str) -> None:

@@ -187,7 +187,7 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others")
         os.remove("imported")
         for trust in ((), ("others.Mine",), ("others",)):
-            with pytest.raises(InputError, match=r"is made with others\.\w+, which is no layer or model of lra_ssm"):
+            with pytest.raises(InputError, match=r"is made with others\.\w+, which is no module of lra_ssm, lightning"):
                 load_pretrained("saved", nn.Module, trust=trust)
         assert "others" not in sys.modules and not Path("imported").exists()
         trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
@@ -196,10 +196,18 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others", None)
 
 
+def test_torchs_own_modules_need_no_trust(tmp_path: Path) -> None:
+    spec = NetworkSpec(nn.Linear, in_features=2, out_features=3)
+    network, x = spec(), torch.randn(4, 2)
+    save_network(tmp_path / "a", spec.as_dict(), network.state_dict())
+    assert torch.equal(load_pretrained(tmp_path / "a", nn.Linear)(x), network(x))
+
+
 @pytest.mark.parametrize(
     "path",
     ["os.system", "lra_ssm.files.shutil.rmtree", "lra_ssm.layers.spec.import_module", "lra_ssm.layers.blocks.nn.Linear",
-     "lra_ssm.layers.nothing.Here", "lra_ssm.__main__.main"],
+     "lra_ssm.layers.nothing.Here", "lra_ssm.__main__.main", "torch.hub.load", "lightning.pytorch.cli.LightningCLI",
+     "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler", "torch.nn.functional.relu"],
 )  # fmt: skip
 def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(path: str, folder: Path) -> None:
     network = json.loads((folder / "config.json").read_text())["network"]
@@ -209,7 +217,7 @@ def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(path: str, folde
         "d_model": [{"x": path}],
     }.items():
         edit(folder, network={**network, "init_args": {**network["init_args"], name: value}})
-        assert f"its network is made with {path}, which is no layer or model" in refused(folder)
+        assert f"its network is made with {path}, which is no module of lra_ssm, lightning" in refused(folder)
     edit(folder, network={"class_path": path})
     assert f"its network is made with {path}" in refused(folder)
 
