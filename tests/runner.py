@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +72,21 @@ def run_by(devices: int, arguments: list[str], cwd: Path, env: dict[str, str] | 
     line = [*arguments, f"--trainer.devices={devices}"]
     started = [Command(line, cwd, {**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(devices)]
     return [command.wait() for command in started]
+
+
+def bare(
+    ranks: Iterable[int],
+    arguments: list[str],
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    call: Callable[[list[str]], int] | None = None,
+) -> list[Command]:
+    """These processes of a command by two on CPUs, started, with what srun tells each of them in its environment."""
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "fit",
+             "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_ID": "12", "SLURM_NODEID": "0", **(env or {})}  # fmt: skip
+    line = [*arguments, "--trainer.devices=2", "--trainer.strategy=ddp"]
+    own = [{"RANK": str(i), "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in ranks]
+    return [Command(line, cwd, {**given, **each}, call) for each in own]
 
 
 def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.runner import FIT, SHORT, everything_below, fail, only_run, refused, succeed
+from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
 
 BAD = {
     "unknown flag": (["--trainer.max_stepz=5"], "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
@@ -166,6 +166,19 @@ def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.yaml").write_text(text)
     assert expected in refused([*FIT, "--config", "bad.yaml"], capsys)
     assert everything_below(tmp_path) == ["bad.yaml"]
+
+
+def test_rows_beyond_the_data_and_its_padding_are_said_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["fit", "--config", str(TINY.with_name("language.yaml")), "--trainer.fast_dev_run=1"]
+    for rows, said in {8000: 1, 385: 1, 384: 0, 300: 0}.items():
+        code, out, errors = in_process([*command, f"--model.network.vocab_size={rows}"], capsys)
+        lines = [line for line in out.splitlines() if line.startswith("warning: ")]
+        assert code == 0 and len(lines) == said, errors
+        for line in lines:
+            assert f"vocab_size is {rows}, but MadeUp's prepared data (" in line
+            assert line.endswith(f") has 300 tokens: {rows - 300} rows stand for none")
+    assert "has 300 tokens; set it to 300" in refused([*command, "--model.network.vocab_size=299"], capsys)
 
 
 @pytest.mark.parametrize(

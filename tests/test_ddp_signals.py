@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runner import TINY, only_run
+from lra_ssm.cli import main
+from lra_ssm.runs import peers
+from tests.runner import FIT, SHORT, TINY, Command, Result, bare, free_port, only_run
 from tests.test_resume import assert_same, outcome
 
 # Batches that two and three processes can share; long enough that a signal meets the training.
@@ -122,6 +125,122 @@ def test_the_other_processes_end_when_one_is_killed(rank: int, tmp_path: Path, r
     who = f"process {rank} of the run was killed by SIGKILL" if rank else "the first process of the run has died"
     assert len(lines) == 1 and lines[0].startswith(f"lra-ssm: {who}; the same command goes on from ")
     assert record(tmp_path)["status"] == "interrupted" and last_step(tmp_path) == 9
+
+
+# --- processes that srun starts, of which Slurm ends none when another one ends ---
+
+
+def ends(commands: list[Command], seconds: float = 60) -> tuple[list[int], list[str]]:
+    """Exit codes by rank, and the lines that this package printed at the end, of all together."""
+    try:
+        results: list[Result] = [command.wait(seconds) for command in commands]
+    finally:
+        for command in commands:
+            command.process.kill()
+    assert not any("Traceback" in result.err for result in results), results
+    lines = [line for result in results for line in result.err.splitlines() if line.startswith("lra-ssm: ")]
+    return [result.code for result in results], lines
+
+
+def holds_back(pid: int, sent: signal.Signals) -> bool:
+    mask = re.search(r"^SigBlk:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(mask[1], 16) >> sent - 1 & 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_as_a_bare_process_starts_ends_the_other_too(rank: int, tmp_path: Path, root: Path) -> None:
+    """At its first line: long before it is known to torch, or to the other one."""
+    commands = bare([0, 1], [*FIT, *SHORT, f"--data.root={root}"], tmp_path)
+    pid, until = commands[rank].process.pid, time.monotonic() + 10
+    while not holds_back(pid, signal.SIGTERM) and time.monotonic() < until:
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGTERM)
+    codes, lines = ends(commands)
+    who = "process 1 of the run was " if rank else ""
+    assert codes == [143, 143]
+    assert lines == [f"lra-ssm: {who}stopped by SIGTERM; the same command goes on: nothing was saved yet"]
+
+
+PREPARES = """
+import os, signal
+from lra_ssm.datamodules import ListOps
+from lra_ssm.errors import InputError
+
+class Dying(ListOps):
+    def prepare_data(self):
+        if os.environ["SLURM_PROCID"] == os.environ["KILL_RANK"]:
+            if os.environ["KILL_WITH"] == "error":
+                raise InputError("no data on this node")
+            os.kill(os.getpid(), signal.Signals[os.environ["KILL_WITH"]])
+        super().prepare_data()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "end", "codes", "said"),
+    [
+        (0, "SIGKILL", [-9, 1], "the first process of the run has died; the same command goes on: nothing was saved"),
+        (1, "SIGKILL", [1, -9], "process 1 of the run has died; the same command goes on: nothing was saved yet"),
+        (1, "SIGTERM", [143, 143], "process 1 of the run was stopped by SIGTERM; the same command goes on: nothing"),
+        (1, "error", [2, 2], "error: no data on this node"),
+    ],
+)
+def test_a_bare_process_that_ends_before_they_met_in_torch_ends_the_other(
+    rank: int, end: str, codes: list[int], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data.py").write_text(PREPARES)
+    commands = bare([0, 1], [*FIT, *SHORT, "--data=data.Dying"], tmp_path, {"KILL_RANK": str(rank), "KILL_WITH": end})
+    found, (line,) = ends(commands)
+    assert found == codes and line.startswith(f"lra-ssm: {said}")
+
+
+def impatient(arguments: list[str]) -> int:
+    peers.COMING = 1.0
+    return main(arguments)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_bare_process_does_not_wait_for_ever_for_one_that_never_comes(rank: int, tmp_path: Path, root: Path) -> None:
+    commands = bare([rank], [*FIT, *SHORT, f"--data.root={root}"], tmp_path, call=impatient)
+    who = "the first process" if rank else "process 1"
+    said = f"lra-ssm: {who} of the run did not come within 1 s; the same command goes on: nothing was saved yet"
+    assert ends(commands) == ([1], [said])
+
+
+def test_bare_processes_that_nobody_disturbs_train_and_end(tmp_path: Path, root: Path) -> None:
+    assert ends(bare([0, 1], [*FIT, *SHORT, f"--data.root={root}"], tmp_path)) == ([0, 0], [])
+    assert record(tmp_path)["status"] == "finished"
+
+
+def test_a_bare_process_that_is_killed_in_training_ends_the_other(tmp_path: Path, root: Path) -> None:
+    env = {"KILL_AT": "train_batch_end:3", "KILL_RANK": "1"}
+    codes, lines = ends(bare([0, 1], [*FIT, f"--data.root={root}"], tmp_path, env))
+    assert codes == [1, -9] and len(lines) == 1
+    assert lines[0].startswith("lra-ssm: process 1 of the run has died; the same command goes on from ")
+    assert record(tmp_path)["status"] == "interrupted"
+
+
+def test_every_process_knows_which_one_is_gone() -> None:
+    """Three of them; strangers at their port are nobody."""
+    port = free_port()
+    first = peers.Peers(0, 3, "localhost", port)
+    stranger = socket.create_connection(("localhost", port))
+    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    others = [peers.Peers(rank, 3, "localhost", port) for rank in (1, 2)]
+
+    def look(*which: peers.Peers) -> list[tuple[int, int] | None]:
+        return [each.look() for each in which]
+
+    assert look(others[0], first) == [None, None] and not first.met.is_set()
+    assert look(others[1], first, *others) == [None] * 4
+    assert all(each.met.is_set() for each in (first, *others))
+    socket.create_server(("", port)).close()  # torch's place
+    others[0].leave(0)
+    others[0].close()
+    assert look(first, others[1]) == [None, None]
+    others[1].close()
+    assert look(first) == [(2, peers.DIED)]
+    first.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
 """fit --init_from a saved model: the weights that it starts from, and what does not fit."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from lra_ssm.layers import B2S6, S6, LayerSpec
 from lra_ssm.models import LanguageModel
@@ -132,3 +134,42 @@ def test_a_folder_of_ours_that_is_of_another_network(command: list[str], tmp_pat
     config["network"]["init_args"]["block"] = "theirs.Block"
     Path("b2s6/config.json").write_text(json.dumps(config))
     assert "its network is made with theirs.Block" in refused([*command, "--init_from=b2s6"], capsys)
+
+
+def warned(out: str) -> str:
+    """What a command that ended warns of, in the line that it has to be in."""
+    (line,) = [line for line in out.splitlines() if "is finished" in line]
+    return line.partition("; warning: ")[2]
+
+
+def test_a_finished_run_says_that_the_weights_are_others(command: list[str], tmp_path: Path, capsys) -> None:
+    hf_folder(tmp_path / "hf", sizes(**BYTES))
+    start = [*command, "--init_from=hf"]
+    assert in_process(start, capsys)[0] == 0
+    os.utime("hf/model.safetensors")
+    assert warned(in_process(start, capsys)[1]) == ""  # the same
+    save_file({name: 2 * tensor for name, tensor in load_file("hf/model.safetensors").items()}, "hf/model.safetensors")
+    code, out, _ = in_process(start, capsys)
+    assert code == 0 and warned(out) == "it was trained with other weights: hf/model.safetensors has changed"
+    assert "val/loss" in out
+
+
+def test_a_run_that_goes_on_says_that_the_weights_are_others(command: list[str], tmp_path: Path, capsys) -> None:
+    assert in_process(command, capsys)[0] == 0
+    first = only_run(tmp_path) / "checkpoints/last.ckpt"
+    Path("first.ckpt").write_bytes(first.read_bytes())
+    start = [*command, "--init_from=first.ckpt", "--experiment=second"]
+    assert in_process(start, capsys)[0] == 0
+    record = only_run(tmp_path, "second") / "run.json"
+    before = json.loads(record.read_text())
+    record.write_text(json.dumps({**before, "status": "interrupted"}))
+    state = torch.load("first.ckpt", weights_only=True)
+    torch.save({**state, "epoch": 7}, "first.ckpt")
+    code, out, _ = in_process(start, capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert code == 0 and "was begun with other weights: first.ckpt has changed: it goes on from its own" in line
+    # what it was begun with stays on record
+    assert json.loads(record.read_text())["inputs"] == before["inputs"]
+    assert warned(in_process(start, capsys)[1]) == "it was trained with other weights: first.ckpt has changed"
+    Path("first.ckpt").unlink()
+    assert warned(in_process(start, capsys)[1]) == ""

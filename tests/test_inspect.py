@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.inspect import examples_of
+from lra_ssm.cli.measured import Opened, check_takes, examples_of, open_data, other_data, random_examples
 from lra_ssm.cli.trained import find, load_network
 from lra_ssm.datamodules import TeacherStudent
-from lra_ssm.layers import S4D, LayerSpec
-from lra_ssm.models import Regressor
+from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.errors import InputError
+from lra_ssm.layers import S4D, S6, LayerSpec
+from lra_ssm.models import LanguageModel, Regressor
 from tests.runner import everything_below, fail, in_process, only_run, refused, succeed
 
 
@@ -39,30 +43,78 @@ def test_two_side_by_side_beside_the_first(trained, tmp_path, capsys):
     assert text.count("measured on 1 validation example(s) of ListOps") == 2
 
 
-def test_data_that_is_not_prepared_is_replaced_by_random_inputs(trained, tmp_path):
-    found = find(str(only_run(trained[0])))
-    network, spec, _ = load_network(found.file)
-    (example,), source = examples_of(found.config, network, spec, str(tmp_path / "nowhere"), 1)
-    assert source.startswith("measured on 1 random input(s) with random labels, as ListOps is not prepared below")
-    assert network(example.inputs, example.lengths).shape == (1, 10) and not (tmp_path / "nowhere").exists()
+def test_data_that_is_not_prepared_is_one_line_and_noise_is_asked_for(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, nowhere = shutil.copytree(only_run(trained[0]), "run"), tmp_path / "nowhere"
+    said = refused(["inspect", str(run), f"--root={nowhere}"], capsys)
+    assert said.startswith(f"ListOps is not prepared below {nowhere} with these settings; `lra-ssm prepare listops ")
+    assert f"--data.num_train=16 --data.num_val=20 --data.num_test=20 --data.root={nowhere}` makes it ready" in said
+    assert said.endswith("; --random takes random inputs") and not nowhere.exists()
+    assert not Path("run/inspect.html").exists()
+    command = said.partition("`")[2].partition("`")[0].replace("'", "").split()[1:]
+    nowhere.mkdir()
+    code, _, errors = in_process(command, capsys)
+    assert code == 0, errors
+    code, _, errors = in_process(["inspect", str(run), f"--root={nowhere}", "--examples=1"], capsys)
+    assert code == 0, errors
+    assert "measured on 1 validation example(s) of ListOps" in Path("run/inspect.html").read_text()
+    said = refused(["inspect", str(run), "--random", "--data.num_val", "3"], capsys)
+    assert said == "--random takes no data: leave it out, or --data.num_val=3"
 
 
-def test_a_checkpoint_alone_has_random_inputs(trained, tmp_path):
+def test_data_prepared_with_other_settings_is_named_and_taken(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, root = shutil.copytree(only_run(trained[0]), "run"), tmp_path / "data"
+    root.mkdir()
+    sizes = ["--num_train=2", "--num_val=3", "--num_test=1", "--length_bounds=[3,20]", "--max_depth=3"]
+    assert in_process(["prepare", "listops", f"--root={root}", *sizes], capsys)[0] == 0
+    said = refused(["inspect", "run", f"--root={root}"], capsys)
+    given = "--data.num_train=2 --data.num_val=3 --data.num_test=1"
+    assert f"; prepared there: {given} (2 train, 3 val, 1 test): give these options; --random" in said
+    options = ["--data.num_train", "2", "--data.num_val=3", "--data.num_test=1", "--data.batch_size=5"]
+    code, _, errors = in_process(["inspect", "run", f"--data.root={root}", *options], capsys)
+    assert code == 0, errors
+    text = Path(run, "inspect.html").read_text()
+    assert "measured on 2 validation example(s) of ListOps; trained with other settings of data: " in text
+    assert "data.num_val 20 there, 3 here" in text and "batch_size" not in text and "data.root" not in text
+    said = refused(["inspect", "run", "--data.num_vall=3"], capsys)
+    assert "lra_ssm.datamodules.ListOps takes no key 'num_vall'; did you mean 'num_val'?" in said
+    assert "must be at least 1" in refused(["inspect", "run", "--data.batch_size=0"], capsys)
+
+
+def opened(network, spec=None, config=None, **more):
+    return Opened(network, spec or {}, config or {}, "it", [], **more)
+
+
+def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
     file = tmp_path / "some.ckpt"
     shutil.copy(only_run(trained[0]) / "checkpoints" / "best.ckpt", file)
     found = find(str(file))
     assert found.run is None and found.config == {}
+    said = refused(["inspect", str(file)], capsys)
+    assert said.startswith("some.ckpt: no config.yaml says what data it was trained on: give --data=CLASS and its")
     network, spec, step = load_network(file)
     assert step > 0
-    examples, source = examples_of(found.config, network, spec, None, 3)
-    assert len(examples) == 3 and "no config.yaml says" in source
+    examples, source = random_examples(opened(network, spec), 3)
+    assert len(examples) == 3 and source == "measured on 3 random input(s) with random labels"
     assert examples[0].inputs.dtype == torch.int64 and 0 < examples[0].inputs.min() < examples[0].inputs.max() < 18
+    assert network(examples[0].inputs, examples[0].lengths).shape == (1, 10)
+    settings = ["--data=ListOps", "--data.length_bounds=[3,20]", "--data.max_depth=3", "--data.num_train=16"]
+    data = open_data([opened(network, spec)], [*settings, "--data.num_val=20", "--data.num_test=20"],
+                     str(trained[0] / "data"))  # fmt: skip
+    check_takes(opened(network, spec), data.module)
+    examples, source = examples_of(data.module, 3)
+    assert len(examples) == 3 and source == "measured on 3 validation example(s) of ListOps"
 
 
 def test_data_that_needs_no_preparation_is_the_runs_own():
     config = {"data": {"class_path": "lra_ssm.datamodules.TeacherStudent", "init_args": {"length": 6, "num_val": 3}}}
     network = Regressor(LayerSpec(S4D, d_state=4), num_outputs=1, d_input=1, d_model=4, n_layers=1, pooling=None)
-    examples, source = examples_of(config, network, {}, "elsewhere", 2)
+    one = opened(network, network.specification(), config)
+    data = open_data([opened(network), one], [], "elsewhere")
+    check_takes(one, data.module)
+    assert other_data(one, data) == []
+    examples, source = examples_of(data.module, 2)
     assert source == "measured on 2 validation example(s) of TeacherStudent"
     data = TeacherStudent(length=6, num_val=3)
     data.setup("validate")
@@ -75,9 +127,53 @@ def test_data_that_needs_no_preparation_is_the_runs_own():
 
 def test_data_of_another_kind_is_named():
     config = {"data": {"class_path": "lightning.LightningDataModule"}}
-    spec = {"init_args": {"vocab_size": 5, "num_classes": 2}}
-    _, source = examples_of(config, torch.nn.Identity(), spec, None, 1)
-    assert source.endswith("as LightningDataModule is a data module of another kind than ours")
+    with pytest.raises(InputError, match="LightningDataModule is a data module of another kind than ours: --random"):
+        open_data([opened(torch.nn.Identity(), config=config)], [], None)
+
+
+def test_a_mixture_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_path):
+    made_up = "tests.datamodules.language.helpers.MadeUp"
+    corpora = [{"class_path": made_up, "init_args": {"text_seed": seed}} for seed in (0, 1)]
+    mixture = {"corpora": corpora, "weights": [1, 1], "root": str(tmp_path / "data"), "length": 8}
+    config = {"data": {"class_path": "lra_ssm.datamodules.Mixture", "init_args": mixture}}
+    network = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=300, d_model=8, n_layers=1)
+    network.save_pretrained(tmp_path / "lm", tokenizer=CharacterTokenizer("abc"))
+    network.save_pretrained(tmp_path / "bare")
+    one = opened(network, network.specification(), config)
+    data = open_data([one], [], None)
+    with pytest.raises(InputError, match="is not prepared"):
+        examples_of(data.module, 1)
+    (tmp_path / "data").mkdir()
+    data.module.prepare_data()
+    (example,), source = examples_of(data.module, 1)
+    assert source == "measured on 1 validation example(s) of Mixture" and example.inputs.shape == (1, 8)
+    check_takes(one._replace(files=ModelFiles(tmp_path / "bare")), data.module)
+    with pytest.raises(InputError, match="its tokenizer .* is not the data's"):
+        check_takes(one._replace(files=ModelFiles(tmp_path / "lm")), data.module)
+    small = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=299, d_model=8, n_layers=1)
+    with pytest.raises(InputError, match=r"^it: model.network.vocab_size is 299, but Mixture's"):
+        check_takes(opened(small, small.specification()), data.module)
+
+
+def test_two_models_are_measured_on_the_same_inputs_or_refused(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(only_run(trained[0]), "first")
+    shutil.copytree("first", "second")
+    config = yaml.safe_load(Path("second/config.yaml").read_text())
+    config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
+    Path("second/config.yaml").write_text(yaml.safe_dump(config))
+    options = [f"--root={trained[0] / 'data'}", "--examples=1"]
+    code, _, errors = in_process(["inspect", "first", "--against=second", *options], capsys)
+    assert code == 0, errors
+    text = Path("first/inspect.html").read_text()
+    assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
+    assert text.count("trained with other settings of data: data.num_val 777 there, 20 here") == 1
+    for more in (options, ["--random"]):
+        said = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
+        assert said.startswith("mnist-lru: model.network.vocab_size is None, but ") and "\n" not in said
+    words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
+    with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
+        check_takes(words, open_data([words], ["--data.num_val=20"], str(trained[0] / "data")).module)
 
 
 def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
@@ -85,17 +181,19 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
-    code, out, errors = in_process(["inspect", "mnist-b2s6", f"--against={folder}", "--examples=1"], capsys)
+    assert "MNIST is not prepared below" in refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
+    command = ["inspect", "mnist-b2s6", f"--against={folder}", "--examples=1", "--random"]
+    code, out, errors = in_process(command, capsys)
     assert code == 0 and out.split() == ["inspect.html", "inspect.png"], errors
     text = Path("inspect.html").read_text()
     assert "mnist-b2s6 and mine" in text and text.count("test/accuracy 98.89 %") == 2
-    assert "random input(s)" in text and "MNIST is not prepared below" in text
+    assert text.count("measured on 1 random input(s) with random labels") == 2
     config = Path("mine/config.yaml")
     config.write_text(config.read_text().replace("lra_ssm.datamodules.MNIST", "tests.helpers.KillMe"))
     stated = json.loads(Path("mine/config.json").read_text())
     del stated["source"]["files"]
     Path("mine/config.json").write_text(json.dumps(stated))
-    assert "names tests.helpers.KillMe, which is not of lra_ssm" in refused(["inspect", "mine"], capsys)
+    assert "names tests.helpers.KillMe, which is no class that" in refused(["inspect", "mine"], capsys)
 
 
 def test_what_cannot_be_inspected_is_one_line(trained, tmp_path):

@@ -4,8 +4,9 @@ import csv
 import shutil
 
 import pytest
+import yaml
 
-from tests.runner import FIT, SHORT, fail, only_run, succeed
+from tests.runner import FIT, SHORT, fail, in_process, only_run, refused, succeed
 
 
 def shown(out):
@@ -62,9 +63,52 @@ def test_with_a_configuration_it_is_a_checkpoint_as_any_other(pushed):
 def test_what_its_configuration_names_is_not_imported(pushed):
     folder, _ = pushed
     said = fail(["test", "model"], folder)
-    assert "its config.yaml names tests.helpers.KillMe, which is not of lra_ssm" in said and "--trust tests" in said
+    assert "its config.yaml names tests.helpers.KillMe, which is no class that" in said and "--trust tests" in said
     shutil.copytree(folder / "model", folder / "bare")
     (folder / "bare/config.yaml").unlink()
     assert "bare has no config.yaml: give --config, and --ckpt_path=bare" in fail(["test", "bare"], folder)
     said = fail(["test", "nothing-like-it"], folder)  # of a Hub that cannot be reached it would say so
     assert "nothing-like-it: there is no such folder, and no such model comes with lra_ssm, which has " in said
+
+
+LIGHTNINGS = {
+    "callbacks": [
+        {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": arguments}
+        for name, arguments in {"EMAWeightAveraging": {}, "EarlyStopping": {"monitor": "val/loss"}, "Timer": {}}.items()
+    ],
+    "profiler": {"class_path": "lightning.pytorch.profilers.PassThroughProfiler"},
+}
+
+
+@pytest.fixture
+def copy(pushed, tmp_path, monkeypatch):
+    """Changes the configuration of a copy of the model that lies in the working folder, with its run's data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pushed[0] / "model", "model")
+    shutil.copytree(pushed[0] / "data", "data")
+
+    def changed(change):
+        config = yaml.safe_load((pushed[0] / "model/config.yaml").read_text())
+        change(config)
+        (tmp_path / "model/config.yaml").write_text(yaml.safe_dump(config))
+
+    return changed
+
+
+def test_lightnings_own_callbacks_need_no_trust(pushed, copy, capsys):
+    copy(lambda config: config["trainer"].update(LIGHTNINGS))
+    code, out, errors = in_process(["test", "model"], capsys)
+    assert code == 0 and shown(out) == pushed[1], errors
+
+
+@pytest.mark.parametrize("path", ["lra_ssm.files.os.system", "torch.hub.load", "lightning.pytorch.cli.LightningCLI"])
+def test_what_others_import_or_run_is_refused_in_a_network_too(path, copy, tmp_path, capsys):
+    trusting = ["test", "model", "--trust=tests.helpers.KillMe"]
+    network = {"class_path": path, "init_args": {"command": "touch was-run"}}
+    copy(lambda config: config["model"]["init_args"].update(network=network))
+    said = refused(trusting, capsys)
+    assert f"its config.yaml names {path}, which is no class that lra_ssm, lightning, torch or torchmetrics has" in said
+    (tmp_path / "model/vocabulary.json").write_text(f"class_path: {path}")  # jsonargparse would read it
+    copy(lambda config: config["model"]["init_args"].update(network="vocabulary.json"))
+    assert "its config.yaml names the file vocabulary.json: settings of another" in refused(trusting, capsys)
+    assert not (tmp_path / "was-run").exists()

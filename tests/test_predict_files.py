@@ -184,7 +184,7 @@ def test_classes_of_cifar_have_names(tmp_path, monkeypatch, capsys):
         ("no names", "neither it nor its data module says what its classes are: FirstToken.class_names"),
         ("other count", "its network has 3 classes, its data names 10"),
         ("no vocabulary", "the vocabulary, which was made of the training texts, is not among the model's files"),
-        ("foreign", "its config.yaml names tests.helpers.Smooth, which is not of lra_ssm"),
+        ("foreign", "its config.yaml names tests.helpers.Smooth, which is no class that"),
         ("no reader", "has no own_examples, which reads files of your own"),
         ("other settings", "its data module lra_ssm.datamodules.MNIST cannot be made: "),
     ],

@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.source import changed, user_source
-from tests.runner import FIT, SHORT, in_process, only_run, run
+from tests.runner import FIT, SHORT, TINY, in_process, only_run, run
 
 LAYER = """
 from torch import nn
@@ -97,6 +97,93 @@ def test_a_resume_warns_of_other_code_or_refuses(here, capsys):
     assert len(lines) == 1, (lines, out)
     line = lines[0]
     assert code == 0 and "edited_within.py has changed" in line
+
+
+# --- the user's data ---
+
+
+@pytest.fixture
+def language(tmp_path, monkeypatch):
+    """A fit on a folder of text and on a tokenizer, both of the user's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "more"):
+        Path(name).mkdir()
+        for split in ("train", "val", "test"):
+            Path(f"{name}/{split}.txt").write_text(f"{name} for {split}\n" * 20)
+    options = ["--data=lra_ssm.datamodules.Corpus", "--data.source=text", "--data.tokenizer=bytes", "--data.length=16"]
+    short = ["--trainer.max_steps=2", "--model.network.n_layers=1"]
+    return ["--config", str(TINY.parent / "language.yaml"), *options, "--data.batch_size=2", "--data.root=data", *short]
+
+
+def of_a_finished_run(arguments, capsys):
+    """What a fit warns of that is not trained again."""
+    code, out, said = in_process(["fit", *arguments], capsys)
+    assert code == 0, said
+    (line,) = [line for line in out.splitlines() if "is finished" in line]
+    assert "val/loss" in out
+    return line.partition("; warning: ")[2]
+
+
+def test_a_finished_run_says_that_the_data_is_other(language, tmp_path, capsys):
+    assert in_process(["fit", *language], capsys)[0] == 0
+    assert of_a_finished_run(language, capsys) == ""
+    with open("text/train.txt", "a") as file:
+        file.write("and more\n")
+    said = "it was trained with other data: text has changed"
+    assert of_a_finished_run(language, capsys) == said
+    assert in_process(["fit", *language, "--fresh"], capsys)[0] == 0  # on the new text, prepared now
+    assert of_a_finished_run(language, capsys) == said
+    first, second = (json.loads(file.read_text()) for file in sorted(tmp_path.glob("runs/tiny/*/run.json")))
+    assert first["inputs"]["data"].keys() == {"text"} and first["inputs"] != second["inputs"]
+    Path("text").rename("gone")
+    assert of_a_finished_run(language, capsys) == ""  # it has its result, and there is nothing else
+    # Of a record that is damaged, or of an earlier version, nothing is known.
+    Path("gone").rename("text")
+    for inputs in ({"data": 3, "weights": [1]}, {"data": {"text": []}, "weights": {"a": 1}}, {}):
+        (tmp_path / "runs/tiny" / first["run_id"] / "run.json").write_text(json.dumps({**first, "inputs": inputs}))
+        of_a_finished_run(language, capsys)
+    assert of_a_finished_run(language, capsys) == ""
+
+
+def test_data_that_was_touched_and_prepared_again_is_the_same(language, capsys):
+    assert in_process(["fit", *language], capsys)[0] == 0
+    os.utime("text/train.txt", (1, 1))
+    assert "text has changed" in of_a_finished_run(language, capsys)  # by its time: nothing is read
+    assert in_process(["prepare", *language], capsys)[0] == 0
+    assert of_a_finished_run(language, capsys) == ""
+
+
+def test_which_of_the_users_data_is_other_is_named(language, capsys):
+    corpora = [{"class_path": "lra_ssm.datamodules.Corpus", "init_args": {"source": s, "tokenizer": "t/tokenizer.json"}}
+               for s in ("text", "more")]  # fmt: skip
+    mixture = [o for o in language if not o.startswith("--data")]
+    mixture += ["--data=lra_ssm.datamodules.Mixture", "--data.length=16", "--data.root=data"]
+    mixture += ["--data.batch_size=2", f"--data.corpora={json.dumps(corpora)}"]
+    tokenizer("t", "ab")
+    assert in_process(["fit", *mixture], capsys)[0] == 0
+    assert of_a_finished_run(mixture, capsys) == ""
+    Path("more/train-2.txt").write_text("a new file\n" * 20)
+    assert of_a_finished_run(mixture, capsys) == "it was trained with other data: more has changed"
+    tokenizer("t", "abc")
+    said = of_a_finished_run(mixture, capsys)
+    assert said == "it was trained with other data: more has changed, t/tokenizer.json has changed"
+
+
+def tokenizer(folder, letters):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    Path(folder).mkdir(exist_ok=True)
+    made = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(["<unk>", "<|endoftext|>", *letters])}, "<unk>")
+    )
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(f"{folder}/tokenizer.json")
+
+
+def test_data_of_a_publisher_is_not_looked_at(finished, capsys):
+    record = json.loads((finished / "run.json").read_text())
+    assert record["inputs"] == {"data": {}, "weights": {}}
 
 
 def source_of(*paths):
@@ -242,6 +329,24 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
     code, out, _ = in_process(FIT, capsys)
     assert code == 0 and "the next validation's is the best again" in out
     assert (interrupted / "checkpoints/best.ckpt").is_file()
+
+
+@pytest.mark.parametrize("left", [None, 1, 5])
+def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatch):
+    """left: the log's lines; it had a row of each step and one of the validation before step 8, which was saved."""
+    log = interrupted / "metrics.csv"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:left])) if left else log.unlink()
+    monkeypatch.setenv("KILL_AT", "train_batch_end:2")
+    monkeypatch.setenv("KILL_WITH", "SIGTERM")
+    said = []
+    for expected in (143, 0):
+        code, out, _ = in_process(FIT, capsys)
+        assert code == expected
+        said += [line for line in out.splitlines() if line.startswith("warning: ")]
+        monkeypatch.delenv("KILL_AT", raising=False)
+    rows = (left or 1) - 1
+    assert said == [f"warning: {log.relative_to(log.parents[3])} has lost rows: {rows} are left of 9 before step 8; "
+                    "the run goes on without them"]  # fmt: skip
 
 
 # --- what is damaged ---

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, Trainer, callbacks
 
 from lra_ssm.cli import main
 from lra_ssm.runs import Run
@@ -100,6 +100,50 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_bit_identical(end, moment, 
         assert step == MOMENTS[moment]
     succeed(command, tmp_path)
     assert_same(outcome(tmp_path), undisturbed[end])
+
+
+MINE = """
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+class Mine(EMAWeightAveraging):
+    def on_validation_epoch_start(self, *args):
+        pass
+
+    on_validation_epoch_end = on_validation_epoch_start
+
+    def on_validation_start(self, trainer, pl_module):
+        self._swap_models(pl_module)
+
+    on_validation_end = on_validation_start
+"""
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="from Lightning 2.6 on")
+@pytest.mark.parametrize(
+    ("averages", "flags"),
+    [
+        ("lightning.pytorch.callbacks.EMAWeightAveraging", []),
+        ("lightning.pytorch.callbacks.WeightAveraging", ["--trainer.precision=64-true"]),
+        ("mine.Mine", ["--trainer.val_check_interval=2"]),
+    ],
+)
+def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(averages, flags, tmp_path, data):
+    """The model has the average then, and Lightning's callback (or one of a user's, made of it) the weights."""
+    command = [*FIT, f"--data.root={data}", SAVES_NEVER, f"--trainer.callbacks+={averages}", *flags]
+    ends = []
+    for folder in (tmp_path / "whole", tmp_path / "stopped"):
+        folder.mkdir()
+        (folder / "mine.py").write_text(MINE)
+        if folder.name == "stopped":
+            result = run(command, folder, {"KILL_AT": "validation_batch_start:3", "KILL_WITH": "SIGTERM"})
+            assert only_line(result.err).startswith("stopped by SIGTERM at step ")
+        succeed(command, folder)
+        last = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
+        _, *best_and_rows = outcome(folder)
+        ends.append(
+            (last["state_dict"] | {f"raw {k}": w for k, w in last["current_model_state"].items()}, *best_and_rows)
+        )
+    assert_same(*ends)
 
 
 SLOW = pytest.mark.slow

@@ -126,13 +126,13 @@ def _use(name: str, network: Mapping[str, Any], source: Mapping[str, Any]) -> st
     cls, path = _class(network), str(network.get("class_path", ""))
     foreign = source.get("foreign") or []
     trusted = ", ".join(repr(one) for one in foreign)
+    more = f", trust=({trusted},)" if foreign else ""
     if path.startswith("lra_ssm.models."):
-        more = f", trust=({trusted},)" if foreign else ""
         python = f'from lra_ssm.models import {cls}\n\nmodel = {cls}.from_pretrained("{name}"{more})'
     else:
         python = (
             f"from lra_ssm.models import load_pretrained\nfrom {path.rpartition('.')[0]} import {cls}\n"
-            f'model = load_pretrained("{name}", {cls}, trust=({trusted},))'
+            f'model = load_pretrained("{name}", {cls}{more})'
         )
     own = "\n\nIt is made with classes that are not of lra_ssm, which must be importable: " + trusted if foreign else ""
     options = "".join(f" --trust {one}" for one in foreign)

@@ -93,7 +93,7 @@ class ModelFiles:
         Raises InputError: one is missing or damaged, or the weights are a pickle and allow_pickle is false.
         """
         self.config()
-        names = [CONFIG, *(path.name for path in self._weight_files(allow_pickle))]
+        names = [CONFIG, *(path.name for path in self.weight_files(allow_pickle))]
         names += [INDEX, *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG, CARD]
         found = {name: path for name in names if (path := self.find(name))}
         for path in found.values():
@@ -112,7 +112,7 @@ class ModelFiles:
             InputError: there are none, they are damaged, or they are a pickle and allow_pickle is false. A pickle is
                 read with torch.load(weights_only=True), which builds tensors and nothing else.
         """
-        paths = self._weight_files(allow_pickle)
+        paths = self.weight_files(allow_pickle)
         if paths[0].suffix != ".safetensors":
             return self._pickle(paths[0])
         found: dict[str, Tensor] = {}
@@ -128,8 +128,9 @@ class ModelFiles:
                 raise InputError(f"{self.name}: {INDEX} says that {file} holds {min(lost)}, which it does not")
         return found
 
-    def _weight_files(self, allow_pickle: bool) -> list[Path]:
-        """One or several, all .safetensors, or one pickle."""
+    def weight_files(self, allow_pickle: bool) -> list[Path]:
+        """One or several, all .safetensors, or one pickle. Raises InputError: there are none, or they are a pickle and
+        allow_pickle is false."""
         if path := self.find(WEIGHTS):
             return [path]
         if self.find(INDEX):

@@ -52,6 +52,8 @@ example:
 `lra-ssm COMMAND --help` lists a command's options; --debug shows the traceback behind a one-line error.
 `lightning --print_completion bash` (or zsh, tcsh) prints a script that completes all of this; it needs shtab.
 """
+_TOGETHER = ("fit", "validate", "test")  # what may be several processes
+_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 COMPLETION = "--print_completion"
 DEBUG = "--debug"  # of every command; LRA_SSM_DEBUG=1 says the same
 
@@ -76,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     shown = warnings.formatwarning
+    mask = _hold_signals_back() if command in _TOGETHER else None
     try:
         if command == COMPLETION:
             return import_module("lra_ssm.cli.completion").print_completion(rest)
@@ -100,6 +103,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130 if int(os.environ.get("LOCAL_RANK") or 0) else _fail("interrupted", code=130)
     finally:
         warnings.formatwarning = shown
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _hold_signals_back() -> set[int] | None:
+    """Where srun starts several processes, a signal to one of them waits until it can tell the others: they would wait
+    for it. `Signals.meet` takes the signals up again. Returns what was held back before."""
+    if os.environ.get("SLURM_NTASKS", "1") == "1":
+        return None
+    return signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
 def _wait_asleep() -> None:

@@ -30,7 +30,8 @@ class Configured(RunCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self._config
-        self.path = RunDirectory.find(config.runs_dir, config.experiment, self.resolve(), config.fresh).path
+        run_id, *former = self.resolve()
+        self.path = RunDirectory.find(config.runs_dir, config.experiment, run_id, config.fresh, former).path
 
     def instantiate_classes(self) -> None:
         """Nothing is made."""

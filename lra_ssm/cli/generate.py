@@ -68,7 +68,7 @@ def parser() -> PlainParser:
     made.add_argument("--tokenizer", metavar="NAME", help=said)
     said = "read a saved model's weights from a pickle, tensors alone"
     made.add_argument("--allow-pickle", action="store_true", help=said)
-    said = "a class outside lra_ssm that a saved model may be made with; may be given more than once"
+    said = "a class of others that a saved model may be made with; may be given more than once"
     made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
     return made
 

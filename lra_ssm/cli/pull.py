@@ -33,7 +33,7 @@ def parser() -> PlainParser:
     made.add_argument("--force", action="store_true", help="replace a model that is in that folder")
     made.add_argument("--sha256", metavar="DIGEST", help="of the file at an address")
     made.add_argument("--allow-pickle", action="store_true", help="take weights that are a pickle, tensors alone")
-    said = "a class outside lra_ssm that the model may be made with; may be given more than once"
+    said = "a class of others that the model may be made with; may be given more than once"
     made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
     made.add_argument("--list", action="store_true", help="show the names we know; needs no network")
     return made

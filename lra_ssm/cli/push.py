@@ -117,12 +117,12 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
     from lra_ssm.cli.export import count_parameters
     from lra_ssm.cli.run_facts import facts, portable
     from lra_ssm.models import save_network
-    from lra_ssm.models.pretrained import import_paths
+    from lra_ssm.models.pretrained import import_paths, is_known
 
     state = model.network.state_dict()
     check_finite(state, str(file))
     source = facts(run, file, model.step, count_parameters(model.network))
-    foreign = sorted({path for path in import_paths(model.specification) if not path.startswith("lra_ssm.")})
+    foreign = sorted({path for path in import_paths(model.specification) if not is_known(path)})
     source = {**source, **({"foreign": foreign} if foreign else {}), **({"license": license} if license else {})}
     beside = {
         RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -21,8 +22,8 @@ from lra_ssm.cli.help import description
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared import what_is_prepared
-from lra_ssm.cli.starting import check_start_tokenizer, options_of, start_from
-from lra_ssm.cli.trained import find, is_saved
+from lra_ssm.cli.starting import check_start_tokenizer, start_from
+from lra_ssm.cli.trained import options_of_named
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code, squeeze
 from lra_ssm.layers.spec import import_object
@@ -43,7 +44,8 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error
-from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identity
+from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, run_identities
+from lra_ssm.runs.inputs import changed_inputs, changed_weights
 from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, show_metrics
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.scores import record_score
@@ -66,10 +68,10 @@ def main(command: str, arguments: list[str]) -> int:
     held: list[Run] = []
     with listening() as signals:
         patience: float | None = 0.0  # seconds that the processes beside this one have to end by themselves
-        code = 1
+        code = 2
         try:
             if command != "fit" and arguments and not arguments[0].startswith("-"):
-                arguments = _of_what_is_named(arguments[0], arguments[1:])
+                arguments = options_of_named(arguments[0], arguments[1:])
             RunCLI([command, *arguments], held, signals)
             patience, code = None, 0
         except _Done:
@@ -94,23 +96,13 @@ def main(command: str, arguments: list[str]) -> int:
                 raise
             raise failure from error
         finally:  # the same process may run another command
-            signals.leaving = True
+            signals.leave(code)
             _close(held)
             if patience is not None:
                 signals.end_children(patience)
             for run in held:
                 run.finish_loggers(code)
     return 0
-
-
-def _of_what_is_named(name: str, rest: list[str]) -> list[str]:
-    """The options of a run by its directory or checkpoint, or of a saved model. Raises InputError: there is none."""
-    if is_saved(name):
-        return options_of(name, rest)
-    found = find(name)
-    if not found.config:
-        raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
-    return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}", *rest]
 
 
 def _close(held: list[Run]) -> None:
@@ -208,22 +200,22 @@ class RunCLI(LightningCLI):
             raise InputError(
                 f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {self.subcommand} --ckpt_path"
             )
-        run_id = self.resolve()
+        ids = self.resolve()
         if self.subcommand != "fit":
-            self._find_trained_run(run_id)
+            self._find_trained_run(*ids)
         elif not config.trainer.fast_dev_run:  # which leaves nothing
-            self._find_own_run(run_id)
+            self._find_own_run(*ids)
         freeze_specifications(config.model)
         if directory := self.run or self.scored:
             place_tensorboard(config.trainer.logger, directory.path)
 
-    def resolve(self) -> str:
-        """Takes the configuration as plain values; returns the run that it is."""
+    def resolve(self) -> list[str]:
+        """Takes the configuration as plain values; returns its run's id, and those that it may have had before."""
         if self.subcommand == "fit":
             check_end(self._config.trainer)
         dumped = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         self.resolved = json.loads(dumped)[self.subcommand]
-        return run_identity(self.resolved, self._neutral())
+        return run_identities(self.resolved, self._neutral())
 
     def _neutral(self) -> dict[str, Any]:
         """What cannot change a result, by section of the configuration."""
@@ -233,29 +225,39 @@ class RunCLI(LightningCLI):
 
     # --- the run directory ---
 
-    def _find_own_run(self, run_id: str) -> None:
+    def _find_own_run(self, run_id: str, *former: str) -> None:
         """fit: this configuration's run, new or to be resumed. Writes nothing yet."""
         config = self._config
-        self.run = run = Run.find(config.runs_dir, config.experiment, run_id, config.fresh)
+        self.run = run = Run.find(config.runs_dir, config.experiment, run_id, config.fresh, former)
         run.seed, run.source = config.seed_everything, user_source(self.resolved)
         if run.finished:
-            print(f"{run.path} is finished (--fresh trains it again){other_code(run.record, run.source)}")
+            inputs = self.changed_inputs(run.record)
+            others = other_code(run.record, run.source) + (inputs and f"; warning: it was trained with {inputs}")
+            print(f"{run.path} is finished (--fresh trains it again){others}")
             show_metrics(run.record.get("metrics", {}), run.record.get("of_last_batch", ()))
             raise _Done
         given = config.ckpt_path
         if own := newest(run.last, run.before_last):
             run.checkpoint = own
+            if weights := changed_weights(run.record, config.init_from):
+                print(squeeze(f"warning: {run.path} was begun with {weights}: it goes on from its own"))
         elif given == "last":
             raise InputError(f"--ckpt_path=last: {run.path} has no checkpoint yet; leave it out to start the run")
         elif given:
             run.checkpoint = existing(given)
         self.checkpoint = run.checkpoint
-        self.start = config.init_from if own is None and not given else None
+        self.start = run.begun_from = config.init_from if own is None and not given else None
 
-    def _find_trained_run(self, run_id: str) -> None:
+    def changed_inputs(self, record: dict[str, Any]) -> str:
+        """Which files of data and which starting weights are others than a recorded run's, as text."""
+        command, config = self.subcommand, self._config
+        alone = Namespace({command: Namespace(data=config.data)})
+        return changed_inputs(record, lambda: self.parser.instantiate_classes(alone)[command].data, config.init_from)
+
+    def _find_trained_run(self, run_id: str, *former: str) -> None:
         """validate, test, predict: the checkpoint to score, and its run where it is this configuration's."""
         config = self._config
-        run = RunDirectory.find(config.runs_dir, config.experiment, run_id)
+        run = RunDirectory.find(config.runs_dir, config.experiment, run_id, former=former)
         given = config.ckpt_path
         if given in _OF_A_RUN:
             self.checkpoint = run.last if given == "last" else run.best
@@ -290,6 +292,13 @@ class RunCLI(LightningCLI):
                 named = type(self.datamodule).__name__ if self.datamodule else "the model, which loads its own data,"
                 raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
             self.datamodule.predict_split = self._config.split
+        try:
+            self.trainer = self.instantiate_trainer()
+        except ValueError as error:
+            raise InputError(squeeze(str(error))) from error
+        check_strategy(self.trainer)
+        self.signals.watch(self.trainer, self.run)
+        self.signals.meet()  # before what takes long: weights that are fetched, data that is prepared
         if self.checkpoint is not None:
             code = user_source(self.resolved)
             check_checkpoint(self.checkpoint, self.model, self._config.strict_resume, self.subcommand == "fit", code)
@@ -297,12 +306,6 @@ class RunCLI(LightningCLI):
             self.initial = start_from(self.start, self.model, self._config.allow_pickle)
         self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint) if self.checkpoint else None
         self.config_init[self.subcommand]["weights_only"] = True
-        try:
-            self.trainer = self.instantiate_trainer()
-        except ValueError as error:
-            raise InputError(squeeze(str(error))) from error
-        check_strategy(self.trainer)
-        self.signals.watch(self.trainer, self.run)
 
     def before_fit(self) -> None:
         """Takes the run directory and writes what the run starts from; bad input has been refused by now."""

@@ -3,24 +3,39 @@
 import argparse
 import hashlib
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
+from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
+
+# What configurations name by class_path; LightningModules and metrics are nn.Modules.
+_OF_A_RUN = (
+    nn.Module, Optimizer, LRScheduler, LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator,
+    Precision, CheckpointIO, ClusterEnvironment, LayerSync,
+)  # fmt: skip
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
     """The options with which validate, test and predict take a saved model that brings its run's config along.
 
     rest: the options given, `--trust module.Class` among them. Raises InputError: it brings none along, or one that
-    names something outside lra_ssm that would be imported and that nobody trusts.
+    names something that would be imported and that nobody trusts: see `check_trusted`.
     """
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--trust", action="append", default=[])
@@ -30,7 +45,23 @@ def options_of(name: str, rest: list[str]) -> list[str]:
     if config is None:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
     check_trusted(files.name, config, given.trust)
-    return [f"--config={files.find(RUN_CONFIG)}", f"--ckpt_path={name}", *rest]
+    path = files.find(RUN_CONFIG)
+    assert path is not None
+    if file := next(_files(config, path.parent), None):
+        raise InputError(f"{files.name}: its {RUN_CONFIG} names the file {file}: settings of another file are not read")
+    return [f"--config={path}", f"--ckpt_path={name}", *rest]
+
+
+def _files(config: Any, folder: Path) -> Iterator[str]:
+    """Texts that are files seen from a folder, but for what is data: jsonargparse would read settings out of them."""
+    if isinstance(config, str):
+        with suppress(OSError, ValueError):  # no name of a file
+            if (folder / config).is_file():
+                yield config
+    elif isinstance(config, (dict, list)):
+        for name, value in config.items() if isinstance(config, dict) else enumerate(config):
+            if name not in ("source", "tokenizer") or not isinstance(value, str):
+                yield from _files(value, folder)
 
 
 def run_config(files: ModelFiles) -> Any:
@@ -46,23 +77,20 @@ def run_config(files: ModelFiles) -> Any:
 
 
 def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
-    """A saved model's configuration, or a part of it, names nothing outside lra_ssm that could be imported, but what is
-    trusted. Raises InputError."""
+    """A saved model's configuration, or a part of it, names nothing that could be imported but what is trusted, and
+    what lra_ssm, lightning, torch and torchmetrics have for a run. Raises InputError."""
     for said in import_paths(config):
-        if said not in trust and _could_be_imported(said):
+        if said not in trust and _could_be_imported(said) and not is_known(said, _OF_A_RUN):
             raise InputError(
-                f"{name}: its {RUN_CONFIG} names {said}, which is not of lra_ssm and would be imported: if it is"
-                f" to be trusted, give --trust {said}"
+                f"{name}: its {RUN_CONFIG} names {said}, which is no class that {one_of_known()} has for a run, and"
+                f" would be imported: if it is to be trusted, give --trust {said}"
             )
 
 
 def _could_be_imported(path: str) -> bool:
-    """Whether a text names what is not ours and could be imported: a file's name has the same form."""
-    top = path.partition(".")[0]
-    if top == "lra_ssm":
-        return False
+    """Whether a text names what could be imported: a file's name has the same form."""
     try:
-        return importlib.util.find_spec(top) is not None
+        return importlib.util.find_spec(path.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return True
 

@@ -1,19 +1,22 @@
 """`lra-ssm submit SWEEP`: a sweep file's runs as one Slurm array, or here, some at a time."""
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cluster.folder import Resolved, SweepFolder, folder_of, shown
+from lra_ssm.cluster.folder import FolderRun, Resolved, SweepFolder, folder_of, shown
 from lra_ssm.cluster.script import Profile, ranges, read_profile
 from lra_ssm.cluster.slurm import queued, scripts, submissions, submit, write_scripts
 from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.runs.identity import short_names
+from lra_ssm.runs.record import INPUTS
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\
@@ -52,10 +55,13 @@ def main(command: str, arguments: list[str]) -> int:
     _profile(given)  # what is wrong with it is said before anything is written
     folder, sweep = _folder(given.sweep)
     _show_runs(folder, sweep)
-    done = [run.index for run in folder.runs if run.done]
+    done = [run for run in folder.runs if run.done]
     indices = [run.index for run in folder.runs if not run.done]
     if done:
-        print(f"{len(done)} of {len(folder.runs)} are done: {ranges(done)}", file=sys.stderr)
+        print(f"{len(done)} of {len(folder.runs)} are done: {ranges([run.index for run in done])}", file=sys.stderr)
+        again = f"fit --fresh with a line of {folder.path / 'runs.txt'} trains one again"
+        for inputs, those in _other_inputs(done).items():
+            print(wrapped(f"warning: {ranges(those)}: trained with {inputs} ({again})"), file=sys.stderr)
     if not indices:
         print(f"nothing is left to run: lra-ssm results {folder.path}", file=sys.stderr)
         return 0
@@ -136,6 +142,23 @@ def _bar(runs: list[SweepRun]) -> Iterable[SweepRun]:
 
     console = Console(stderr=True)
     return track(runs, "checking the runs", console=console, transient=True, disable=not console.is_terminal)
+
+
+def _other_inputs(done: list[FolderRun]) -> dict[str, list[int]]:
+    """Which data and starting weights are others than they were for runs that are done -> those runs."""
+    same: dict[str, list[FolderRun]] = {}  # runs by what they were begun with, which is looked at once
+    for run in done:
+        inputs = run.directory.record.get(INPUTS) or {}
+        if any(inputs.values()):
+            same.setdefault(json.dumps(inputs, sort_keys=True), []).append(run)
+    found: dict[str, list[int]] = {}
+    for first, *others in same.values():
+        from lra_ssm.cli.configured import Configured  # loads the Trainer
+
+        with suppress(InputError):  # a config of before
+            if said := Configured(first.options).changed_inputs(first.directory.record):
+                found.setdefault(said, []).extend(run.index for run in (first, *others))
+    return found
 
 
 def _show_runs(folder: SweepFolder, sweep: Sweep | None) -> None:

@@ -51,6 +51,18 @@ def find(name: str) -> Found:
     return Found(file, run, config if isinstance(config, dict) else {})
 
 
+def options_of_named(name: str, rest: list[str]) -> list[str]:
+    """The options of a run by its directory or checkpoint, or of a saved model. Raises InputError: there is none."""
+    from lra_ssm.cli.starting import options_of
+
+    if is_saved(name):
+        return options_of(name, rest)
+    found = find(name)
+    if not found.config:
+        raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
+    return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}", *rest]
+
+
 def _only_run(folder: Path) -> Path:
     """The run of an experiment's folder that holds one; else the folder itself. Raises InputError: it holds several."""
     runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))

@@ -119,6 +119,17 @@ class PreparedDataModule(LoadedDataModule):
         digest = hashlib.sha256(json.dumps(self.content_settings(), sort_keys=True).encode()).hexdigest()
         return self.data_root / self.dataset / f"{self.kind()}-{digest[:12]}"
 
+    def source_digests(self) -> dict[str, str]:
+        """What a user names of this data -> what stands for its content: files by sizes and times, which are not read.
+
+        Empty where nothing is the user's: a publisher's files are what they are. Raises InputError: files are missing.
+        """
+        if self.kind() != "files":
+            return {}
+        settings = self.content_settings()
+        stamps = {key: settings.get(key) for key in ("files", "stamp")}
+        return {self.source: hashlib.sha256(json.dumps(stamps, sort_keys=True).encode()).hexdigest()[:12]}
+
     def is_prepared(self) -> bool:
         """Whether nothing is left to prepare."""
         try:

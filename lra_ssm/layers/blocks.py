@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lra_ssm.layers.contract import check_output, wrong_output
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
-from lra_ssm.layers.masking import check_lengths, mask_padding
+from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.norms import NormName, RMSNorm, make_norm
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
@@ -134,8 +134,9 @@ class Block(nn.Module, ABC):
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
         """x (B, L, D), lengths (B,), reset (B, L) bool, true where a new document starts -> (B, L, D), or with the
-        state after the last real position. Raises ValueError, naming it, for what the layer does not take, and for
-        lengths that x cannot have."""
+        state after the last real position. Raises ValueError, naming it, for what the layer does not take, for an x
+        of another shape or without a position, and for lengths that it cannot have."""
+        check_sequence(x, self)
         check_lengths(lengths, x)
         y = self.norm(x, lengths) if self.prenorm else x
         y, state = self.inner(y, lengths, reset, initial_state, return_last_state)

@@ -7,6 +7,15 @@ import torch
 from torch import Tensor, arange
 
 
+def check_sequence(x: Tensor, taken_by: object) -> None:
+    """Whether x is (B, L, D) with a position at least; B may be 0. Raises ValueError naming who takes it."""
+    if x.dim() != 3 or x.shape[1] < 1:
+        raise ValueError(
+            f"{type(taken_by).__name__}: x has the shape {tuple(x.shape)}; expected (batch, length, d_model), length at"
+            " least 1"
+        )
+
+
 def check_lengths(lengths: Tensor | None, x: Tensor, least: int = 0) -> None:
     """Whether lengths (B,) are what x (B, L, …) may have: whole numbers from `least` to L. Raises ValueError.
 

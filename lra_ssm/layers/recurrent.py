@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.masking import mask_padding, real_resets, valid_mask
+from lra_ssm.layers.masking import check_sequence, mask_padding, real_resets, valid_mask
 from lra_ssm.layers.roles import Role
 from lra_ssm.ops import linear_scan
 
@@ -85,9 +85,10 @@ class RecurrentLayer(nn.Module, ABC):
 
         lengths (B,): real positions of each sequence; outputs at padding are 0, and the last state is the one after
         the last real position. reset (B, L) bool: true where a new document starts. initial_state (B, *state_shape):
-        the state before position 0. Raises ValueError for the last two on a bidirectional layer, and for
-        lengths that x cannot have: see `check_lengths`.
+        the state before position 0. Raises ValueError for the last two on a bidirectional layer, for an x of
+        another shape or without a position, and for lengths that it cannot have: see `check_lengths`.
         """
+        check_sequence(x, self)
         if self.bidirectional and (initial_state is not None or return_last_state):
             self._refuse_state()
         x, reset = mask_padding(x, lengths), real_resets(reset, lengths)

@@ -50,7 +50,7 @@ class Backbone(nn.Module):
         for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.activation_checkpointing = activation_checkpointing
+        self.activation_checkpointing, self.d_input = activation_checkpointing, d_input
         layer, block = LayerSpec.of(layer), BlockSpec.of(block)
         self.embedding: nn.Module
         if vocab_size is not None:
@@ -74,8 +74,9 @@ class Backbone(nn.Module):
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,), reset (B, L) bool -> (B, L, D), 0 at padding, or
-        with the states of all blocks after the last real position. Raises ValueError, naming it, for what a block or
-        layer does not take."""
+        with the states of all blocks after the last real position. Raises ValueError for inputs of another shape or
+        kind, and, naming it, for what a block or layer does not take."""
+        check_inputs(inputs, self.d_input)
         x = mask_padding(self._embed(inputs), lengths)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         after: list[Any] = []
@@ -112,3 +113,16 @@ class Backbone(nn.Module):
             if isinstance(self.embedding, nn.Linear)
             else {"embedding.weight": "embedding"}
         )
+
+
+def check_inputs(inputs: Tensor, d_input: int | None) -> None:
+    """Whether inputs are ids (B, L), or features (B, L, d_input) where it is given. Raises ValueError."""
+    if d_input is None:
+        fits = inputs.dim() == 2 and inputs.dtype in (torch.int64, torch.int32)
+        expected = "(batch, length) ids, int64"
+    else:
+        fits = inputs.dim() == 3 and inputs.shape[2] == d_input and inputs.is_floating_point()
+        expected = f"(batch, length, {d_input}) features, floating"
+    if not fits or inputs.shape[1] < 1:
+        shape = tuple(inputs.shape)
+        raise ValueError(f"inputs: expected {expected}, length at least 1; got shape {shape}, {inputs.dtype}")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lra_ssm.layers import S4Block
 from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
+from lra_ssm.models.backbone import check_inputs
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
 from lra_ssm.models.pooling import MeanPooling
@@ -36,6 +37,7 @@ class NumberClassifier(Classifier):
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """inputs (B, L) int64, lengths (B,) -> one vector per sequence (B, D)."""
+        check_inputs(inputs, None)
         numbers = inputs.unsqueeze(-1).to(next(self.backbone.embedding.parameters()).dtype)
         return super().encode(numbers, lengths)
 

@@ -20,14 +20,14 @@ from lra_ssm.checkpoints import (
     write_model,
 )
 from lra_ssm.errors import InputError
-from lra_ssm.layers.spec import NetworkSpec, import_object
+from lra_ssm.layers.spec import NetworkSpec, annotations, import_object
 from lra_ssm.models.mamba_checkpoints import from_mamba, hf_config, network_of_mamba, normalized, to_mamba
 
 FORMAT = "lra_ssm/1"
 SavedFormat = Literal["lra_ssm", "hf"]
 _Network = TypeVar("_Network", bound=nn.Module)
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_OURS = ("lra_ssm.layers.", "lra_ssm.models.")
+KNOWN = ("lra_ssm", "lightning", "torch", "torchmetrics")  # whose classes may be made unasked
 
 
 class Pretrained(nn.Module):
@@ -67,7 +67,8 @@ class Pretrained(nn.Module):
             revision: a branch, tag or commit.
             allow_pickle: read weights that are a pickle (`pytorch_model.bin`), tensors alone.
             dtype: of the weights; they may be stored in another.
-            trust: import paths of classes outside lra_ssm that the network may be made with.
+            trust: import paths of what else the network may be made with than modules of lra_ssm, lightning, torch and
+                torchmetrics.
 
         Raises:
             InputError: there is no such model or revision, it is damaged, does not fit, is of another class, is a
@@ -163,8 +164,10 @@ def _read(
         found = f"model_type {config['model_type']!r}" if "model_type" in config else f"keys {sorted(config)[:5]}"
         raise InputError(f"{where}: its {CONFIG} is of no layout that can be read: {found}")
     foreign = any(path in trust for path in import_paths(network))
+    tensors = files.weights(allow_pickle)
+    _check_sizes(network, tensors, where)
     model = _built(network, kind, foreign, where).to(dtype)
-    sizes, tensors = model.state_dict(), files.weights(allow_pickle)
+    sizes = model.state_dict()
     if ours:
         check_shapes(untied(sizes), tensors, where)
     else:  # compared under the file's names, which its owner knows
@@ -189,9 +192,9 @@ def _network_of(config: Mapping[str, Any], trust: Collection[str], where: str) -
     if not isinstance(network, dict) or not isinstance(network.get("class_path"), str):
         raise InputError(f"{where}: its {CONFIG} has no network, a class_path and its init_args")
     for path in import_paths(network):
-        if path not in trust and not _is_ours(path):
+        if path not in trust and not is_known(path):
             raise InputError(
-                f"{where}: its network is made with {path}, which is no layer or model of lra_ssm and would be"
+                f"{where}: its network is made with {path}, which is no module of {one_of_known()} and would be"
                 f" imported: if it is to be trusted, give trust=({path!r},) (--trust {path})"
             )
     return network
@@ -207,15 +210,41 @@ def import_paths(value: Any) -> Iterator[str]:
             yield from import_paths(item)
 
 
-def _is_ours(path: str) -> bool:
-    """Whether it names a module class of ours; not what our files import (lra_ssm.layers.spec.import_module)."""
-    if not path.startswith(_OURS):
-        return False
+def is_known(path: str, kinds: tuple[type, ...] = (nn.Module,)) -> bool:
+    """Whether it names a class of these kinds that lra_ssm, lightning, torch or torchmetrics defines; not what their
+    files import (lra_ssm.files.os.system), nor another class or function of theirs (torch.hub.load), which may run
+    anything."""
+    package = path.partition(".")[0]
     try:
-        found = import_object(path)
-    except ValueError:
+        found = import_object(path) if package in KNOWN else None
+    except Exception:  # of a module of theirs that is not meant to be imported here
         return False
-    return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith(_OURS)
+    return isinstance(found, type) and issubclass(found, kinds) and found.__module__.partition(".")[0] == package
+
+
+def one_of_known() -> str:
+    return f"{', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
+
+
+def _check_sizes(network: dict[str, Any], tensors: Mapping[str, Tensor], where: str) -> None:
+    """No size among the arguments of our classes is beyond what the weights hold: such a network would take
+    for ever, or more than torch can count, to be built for nothing. Raises InputError naming the first that is.
+
+    A block has a tensor of its own at least; any other is a dimension, or twice one (d_state counts both of a pair).
+    """
+    path, arguments = str(network.get("class_path")), network.get("init_args")
+    if not path.startswith("lra_ssm.") or not isinstance(arguments, dict):
+        return
+    hints, largest = annotations(import_object(path)), max((n for x in tensors.values() for n in x.shape), default=0)
+    for name, value in arguments.items():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                _check_sizes(part, tensors, where)
+        blocks = name == "n_layers" and path.startswith("lra_ssm.models.")
+        if type(value) in (int, float) and hints.get(name) in (int, int | None):
+            if value > (len(tensors) if blocks else 2 * largest):
+                holds = f"{len(tensors):,} tensors" if blocks else f"no dimension beyond {largest:,}"
+                raise InputError(f"{where}: {name} is {value} in its {CONFIG}, but its weights have {holds}")
 
 
 def _built(network: dict[str, Any], kind: type[_Network], foreign: bool, where: str) -> _Network:
@@ -224,7 +253,7 @@ def _built(network: dict[str, Any], kind: type[_Network], foreign: bool, where: 
         cls = import_object(network["class_path"], "network")
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if foreign else "meta"):
             model = NetworkSpec.of(network)()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:  # sizes
         raise InputError(f"{where}: its network cannot be built: {error}") from error
     if not isinstance(model, kind):
         raise InputError(f"{where}: is a {getattr(cls, '__name__', cls)}, not a {kind.__name__}")

@@ -40,10 +40,10 @@ def _fft_length(L: int) -> int:
 
 
 def _pieces(u: Tensor, n: int) -> tuple[list[slice], list[slice]]:
-    """Ranges of channels, and of batch items, that make up one piece."""
+    """Ranges of channels, and of batch items, that make up one piece; of an empty batch none: MKL transforms none."""
     (batch, D, _), budget = u.shape, _PIECE_BYTES // (4 * n)
     if u.device.type != "cpu" or not batch:
-        return [slice(0, D)], [slice(0, batch)]
+        return [slice(0, D)], [slice(0, batch)][:batch]
     channels = min(max(budget // batch, _LINE if u.stride(1) == 1 else 1), D)
     items = min(max(budget // channels, 1), batch)
     return [slice(i, i + channels) for i in range(0, D, channels)], [

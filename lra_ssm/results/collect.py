@@ -15,7 +15,7 @@ from typing import Any
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.results.settings import SEED, Settings, counting, flat
 from lra_ssm.runs.directory import RunDirectory, is_held
-from lra_ssm.runs.identity import DATA_NEUTRAL
+from lra_ssm.runs.identity import DATA_NEUTRAL, spelled_one_way
 from lra_ssm.runs.logged import read_metrics
 from lra_ssm.runs.record import data_digests, is_of_the_end, read_progress, read_record
 
@@ -78,7 +78,8 @@ class RunRecord:
 
     @cached_property
     def all_settings(self) -> Settings:
-        return flat(self.config)
+        spelled = {"trainer": spelled_one_way(self._trainer)} if self._trainer else {}
+        return flat({**self.config, **spelled})
 
     @cached_property
     def metrics(self) -> list[dict[str, str]]:

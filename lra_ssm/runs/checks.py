@@ -1,5 +1,6 @@
 """What must fit together before a run starts: checkpoint and task, task and data. One line where it does not."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.checkpoints import check_shapes
 from lra_ssm.errors import InputError, squeeze
@@ -95,6 +97,8 @@ def _differences(path: str, ours: Any, theirs: Any) -> list[str]:
     return [] if ours == theirs else [f"{short} {theirs!r} there, {ours!r} here"]
 
 
+_PADDING = 128  # the largest number to whose multiple vocabularies are padded, as 8, 16 and 64 are others
+
 # What data says it has, what a network for the other kind takes, and what to take instead.
 _KINDS = (
     ("num_outputs", "num_classes", "real targets: the task Regression and the network Regressor take them"),
@@ -128,15 +132,19 @@ def check_data(task: Any, data: Any) -> None:
 
 
 def check_vocabulary(task: Any, data: Any) -> None:
-    """The network has a row for every token of prepared data whose vocabulary was not known before."""
+    """The network has a row for every token of prepared data whose vocabulary was not known before. Raises InputError;
+    more rows than padding explains are a warning: no text has their tokens."""
     manifest = data.manifest() if hasattr(data, "manifest") else {}
     tokens = manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
     rows = _network_settings(task).get("vocab_size")
+    said = (
+        f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data"
+        f" ({getattr(data, 'prepared_folder', 'all corpora')}) has {tokens} tokens"
+    )
     if rows is not None and rows < tokens:
-        raise InputError(
-            f"model.network.vocab_size is {rows}, but {type(data).__name__}'s prepared data"
-            f" ({getattr(data, 'prepared_folder', 'all corpora')}) has {tokens} tokens; set it to {tokens}"
-        )
+        raise InputError(f"{said}; set it to {tokens}")
+    if rows is not None and tokens and rows > math.ceil(tokens / _PADDING) * _PADDING:
+        rank_zero_only(print)(squeeze(f"warning: {said}: {rows - tokens} rows stand for none"))
 
 
 def check_tokenizer(path: Path, data: Any) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -38,11 +39,15 @@ class RunDirectory:
         self._lock: FileLock | None = None
 
     @classmethod
-    def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
+    def find(
+        cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False, former: Sequence[str] = ()
+    ) -> Self:
         """`<run_id>`, or with `fresh` the first of `<run_id>-2`, `-3`, … that is not finished.
 
-        An unfinished fresh run is resumed by the same command, as any other."""
+        An unfinished fresh run is resumed by the same command, as any other. former: ids that the run may have had
+        before: one stands for `run_id` where a directory is called by it and none by `run_id`."""
         base = Path(runs_dir) / experiment
+        run_id = next((i for i in (run_id, *former) if (base / i).is_dir() or (base / f"{i}-2").is_dir()), run_id)
         run, number = cls(base / run_id), 2
         while fresh and (number == 2 or run.finished):
             run = cls(base / f"{run_id}-{number}")

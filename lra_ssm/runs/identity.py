@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +44,96 @@ TRAINER_NEUTRAL = (
 _SHOWING = ("lra_ssm.progress.Progress", "lra_ssm.progress.ShowModel", "lra_ssm.callbacks.Throughput")
 # Of a data module that has no `neutral_settings`: what is called so everywhere.
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
+# Settings that came later, each with the value that means "as before": with that it does not count, so that a run keeps
+# the id that it had when there was no such setting. A line for each, by its name as users write it (`init_args` and
+# places in lists are no part of it), or as much of the name's end as tells what is meant: "optimizer.algorithm" stands
+# for model.optimizer.algorithm, "layer.init" for every layer's, wherever it is nested; or by the name of its class,
+# "S4D.init". The value is the default, plain as in a configuration (a list, no tuple).
+AS_BEFORE: dict[str, Any] = {
+    "StableSSM.learn_B": True,
+    "optimizer.cosine_by": "step",
+    "optimizer.norm_weight_decay": None,
+    "optimizer.embedding_weight_decay": None,
+    "MNIST.mean": 0.0,
+    "MNIST.std": 1.0,
+    "SCIFAR.std": None,
+    "WikiText.documents": "article",
+}
+# What Lightning takes precisions for, by their short names.
+PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 
 
 def run_identity(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> str:
     """Ten hexadecimal digits of the resolved configuration, seed included, without what cannot change the result.
 
     config: plain values. neutral: names that do not count, by section; "" is the top level. Defaults of the Trainer do
-    not count either: an argument that a new Lightning brings does not make every run another one.
+    not count either: an argument that a new Lightning brings does not make every run another one. Nor do settings that
+    came later where they are as before, or how a value is spelled that the Trainer takes as the same.
     """
-    config = what_counts(config, neutral)
-    config["trainer"] = without_trainer_defaults(config["trainer"])
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    return run_identities(config, neutral)[0]
+
+
+def run_identities(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> list[str]:
+    """`run_identity`, and behind it the ids that the same run may have had before: by other spellings of its settings,
+    and in Python, where a class without arguments has empty `init_args`."""
+    every, found = _without_neutral(config, neutral), []
+    for counting in (_without_later(every), _without_later(every, empty=True)):
+        for trainer in _spellings(counting["trainer"]):
+            counting["trainer"] = without_trainer_defaults(trainer)
+            found.append(hashlib.sha256(json.dumps(counting, sort_keys=True, default=str).encode()).hexdigest()[:10])
+    return list(dict.fromkeys(found))
 
 
 def what_counts(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A copy of a configuration without what cannot change a result; arguments: as of `run_identity`."""
+    """A copy of a configuration with what can change a result, spelled in one way; arguments: as of `run_identity`."""
+    config = _without_later(_without_neutral(config, neutral))
+    return {**config, "trainer": spelled_one_way(config["trainer"])}
+
+
+def spelled_one_way(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """A Trainer's arguments, of those that it takes as the same the one that counts: 32-true for 32, a gradient clipped
+    at 1.0 for 1. (Of batches 1 and 1.0 are not the same: one, and all of them.)"""
+    clip, precision = trainer.get("gradient_clip_val"), trainer.get("precision")
+    found = {"gradient_clip_val": float(clip)} if isinstance(clip, int) else {}
+    return {**trainer, **found, **({"precision": PRECISIONS[p]} if (p := str(precision)) in PRECISIONS else {})}
+
+
+def _spellings(trainer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A Trainer's arguments in every spelling of them, the one that counts first."""
+    trainer = spelled_one_way(trainer)
+    clip, precision = trainer.get("gradient_clip_val"), trainer.get("precision")
+    clips = [clip, int(clip)] if isinstance(clip, float) and clip.is_integer() else [clip]
+    short = [name for name, full in PRECISIONS.items() if full == precision]
+    precisions = [precision, *short, *(int(name) for name in short if name.isdecimal())]
+    return [{**trainer, "gradient_clip_val": c, "precision": p} for c, p in product(clips, precisions)]
+
+
+def _without_later(node: Any, name: str = "", empty: bool = False, owner: str = "") -> Any:
+    """A configuration, or what stands in it under a dotted name, without settings that came later and are as before.
+
+    empty: keep `init_args` of which nothing is left. owner: the class whose arguments these are."""
+    if isinstance(node, list):
+        return [_without_later(item, name, empty) for item in node]
+    if not isinstance(node, dict) or name in (".trainer", ".settings"):  # Lightning's, and words of the user's own
+        return node
+    found = {}
+    for key, value in node.items():
+        of_class = "class_path" in node and key in ("init_args", "attributes")
+        its = name if of_class else f"{name}.{key}"
+        left = _without_later(value, its, empty, node["class_path"].rpartition(".")[2] if of_class else "")
+        emptied = key == "init_args" and value and not left and not empty
+        if not emptied and not _is_as_before(its, f"{owner}.{key}", left):
+            found[key] = left
+    return found
+
+
+def _is_as_before(name: str, of_class: str, value: Any) -> bool:
+    names = (later for later in AS_BEFORE if later == of_class or name.endswith(f".{later}"))
+    return any(value == AS_BEFORE[later] for later in names)
+
+
+def _without_neutral(config: dict[str, Any], neutral: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A copy of a configuration without what cannot change a result."""
     config = copy.deepcopy(config)
     if config.get("ckpt_path") in (None, "last", "best"):
         config.pop("ckpt_path", None)

@@ -1,12 +1,14 @@
 """A run's record as a file, run.json: what of it can be relied on when it is read."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+INPUTS = "inputs"  # {"data": …, "weights": …}, of runs/inputs.py
 _KINDS = {
     "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
-    "parameters": int, "neutral": list, "wandb": dict,
+    "parameters": int, "neutral": list, "wandb": dict, INPUTS: dict,
 }  # fmt: skip
 
 
@@ -64,6 +66,15 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
         for arrays in split.get("shards", [split.get("arrays")]):
             files += arrays.values()
     return {file["file"]: file["sha256"] for file in files}
+
+
+def recorded_inputs(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What stands in a record for the "data" or the "weights" that a run was begun with: see runs/inputs.py.
+
+    Empty where nothing does: there is none, or the record is of an earlier version, or damaged."""
+    inputs = record.get(INPUTS)
+    part = inputs.get(kind) if isinstance(inputs, dict) else None
+    return part if isinstance(part, dict) else {}
 
 
 def same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:

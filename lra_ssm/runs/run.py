@@ -36,11 +36,12 @@ from lra_ssm.runs.checks import (
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.failures import input_error, lost_loader
-from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identity
-from lra_ssm.runs.metrics import CSVRunLogger, last_logged
+from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identities
+from lra_ssm.runs.inputs import data_fingerprint, weights_fingerprint
+from lra_ssm.runs.metrics import ROWS, CSVRunLogger, last_logged
 from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.reached import WriteProgress
-from lra_ssm.runs.record import read_progress
+from lra_ssm.runs.record import INPUTS, read_progress, recorded_inputs
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Stopped, listening
 from lra_ssm.runs.source import other_code, user_source
@@ -59,6 +60,7 @@ class Run(RunDirectory):
     seed: int = 0
     checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS
     checkpoint: Path | None = None  # where it starts from, if not anew
+    begun_from: str | None = None  # whose weights a new run takes
     config: dict[str, Any] | None = None  # of a run made by `of`: what its identity is made of,
     given: dict[str, Any]  # and its Trainer's arguments
     source: dict[str, str] = {}  # digests of the user's code
@@ -67,12 +69,14 @@ class Run(RunDirectory):
     _loggers: Sequence[Any] = ()
 
     @classmethod
-    def find(cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False) -> Self:
+    def find(
+        cls, runs_dir: str | Path, experiment: str, run_id: str, fresh: bool = False, former: Sequence[str] = ()
+    ) -> Self:
         """See `RunDirectory.find`; in a process that Lightning started beside this run (DDP), the first one's."""
         path = Path(os.environ.get(_RUN_PATH, ""))
         beside = int(os.environ.get("LOCAL_RANK") or 0) > 0 and path.parent == Path(runs_dir) / experiment
-        same = path.name == run_id or path.name.startswith(f"{run_id}-")
-        return cls(path) if beside and same else super().find(runs_dir, experiment, run_id, fresh)
+        same = any(path.name == i or path.name.startswith(f"{i}-") for i in (run_id, *former))
+        return cls(path) if beside and same else super().find(runs_dir, experiment, run_id, fresh, former)
 
     @classmethod
     def of(
@@ -111,7 +115,8 @@ class Run(RunDirectory):
         }
         own = () if hasattr(data, "identity") else getattr(data, "neutral_settings", DATA_NEUTRAL)
         neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
-        run = cls.find(runs_dir, experiment, run_identity(config, neutral), fresh)
+        run_id, *former = run_identities(config, neutral)
+        run = cls.find(runs_dir, experiment, run_id, fresh, former)
         run.config, run.given, run.seed, run.checkpoints = config, trainer, int(seed), checkpoints
         run.source = user_source(config, [task, *task.modules(), data])
         return run
@@ -242,7 +247,9 @@ class Run(RunDirectory):
         # A killed attempt has left no end, but when it wrote last how far it was.
         before = ended(self.record.get("starts", []), read_progress(self.path).get("time"))
         starts = [*before, {**environment(), "source": self.source}]
+        weights = recorded_inputs(self.record, "weights") if own else weights_fingerprint(self.begun_from)
         record: dict[str, Any] = {
+            INPUTS: {"data": data_fingerprint(data), "weights": weights},
             "run_id": self.path.name,
             "experiment": config["experiment"],
             "status": "started",
@@ -259,9 +266,10 @@ class Run(RunDirectory):
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         self._begun = True
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
+        state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
-                logger.forget_from(int(load_checkpoint(self.checkpoint)["global_step"]) if self.checkpoint else 0)
+                logger.forget_from(int(state.get("global_step", 0)), state.get(ROWS, 0) if own else 0)
             logger.log_hyperparams(config)  # Lightning logs the model's settings alone
         used = data.provenance() if hasattr(data, "provenance") else None
         attach(trainer.loggers, {"run": str(self.path), **starts[-1], "data": used})

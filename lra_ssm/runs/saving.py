@@ -13,6 +13,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import differing_parts, load_checkpoint, parts
 from lra_ssm.runs.directory import previous
+from lra_ssm.runs.metrics import ROWS, CSVRunLogger
 
 # Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
@@ -112,7 +113,8 @@ class SaveLast(Checkpoint):
             own = given.parent == self.path.absolute().parent
             check_training_state(trainer, self._loaded, given, own)
             if trainer.precision == "64-true":  # Lightning loads weights before it makes the model float64
-                pl_module.load_state_dict(self._loaded["state_dict"])
+                # Lightning's averages of weights have state_dict's place; what trains stands beside them.
+                pl_module.load_state_dict(self._loaded.get("current_model_state", self._loaded["state_dict"]))
             self._loaded = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -159,6 +161,8 @@ class SaveLast(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint.update(self.made_by)
+        logs = [logger for logger in trainer.loggers if isinstance(logger, CSVRunLogger)]
+        checkpoint[ROWS] = sum(log.rows_before(trainer.global_step) for log in logs)
 
 
 def keep_as_previous(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ends a run from outside: signals, and the death of a process beside it. Nothing in the handlers blocks.
+"""What ends a run from outside: signals, and the end of a process beside it. Nothing in the handlers blocks.
 
 Before a step is made there is nothing to save: a signal raises `Stopped` where the process is. While a fit trains it
 sets a flag, which `runs/stopping.py` reads between steps. A thread of its own sees what the main thread, waiting for
@@ -22,6 +22,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.runs import peers
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 _TAKEN = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
@@ -29,6 +30,7 @@ _URGENT = (signal.SIGINT, signal.SIGTERM)  # the second of these ends the proces
 _ONE = 0.3  # seconds: what a process group and its leader are sent by `timeout` or a launcher is one request
 _PATIENCE = 8.0  # seconds for a main thread with nothing to save, or without its peers, to come to an end by itself
 _POLL = 0.25  # seconds
+_HELD = 20.0  # seconds for which a signal waits until the others can be told; Slurm kills half a minute after SIGTERM
 
 
 class Stopped(BaseException):
@@ -58,8 +60,11 @@ class Signals:
         self._run: Any = None  # a Run, whose file imports this one
         self._launcher: Any = None
         self._environment: Any = None
+        self._peers: peers.Peers | None = None
+        self._together = 1  # how many processes srun started for the run
         self._parent = os.getppid()
         self._child = False  # of the first process on this machine
+        self._first_is_gone = False  # without a word
         self._asked: tuple[float, int] | None = None  # when, and for which signal
         self._urgent_at = 0.0
         self._before: dict[int, Any] = {}
@@ -86,16 +91,20 @@ class Signals:
             signal.signal(signum, before)
         os.write(self._tip, bytes([0]))
         self._thread.join()
-        os.close(self._tip)
-        os.close(self._end)
+        self._close()
 
     def forget(self) -> None:
         """In a forked process: it is no part of the run, and must not write into this one's pipe."""
         signal.set_wakeup_fd(-1)
-        os.close(self._tip)
-        os.close(self._end)
+        self._close()
         for signum in self._before:
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+
+    def _close(self) -> None:
+        os.close(self._tip)
+        os.close(self._end)
+        if self._peers is not None:
+            self._peers.close()
 
     def watch(self, trainer: Trainer, run: Any = None) -> None:
         """Knows the run, and the processes that Lightning starts for this Trainer, from now on.
@@ -106,7 +115,33 @@ class Signals:
         self._run, self._launcher = run, trainer.strategy.launcher
         self._environment = environment = trainer._accelerator_connector.cluster_environment
         self._child = isinstance(environment, LightningEnvironment) and environment.local_rank() > 0
+        if isinstance(environment, SLURMEnvironment):
+            self._together = trainer.world_size
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+    def meet(self) -> None:
+        """Waits for all processes that srun started for the run; from then on each knows when another one ends.
+
+        Signals that the command has held back until now (so that the others could be told) are taken from here on.
+        """
+        try:
+            if self._together > 1 and self is _active:
+                here = self._environment
+                self._peers = peers.Peers(here.global_rank(), self._together, here.main_address, here.main_port)
+                self._peers.met.wait(_HELD)
+        except OSError as error:
+            said = f"port {here.main_port}, where the processes of a run meet, cannot be had: {error.strerror}"
+            raise InputError(f"{said}; set MASTER_PORT to another") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
+        if self._peers is not None:
+            self._peers.met.wait()  # the thread ends it
+
+    def leave(self, code: int) -> None:
+        """On the way out, with this exit code."""
+        if self._peers is not None and not self.leaving:
+            self._peers.leave(code)
+        self.leaving = True
 
     def ask_for_requeue(self, signum: int) -> None:
         """Has the job queued again, if this is the signal that Slurm announces its time's end with (--signal)."""
@@ -150,6 +185,7 @@ class Signals:
         return self._lost_code
 
     def say_stopped(self, stop: Stopped) -> None:
+        self.leave(stop.code)
         if rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return
         at = "" if self.stopped_at is None else f" at step {self.stopped_at}, saved"
@@ -190,7 +226,9 @@ class Signals:
             if self._asked and not self.training and now - self._asked[0] > _PATIENCE:
                 self._end_now(str(Stopped(self._asked[1])), self._asked[1])
             self._look_after_peers()
-            if self._lost_at and not self.leaving and now - self._lost_at > _PATIENCE:
+            # Until the processes have met in torch too, nothing tells the main thread.
+            early = self._peers is not None and not torch.distributed.is_initialized()
+            if self._lost_at and not self.leaving and now - self._lost_at > (_PATIENCE / 4 if early else _PATIENCE):
                 self._end_now(str(self.lost), self._lost_code - 128)
 
     def _note(self, signum: int) -> None:
@@ -213,17 +251,20 @@ class Signals:
             return
         for rank, process in enumerate(children, 1):
             if code := process.poll():
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                if code > 128 and code - 128 in self._before:
-                    how = f"was stopped by {signal.Signals(code - 128).name}"
-                self.lost, self._lost_code = f"process {rank} of the run {how}", 128 - code if code < 0 else code
-        if self._child and os.getppid() != self._parent:
-            self.lost = "the first process of the run has died"
-        if self.lost:
-            self._lost_at = time.monotonic()
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else peers.how(code)
+                self._lose(rank, how, 128 - code if code < 0 else code)
+        first_died = self._child and os.getppid() != self._parent
+        if gone := (0, peers.DIED) if first_died else self._peers and self._peers.look():
+            self._first_is_gone = gone in ((0, peers.DIED), (0, peers.ABSENT))
+            self._lose(gone[0], peers.how(gone[1]), max(1, gone[1]))
+
+    def _lose(self, rank: int, how: str, code: int) -> None:
+        self.lost = f"{f'process {rank}' if rank else 'the first process'} of the run {how}"
+        self._lost_code, self._lost_at = code, time.monotonic()
 
     def _end_now(self, why: str, signum: int) -> NoReturn:
         """Where the main thread cannot: it waits for something that may never come."""
+        self.leave(128 + signum)
         if not self._last_word.acquire(blocking=False):
             time.sleep(_PATIENCE)
         elif self._speaks():
@@ -242,10 +283,9 @@ class Signals:
 
     def _speaks(self) -> bool:
         """Whether this process is the one to say and record it: who holds the run, or can take it from the dead."""
-        run = self._run
+        run, rank = self._run, getattr(rank_zero_only, "rank", 0)
         if run is None or not run.path.is_dir():
-            rank = getattr(rank_zero_only, "rank", 0)
-            return rank == 0 or (rank == 1 and self._child and os.getppid() != self._parent)
+            return rank == 0 or (rank == 1 and self._first_is_gone)
         if run.held:
             return True
         with suppress(InputError, OSError):
@@ -253,7 +293,7 @@ class Signals:
             if run.record.get("status") == "started":
                 return True  # `close` records it
             run.release()
-        return False
+        return rank == 0
 
     def _say(self, why: str) -> None:
         """One line for the user; of the thread by the system's call, for the main thread may hold the stream."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.runs.saving import SaveLast
@@ -13,6 +13,8 @@ from lra_ssm.runs.signals import Stopped, active
 # In a checkpoint: the validation of its step was broken off, or had not begun.
 _DUE = "lra_ssm_validation_due"
 _SECONDS = "_val_check_time_interval"  # of a Trainer, from Lightning 2.6 on
+# From then on too: while it validates, what trains is in these callbacks' copy, and their average in the model.
+_AVERAGING = getattr(callbacks, "WeightAveraging", ())
 
 
 class EndFit(Checkpoint):
@@ -64,6 +66,10 @@ class EndFit(Checkpoint):
             progress.increment_ready()
             progress.increment_started()
             self._stopping_in_validation = True
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, _AVERAGING):  # what is saved has each in its own place
+                    callback.on_validation_epoch_end(trainer, pl_module)
+                    callback.on_validation_end(trainer, pl_module)
             self._stop(trainer, signum)
 
     def _stop(self, trainer: Trainer, signum: int) -> None:

@@ -128,6 +128,30 @@ def test_what_is_done_is_not_run_again(here, capsys):
     assert code == 0 and not out and "nothing is left to run" in err
 
 
+def test_what_is_done_with_other_data_or_weights_is_told(here, capsys):
+    Path("text").mkdir()
+    for split in ("train", "val", "test"):
+        Path(f"text/{split}.txt").write_text("some text\n" * 20)
+    Path("tiny.yaml").write_bytes((TINY.parent / "language.yaml").read_bytes())
+    settings = {"source": "text", "tokenizer": "bytes", "length": 16, "batch_size": 2, "root": "data"}
+    data = {"class_path": "lra_ssm.datamodules.Corpus", "init_args": settings}
+    write_sweep(seeds=[0, 1], set={"data": data, "trainer.max_steps": 1, "init_from": "start.ckpt"})
+    fit = ["fit", "--config=tiny.yaml", f"--data={json.dumps(data)}", "--trainer.max_steps=1", "--experiment=start"]
+    assert in_process(fit, capsys)[0] == 0
+    next(Path("runs/start").glob("*/checkpoints/last.ckpt")).rename("start.ckpt")
+    assert submit(capsys, "--dry-run")[0] == 0
+    for run in SweepFolder.find("sweep.yaml").runs:
+        assert in_process(["fit", *run.options], capsys)[0] == 0
+        (run.directory.path / "test.json").write_text('{"metrics": {}}')
+    assert "warning" not in submit(capsys)[2]
+    Path("text/train.txt").write_text("another text\n" * 20)
+    code, _, err = submit(capsys)
+    (line,) = [line for line in err.splitlines() if "warning" in line]
+    assert code == 0 and line.startswith("warning: 1-2: trained with other data: text has changed (fit --fresh with ")
+    Path("start.ckpt").write_bytes(Path("start.ckpt").read_bytes() + b"0")
+    assert "other data: text has changed; other weights: start.ckpt has changed (" in submit(capsys)[2]
+
+
 @pytest.mark.parametrize(
     ("parts", "options", "said"),
     [

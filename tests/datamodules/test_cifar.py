@@ -1,11 +1,10 @@
-import errno
+import hashlib
 import inspect
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from tests.datamodules.image_helpers import (
     write_files,
     write_tar,
 )
+from tests.datamodules.server import serving
 
 IMAGES = pictures(60)  # 50 for training, 10 for test; labels count up
 
@@ -124,103 +124,117 @@ def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "reading the images of images" in output.err and "100%" in output.err and not output.out
 
 
-def test_kaggle(tmp_path: Path) -> None:
-    names = {f"train/{i + 1}.png": encoded(image) for i, image in enumerate(IMAGES)}
-    rows = [f"{i + 1},{CLASSES[i % 10]}" for i in range(60)]
-    folder = write_files(tmp_path, names | {"trainLabels.csv": "\n".join(["id,label", *rows]).encode()})
-    files = cifar_files.read(cifar_files.locate(folder))
-    assert np.array_equal(files.train.images, IMAGES) and files.train.labels.tolist() == [i % 10 for i in range(60)]
-    assert files.test is None
-    data = prepared(SCIFAR(root=str(tmp_path / "root"), source=str(folder)))
+def test_training_images_alone(tmp_path: Path) -> None:
+    names = [f"train/{CLASSES[i % 10]}/{i + 1}.png" for i in range(60)]
+    write_files(tmp_path / "images", {name: encoded(image) for name, image in zip(names, IMAGES, strict=True)})
+    data = prepared(SCIFAR(root=str(tmp_path / "root"), source=str(tmp_path / "images")))
     assert [split["examples"] for split in data.manifest()["splits"].values()] == [45, 5, 10]
     assert data.manifest()["source"]["published_test"] is False
-    for broken, message in (
-        (rows[:-1], r"train/60.png is not listed"),
-        ([*rows, "61,dog"], r"train/61.png is missing"),
-        ([*rows[:-1], "60,cow"], r"line 60: 'cow' is no class"),
-        ([*rows[:-1], "x,dog"], r"line 60: 'x,dog' is not of the form"),
-    ):
-        (folder / "trainLabels.csv").write_text("\n".join(broken))
-        with pytest.raises(InputError, match=message):
-            cifar_files.read(folder)
+    # By numbers, not by letters: 1, 11, 21, …; 2, 12, ….
+    order = np.argsort(np.arange(60) % 10, kind="stable")
+    assert np.array_equal(cifar_files.read(tmp_path / "images").train.images, IMAGES[order])
 
 
-@pytest.mark.parametrize("column", ["img", "image"])
-def test_hugging_face(tmp_path: Path, column: str) -> None:
+def test_kaggles_layout_is_not_known(tmp_path: Path) -> None:
+    folder = write_files(tmp_path, {"train/1.png": encoded(IMAGES[0]), "trainLabels.csv": b"id,label\n1,cat\n"})
+    with pytest.raises(InputError, match=r"holds no CIFAR-10 that is known; expected .*<class>/NAME.png") as error:
+        cifar_files.locate(folder)
+    assert "\n" not in str(error.value)
+
+
+# -- the Hub -----------------------------------------------------------------------------------------------------------
+
+
+def hub_dataset(images: np.ndarray, column: str = "img", names: list[str] = CLASSES, kind: str = "PNG") -> Any:
+    """As the Hub has it, with classes in any order."""
     datasets = pytest.importorskip("datasets")
-    names = CLASSES[::-1]  # another order of classes
     features = datasets.Features({column: datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    entries = [{"bytes": encoded(image, kind), "path": None} for image in images]
+    labels = [names.index(CLASSES[i % 10]) for i in range(len(images))]
+    return datasets.Dataset.from_dict({column: entries, "label": labels}, features=features)
 
-    def part(images: np.ndarray) -> Any:
-        entries = [{"bytes": encoded(image), "path": None} for image in images]
-        labels = [9 - i % 10 for i in range(len(images))]
-        return datasets.Dataset.from_dict({column: entries, "label": labels}, features=features)
 
-    saved = datasets.DatasetDict({"train": part(IMAGES[:50]), "test": part(IMAGES[50:])})
-    saved.save_to_disk(str(tmp_path / "cifar10" / "huggingface"))
+def write_hub(folder: Path, form: str, **parts: Any) -> Path:
+    """Parquet files as they are in a repository, or what save_to_disk writes."""
+    if form == "saved":
+        pytest.importorskip("datasets").DatasetDict(parts).save_to_disk(str(folder))
+        return folder
+    (folder / "plain_text").mkdir(parents=True)
+    for split, part in parts.items():
+        part.to_parquet(str(folder / "plain_text" / f"{split}-00000-of-00001.parquet"))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["saved", "parquet"])
+@pytest.mark.parametrize("column", ["img", "image"])
+def test_hugging_face(tmp_path: Path, column: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    train, test = (hub_dataset(images, column, CLASSES[::-1]) for images in (IMAGES[:50], IMAGES[50:]))
+    folder = write_hub(tmp_path / "cifar10" / "huggingface", form, train=train, test=test)
     data = SCIFAR(root=str(tmp_path), source="huggingface")
     files = cifar_files.read(data._path())
     check_published(files)
     assert files.manifest_entry["layout"] == "huggingface" and "lossy" not in files.manifest_entry
-    assert cifar_files.locate(tmp_path / "cifar10" / "huggingface") == data._path()
+    assert cifar_files.locate(folder) == data._path() == folder
+    assert not (tmp_path / "cache").exists()  # no second copy
+    file = next(folder.glob("*/*.arrow" if form == "saved" else "*/*.parquet"))
+    data = SCIFAR(root=str(tmp_path), source=str(folder))
+    before = data.prepared_folder
+    os.utime(file, ns=(1, 1))
+    assert data.prepared_folder != before
+    file.write_bytes(b"x")
+    with pytest.raises(InputError, match="huggingface: cannot be read as a dataset of the Hub") as error:
+        cifar_files.read(folder)
+    assert "\n" not in str(error.value)
 
 
 def test_hugging_face_is_fetched_by_prepare_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    (tmp_path / "root").mkdir()
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
-    columns = {"img": [{"bytes": encoded(IMAGES[0], "JPEG"), "path": None}] * 40, "label": list(range(10)) * 4}
-    part = datasets.Dataset.from_dict(columns, features=features)
-    asked = []
-
-    def load(name: str, revision: str) -> Any:
-        asked.append((name, revision))
-        if len(asked) == 1:
-            raise ConnectionError("no\nnetwork")
-        return datasets.DatasetDict({"train": part, "test": part})
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    part = hub_dataset(np.repeat(IMAGES[:10], 4, 0), kind="JPEG")
+    content = next(write_hub(tmp_path / "hub", "parquet", train=part).rglob("*.parquet")).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    names = [f"plain_text/{split}-00000-of-00001.parquet" for split in ("train", "test")]
+    monkeypatch.setattr(cifar_files, "HUB", cifar_files.HUB._replace(files=dict.fromkeys(names, digest)))
     data = Image(root=str(tmp_path / "root"), source="huggingface")
     with pytest.raises(InputError, match="lra-ssm prepare image --source=huggingface"):
         data.prepare_data()
-    with pytest.raises(InputError, match=r"uoft-cs/cifar10@0b2714987fa4: cannot be downloaded \(no\)"):
+    folder = tmp_path / "root" / "cifar10" / "download" / "uoft-cs-cifar10-0b2714987fa4"
+    with serving(content) as site:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", site.url)
         data.fetch()
-    assert not list((tmp_path / "root").iterdir())
-    # A leftover of a killed process, and a full disk.
-    write_files(tmp_path / "root" / "cifar10" / "download" / ".unfinished-huggingface", {"train/x.arrow": b"x"})
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"0b2714987fa4: .*No space left"):
-        patch.setattr(datasets.DatasetDict, "save_to_disk", full_disk)
         data.fetch()
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"uoft-cs/cifar10 needs 0\.150 GB"):
-        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        address = f"/datasets/uoft-cs/cifar10/resolve/{cifar_files.HUB.revision}/"
+        assert [request["path"] for request in site.requests] == [address + name for name in names]
+        # A download that was killed between the two files goes on, and a damaged file is seen and fetched again.
+        (folder / "test-00000-of-00001.parquet").unlink()
+        (folder / "train-00000-of-00001.parquet").write_bytes(b"x")
+        with pytest.raises(InputError, match="lra-ssm prepare image --source=huggingface"):
+            data.prepare_data()
         data.fetch()
-    data.fetch()
-    data.fetch()
-    assert asked == [("uoft-cs/cifar10", cifar_files.HUGGINGFACE_REVISION)] * 3
-    downloads = tmp_path / "root" / "cifar10" / "download"
-    assert [path.name for path in downloads.iterdir()] == ["uoft-cs-cifar10-0b2714987fa4"]
+        assert len(site.requests) == 4 and len(list(folder.glob("*.parquet"))) == 2
     source = prepared(data).manifest()["source"]
-    assert source["lossy"] is True and source["revision"] == cifar_files.HUGGINGFACE_REVISION
-    next(downloads.glob("*/train/*.arrow")).write_bytes(b"x")
-    with pytest.raises(InputError, match="cannot be (loaded|read)"):
-        cifar_files.read(data._path())
+    assert source["lossy"] is True and source["revision"] == cifar_files.HUB.revision
+    assert source["repository"] == "uoft-cs/cifar10"
 
 
-def full_disk(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_what_datasets_saved_of_the_hub_before_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10" / "download" / "uoft-cs-cifar10-0b2714987fa4"
+    write_hub(folder, "saved", train=hub_dataset(IMAGES[:50]), test=hub_dataset(IMAGES[50:]))
+    data = Image(root=str(tmp_path), source="huggingface")
+    data.fetch()  # nothing to do
+    assert prepared(data).manifest()["source"]["repository"] == "uoft-cs/cifar10"
 
 
 @pytest.mark.parametrize(
-    ("columns", "names", "message"),
+    ("column", "names", "message"),
     [
-        (("picture", "label"), CLASSES, "has the columns picture, label; needs image or img"),
-        (("img", "label"), [*CLASSES[:9], "cow"], "has the classes airplane, .* cow instead of"),
+        ("picture", CLASSES, "has the columns picture, label; needs image or img"),
+        ("img", [*CLASSES[:9], "cow"], "has the classes airplane, .* cow instead of"),
     ],
 )
-def test_other_hugging_face_datasets(tmp_path: Path, columns: Any, names: list[str], message: str) -> None:
+def test_other_hugging_face_datasets(tmp_path: Path, column: str, names: list[str], message: str) -> None:
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features({columns[0]: datasets.Image(), columns[1]: datasets.ClassLabel(names=names)})
-    values = {columns[0]: [{"bytes": encoded(IMAGES[0]), "path": None}], columns[1]: [0]}
+    features = datasets.Features({column: datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    values = {column: [{"bytes": encoded(IMAGES[0]), "path": None}], "label": [0]}
     datasets.Dataset.from_dict(values, features=features).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(InputError, match=message):
         cifar_files.read(tmp_path / "saved")
@@ -254,7 +268,7 @@ def test_damaged_batches(tmp_path: Path, name: str, content: bytes | None, messa
     [
         ("train/cow/0.png", encoded(IMAGES[0]), "'cow' is no class"),
         ("train/cat/9.png", encoded(pictures(1, size=31)[0]), r"cat/9.png: is an image of 31 x 31 pixels instead of"),
-        ("train/cat/9.png", b"", "cat/9.png: is an empty file"),
+        ("train/cat/9.png", b"", "cat/9.png: is neither a PNG nor a JPEG image, or is damaged"),
         ("train/cat/9.png", encoded(IMAGES[0])[:100], "cat/9.png: is neither"),
     ],
 )
@@ -406,7 +420,7 @@ def test_constructors_are_fit_for_the_command_line() -> None:
 
 
 def test_readers_load_neither_torch_nor_lightning() -> None:
-    modules = ("cifar10.reader", "mnist.reader", "pathfinder.reader", "images.builder", "images.transforms")
+    modules = ("cifar10.reader", "mnist.reader", "pathfinder.reader", "images.transforms")
     code = "\n".join(f"import lra_ssm.datamodules.{name}" for name in modules)
     code += "\nimport sys\nassert not {'torch', 'lightning', 'datasets', 'matplotlib'} & set(sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -430,10 +444,14 @@ def test_real_jpegs(tmp_path: Path) -> None:
 
 def test_real_pngs_are_exact(tmp_path: Path) -> None:
     folder = real_data("cifar10-png-200")
-    files = cifar_files.read(cifar_files.locate(folder))
+    rows = [row.split(",") for row in (folder / "trainLabels.csv").read_text().replace(".png", "").split()]
+    for number, label in rows:
+        (tmp_path / "train" / label).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / label / f"{number}.png").symlink_to(folder / "train" / f"{number}.png")
+    files = cifar_files.read(cifar_files.locate(tmp_path))
     assert files.test is None and files.train.images.shape == (200, 32, 32, 3) and "lossy" not in files.manifest_entry
-    for number in (1, 2, 10, 200):
-        with PILImage.open(folder / "train" / f"{number}.png") as image:
-            assert np.array_equal(files.train.images[number - 1], np.asarray(image.convert("RGB")))
-    # The first labels of data_batch_1: Kaggle kept the published order.
-    assert files.train.labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    by_class = sorted((CLASSES.index(label), int(number)) for number, label in rows)
+    assert files.train.labels.tolist() == [label for label, _ in by_class]
+    for position in (0, 1, 100, 199):
+        with PILImage.open(folder / "train" / f"{by_class[position][1]}.png") as image:
+            assert np.array_equal(files.train.images[position], np.asarray(image.convert("RGB")))

@@ -6,7 +6,6 @@ import json
 import random
 import struct
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.fetch.archives import extract
-from lra_ssm.datamodules.images.decoding import decode_image
 from lra_ssm.datamodules.listops.reader import ListOpsFile
 from lra_ssm.datamodules.mnist import reader as mnist_files
 from lra_ssm.datamodules.pathfinder.archive import write_archive
@@ -25,10 +23,11 @@ from lra_ssm.datamodules.pathfinder.settings import HARD, settings_for
 from lra_ssm.datamodules.retrieval.reader import PairsFile
 from lra_ssm.datamodules.text import reader as text_files
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import LINES
+from tests.datamodules.helpers import LINES, damaged
 from tests.datamodules.image_helpers import (
     encoded,
     idx,
+    pathfinder_rows,
     pictures,
     write_files,
 )
@@ -36,7 +35,6 @@ from tests.datamodules.image_helpers import (
     mnist_files as written_mnist,
 )
 from tests.datamodules.test_archives import FILES, everything, good, read, save, zipped
-from tests.datamodules.test_hostile_pickles import damaged
 
 
 def one_line(function: Callable[[], Any], start: str = "") -> str:
@@ -156,13 +154,6 @@ def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert what in one_line(lambda: [*ListOpsFile(path, 10**6).chunks()], f"{path}:")  # noqa: B023
 
 
-def test_images_that_pil_warns_of() -> None:
-    data = encoded(pictures(1)[0])
-    huge = data.replace(struct.pack(">II", 32, 32), struct.pack(">II", 10_000, 10_000))
-    crc = struct.pack(">I", zlib.crc32(huge[12:29]))
-    assert "10000 x 10000" in one_line(lambda: decode_image(huge[:29] + crc + huge[33:], "RGB", (32, 32), "x"), "x: ")
-
-
 def pairs_lines() -> bytes:
     return b"".join(b"%d.0\tA%d\tB%d\tone text %d\tother text\n" % (i % 2, i, i, i) for i in range(4))
 
@@ -172,11 +163,6 @@ def imdb_archive() -> bytes:
         f"aclImdb/{split}/{name}/{i}_7.txt" for split in ("train", "test") for name in ("neg", "pos") for i in (0, 1)
     ]
     return zipped({name: b"a fine film" for name in names})
-
-
-def kaggle(folder: Path, data: bytes) -> Any:
-    images = {f"train/{i}.png": encoded(pictures(1)[0]) for i in (1, 2)}
-    return cifar_files.read(write_files(folder, images | {"trainLabels.csv": data}))
 
 
 def one_image_set(folder: Path, data: bytes) -> Any:
@@ -198,6 +184,17 @@ def binary(folder: Path, data: bytes) -> Any:
     return cifar_files.read(write_files(folder, dict.fromkeys(names, bytes(3073)) | {names[2]: data}))
 
 
+def metadata_of_strings() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array(pathfinder_rows(4)))
+    return file.getvalue()
+
+
+def listing(folder: Path, data: bytes) -> Any:
+    images = {f"imgs/0/sample_{i}.png": b"x" for i in range(4)}
+    return read_listing(write_files(folder, images | {"metadata/0.npy": data}))
+
+
 FORMATS: dict[str, tuple[Callable[[], bytes], Callable[[Path, bytes], Any]]] = {
     "ListOps": (
         lambda: ("\n".join(["Source\tTarget", *LINES["train"]]) + "\n").encode(),
@@ -205,12 +202,13 @@ FORMATS: dict[str, tuple[Callable[[], bytes], Callable[[Path, bytes], Any]]] = {
     ),
     "AAN pairs": (pairs_lines, lambda folder, data: [*PairsFile(save(folder, data), 100).chunks()]),
     "IMDb": (imdb_archive, lambda folder, data: text_files.read(text_files.find_at(save(folder, data)))),
-    "Kaggle's list": (lambda: b"id,label\n1,cat\n2,dog\n", kaggle),
     "PNG": (lambda: encoded(pictures(1)[0]), one_image_set),
     "JPEG": (lambda: encoded(pictures(1)[0], "JPEG"), one_image_set),
     "idx": (lambda: idx(pictures(2, size=28, channels=1)[..., 0]), mnist),
     "idx.gz": (lambda: gzip.compress(idx(pictures(2, size=28, channels=1)[..., 0])), packed_mnist),
     "CIFAR's binary": (lambda: bytes(3073), binary),
+    "Pathfinder's metadata": (lambda: b"".join(b"imgs/0 sample_%d.png %d 1 1.0\n" % (i, i) for i in range(4)), listing),
+    "metadata of strings": (metadata_of_strings, listing),
     "generator.json": (lambda: json.dumps({"seed": 1, "num_images": 10}).encode(),
                        lambda folder, data: generator_of(write_files(folder, {"generator.json": data}))),
 }  # fmt: skip

@@ -126,7 +126,7 @@ def test_jpeg_is_read_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "is an empty file"), (b"\x89PNG\r\n", "damaged"), (b"GIF89a", "neither a PNG nor")]
+    ("content", "said"), [(b"", "neither a PNG nor"), (b"\x89PNG\r\n", "damaged"), (b"GIF89a", "neither a PNG nor")]
 )
 def test_damaged_images(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(content)

@@ -188,7 +188,9 @@ def test_retrieval(inputs, tmp_path):
             lines.append("\t".join([f"{int(random.random() * 2)}.0", f"a{number}", f"b{number}", *pair]) + "\n")
         (tmp_path / f"new_aan_pairs.{split}.tsv").write_text("".join(lines), encoding="utf-8")
     buckets = {"bucket_batches": 3, "max_length": 300} if inputs == "bytes" else {}
-    data = Retrieval(str(tmp_path / "root"), str(tmp_path), 8, inputs=inputs, shuffle_seed=2, **buckets)
+    data = Retrieval(
+        root=str(tmp_path / "root"), source=str(tmp_path), batch_size=8, inputs=inputs, shuffle_seed=2, **buckets
+    )
     assert seen(data) == RETRIEVAL[inputs]
 
 

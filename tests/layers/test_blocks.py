@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import S4D, BatchNorm, LayerSpec, S4Block, TiedDropout, make_norm
+from lra_ssm.layers import S4D, BatchNorm, HyenaBlock, LayerSpec, MambaBlock, S4Block, TiedDropout, make_norm
 
 
 class Identity(nn.Module):
@@ -123,3 +123,12 @@ def nothing() -> None: ...
 def test_layer_specs_that_mean_nothing(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("kind", [S4Block, MambaBlock, HyenaBlock])
+def test_an_empty_batch_is_empty_and_no_position_is_one_line(kind):
+    block = kind(4, LayerSpec(S4D, d_state=4))
+    for training in (True, False):
+        assert block.train(training)(torch.zeros(0, 5, 4)).shape == (0, 5, 4)
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}: x has the shape \(2, 0, 4\); expected .*length at least"):
+        block(torch.zeros(2, 0, 4))

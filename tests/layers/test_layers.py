@@ -207,6 +207,29 @@ def test_lengths_above_the_sequence_are_one_line(name, bidirectional):
     assert not layer(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
 
 
+@every_layer
+@either_way
+def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectional):
+    layer, x = build(name, bidirectional), sequences()[:0].requires_grad_()
+    y = layer(x)
+    assert y.shape == layer(x, torch.ones(0, dtype=torch.int64)).shape == (0, 7, D) and y.dtype == x.dtype
+    y.sum().backward()
+    assert x.grad.shape == x.shape and not any(p.grad.any() for p in layer.parameters() if p.grad is not None)
+    if not bidirectional:
+        assert layer(x, return_last_state=True)[1].shape == layer.initial_state(0).shape
+
+
+@every_layer
+@either_way
+def test_no_position_is_one_line_that_names_the_layers_x(name, bidirectional):
+    layer = build(name, bidirectional)
+    for shape in ((2, 0, D), (0, 0, D), (7, D)):
+        with pytest.raises(ValueError) as error:
+            layer(torch.zeros(shape, dtype=torch.float64))
+        expected = "expected (batch, length, d_model), length at least 1"
+        assert str(error.value) == f"{type(layer).__name__}: x has the shape {shape}; {expected}"
+
+
 def test_roles_are_the_documented_ones():
     assert S4D(4).optim_roles() == {
         "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta",

@@ -15,7 +15,19 @@ from torch import nn
 from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError
-from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, NetworkSpec, S4Block, StableSSM
+from lra_ssm.layers import (
+    B2S6,
+    LRU,
+    S4D,
+    S6,
+    BlockSpec,
+    DeepLinearSSM,
+    LayerSpec,
+    MambaBlock,
+    NetworkSpec,
+    S4Block,
+    StableSSM,
+)
 from lra_ssm.models import (
     Classifier,
     DualEncoder,
@@ -92,6 +104,22 @@ def test_what_is_saved_is_loaded_with_the_same_outputs(name: str, tmp_path: Path
         assert file.metadata() == {"format": "pt"}
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_inputs_of_another_shape_are_one_line_and_an_empty_batch_is_empty(name: str, tmp_path: Path) -> None:
+    make, inputs = NETWORKS[name]
+    make().save_pretrained(tmp_path / "a")
+    loaded = load_pretrained(tmp_path / "a", nn.Module)
+    assert loaded(inputs[:0]).shape == loaded(inputs)[:0].shape
+    expected = "(batch, length, 2) features, floating" if name == "S4D" else "(batch, length) ids, int64"
+    length = inputs[..., :0, :] if name == "S4D" else inputs[..., :0]
+    for wrong in (inputs[..., None], inputs.bool(), length, *([inputs[0]] if name != "pairs" else [])):
+        with pytest.raises(ValueError) as error:
+            loaded(wrong)
+        got = tuple((wrong.flatten(0, 1) if name == "pairs" else wrong).shape)
+        said = f"inputs: expected {expected}, length at least 1; got shape {got}, {wrong.dtype}"
+        assert str(error.value) == said
+
+
 def test_precision_is_what_is_asked_for(tmp_path: Path) -> None:
     network = language_model().double()
     network.save_pretrained(tmp_path / "a")
@@ -159,7 +187,7 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others")
         os.remove("imported")
         for trust in ((), ("others.Mine",), ("others",)):
-            with pytest.raises(InputError, match=r"is made with others\.\w+, which is no layer or model of lra_ssm"):
+            with pytest.raises(InputError, match=r"is made with others\.\w+, which is no module of lra_ssm, lightning"):
                 load_pretrained("saved", nn.Module, trust=trust)
         assert "others" not in sys.modules and not Path("imported").exists()
         trusted, x = load_pretrained("saved", nn.Module, trust=("others.Mine", "others.MyS6")), torch.randn(1, 5, 4)
@@ -168,10 +196,18 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others", None)
 
 
+def test_torchs_own_modules_need_no_trust(tmp_path: Path) -> None:
+    spec = NetworkSpec(nn.Linear, in_features=2, out_features=3)
+    network, x = spec(), torch.randn(4, 2)
+    save_network(tmp_path / "a", spec.as_dict(), network.state_dict())
+    assert torch.equal(load_pretrained(tmp_path / "a", nn.Linear)(x), network(x))
+
+
 @pytest.mark.parametrize(
     "path",
     ["os.system", "lra_ssm.files.shutil.rmtree", "lra_ssm.layers.spec.import_module", "lra_ssm.layers.blocks.nn.Linear",
-     "lra_ssm.layers.nothing.Here", "lra_ssm.__main__.main"],
+     "lra_ssm.layers.nothing.Here", "lra_ssm.__main__.main", "torch.hub.load", "lightning.pytorch.cli.LightningCLI",
+     "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler", "torch.nn.functional.relu"],
 )  # fmt: skip
 def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(path: str, folder: Path) -> None:
     network = json.loads((folder / "config.json").read_text())["network"]
@@ -181,7 +217,7 @@ def test_what_is_no_layer_of_ours_is_refused_wherever_it_stands(path: str, folde
         "d_model": [{"x": path}],
     }.items():
         edit(folder, network={**network, "init_args": {**network["init_args"], name: value}})
-        assert f"its network is made with {path}, which is no layer or model" in refused(folder)
+        assert f"its network is made with {path}, which is no module of lra_ssm, lightning" in refused(folder)
     edit(folder, network={"class_path": path})
     assert f"its network is made with {path}" in refused(folder)
 
@@ -208,6 +244,46 @@ def test_configurations_that_cannot_be_read(folder: Path) -> None:
         assert said in refused(folder)
     (folder / "config.json").unlink()
     assert "has no config.json: it is no saved model; it holds model.safetensors" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "where, name, value, said",
+    [
+        ((), "n_layers", 1_000_000, "its weights have 26 tensors"),
+        ((), "d_model", 10**15, "its weights have no dimension beyond 32"),
+        ((), "vocab_size", 10**30, "its weights have no dimension beyond 32"),
+        ((), "d_model", 1e12, "its weights have no dimension beyond 32"),
+        (("layer", "init_args"), "d_state", 40_000, "its weights have no dimension beyond 32"),
+        (("block", "init_args"), "d_conv", 10**15, "its weights have no dimension beyond 32"),
+    ],
+)
+def test_sizes_beyond_the_weights_are_refused_before_anything_is_built(
+    where: tuple[str, ...], name: str, value: Any, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = json.loads((folder / "config.json").read_text())["network"]
+    arguments = network["init_args"]
+    for key in where:
+        arguments = arguments[key]
+    arguments[name] = value
+    edit(folder, network=network)
+    monkeypatch.setattr(NetworkSpec, "__call__", lambda self: pytest.fail("it is built"))
+    assert f"{name} is {value} in its config.json, but {said}" in refused(folder)
+
+
+def test_a_factor_that_cannot_be_counted_is_one_line(folder: Path) -> None:
+    network = json.loads((folder / "config.json").read_text())["network"]
+    for value in (10**15, 1e300):
+        network["init_args"]["block"]["init_args"]["expand"] = value
+        edit(folder, network=network)
+        assert "its network cannot be built: " in refused(folder)
+
+
+def test_a_size_that_is_no_tensors_own_is_not_taken_for_one_too_large(tmp_path: Path) -> None:
+    layer = LayerSpec(DeepLinearSSM, n_layers=40, d_state=1, scale=1000)  # its n_layers is a dimension, its scale none
+    network = Classifier(layer, 3, vocab_size=4, **SMALL)
+    network.save_pretrained(tmp_path / "a")
+    assert len(network.state_dict()) < 40
+    assert isinstance(Classifier.from_pretrained(tmp_path / "a"), Classifier)
 
 
 def test_a_network_of_another_class(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """What LRA Image and sCIFAR share: both are CIFAR-10, whose prepared folders are `<root>/cifar10/…`."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, ClassVar, Literal
 
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.images.files import Pixels
@@ -14,17 +15,19 @@ from lra_ssm.datamodules.images.transforms import lra_luma, luma, mean_pooled
 Stored = Literal["rgb", "gray", "gray-lra"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Cifar10(PublishedImages):
     """CIFAR-10's files and splits; `Image` and `SCIFAR` say what becomes of the pixels."""
 
     dataset = "cifar10"
-    files = cifar_files
+    files: ClassVar[ModuleType] = cifar_files
     downloads = (cifar_files.ARCHIVE,)
     class_names = cifar_files.CLASS_NAMES
     image_size = cifar_files.SIZE
     published_mode = "RGB"
-    stored: Stored
-    resolution: int = 32
+
+    stored: Stored = field(init=False)
+    resolution: int = field(default=32, init=False)
 
     def stored_settings(self) -> dict[str, Any]:
         smaller = {} if self.resolution == 32 else {"resolution": self.resolution}
@@ -39,7 +42,3 @@ class Cifar10(PublishedImages):
         """Images as published, or as they are stored."""
         stored = Form("RGB" if self.stored == "rgb" else "L", self.image_size)
         return super().own_forms() | {stored: lambda images: images}
-
-    def _holds(self, folder: Path) -> bool:
-        # All of them: what a broken unpacking left must not hide that the archive is still to be downloaded.
-        return any(all((folder / f"{name}{end}").is_file() for name in cifar_files.BATCH_MD5) for end in ("", ".bin"))

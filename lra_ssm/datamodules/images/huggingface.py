@@ -1,155 +1,135 @@
-"""Image datasets of the Hugging Face Hub, as folders that `datasets` saved; it is imported where it is used."""
+"""Image datasets of the Hugging Face Hub: its parquet files, or what `datasets` saved (save_to_disk)."""
 
 import hashlib
-import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lra_ssm.datamodules.images.decoding import decode_image
-from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, check_labels
+from lra_ssm.datamodules.fetch.download import RemoteFile
+from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, check_labels, decode_image
 from lra_ssm.datamodules.storage.bars import image_bar
-from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
+SPLITS = ("train", "test")
 MARKERS = ("dataset_dict.json", "dataset_info.json")
 IMAGE_COLUMNS, LABEL_COLUMNS = ("img", "image"), ("label", "labels")
 
 
-def is_saved(folder: Path) -> bool:
-    """Whether a folder was written by save_to_disk."""
-    return any((folder / marker).is_file() for marker in MARKERS)
+class HubDataset(NamedTuple):
+    """A public dataset of the Hub at one commit; of its parquet files the path there and the sha256."""
+
+    repository: str
+    revision: str
+    files: dict[str, str]
+
+    @property
+    def folder_name(self) -> str:
+        """Where it is kept among a dataset's downloads: a new revision is a new download."""
+        return f"{self.repository.replace('/', '-')}-{self.revision[:12]}"
+
+    def remote_files(self) -> list[RemoteFile]:
+        """Where they are had."""
+        from huggingface_hub import constants
+
+        address = f"{constants.ENDPOINT}/datasets/{self.repository}/resolve/{self.revision}"  # HF_ENDPOINT: a mirror
+        return [
+            RemoteFile((f"{address}/{path}",), Path(path).name, f"sha256:{sha256}")
+            for path, sha256 in self.files.items()
+        ]
+
+
+def is_hub_dataset(folder: Path) -> bool:
+    """Whether a folder is a dataset of the Hub: with parquet files of both splits, or written by save_to_disk."""
+    return any((folder / marker).is_file() for marker in MARKERS) or all(_parquet(folder).values())
 
 
 def watched_files(folder: Path) -> list[Path]:
-    """Files whose sizes and times tell whether the content of a saved folder may have changed."""
+    """Files whose sizes and times tell whether the content of such a folder may have changed."""
     found = [path for pattern in ("*.json", "*.arrow", "*/*.arrow") for path in folder.glob(pattern)]
+    found += [path for paths in _parquet(folder).values() for path in paths]
     # What `datasets` computes of a folder, by whichever program, it keeps inside as cache-<fingerprint>.arrow.
     return sorted(path for path in found if not path.name.startswith("cache-"))
 
 
-def folder_name(name: str, revision: str) -> str:
-    """Of the folder that `save` writes: a new revision is a new download."""
-    return f"{name.replace('/', '-')}-{revision[:12]}"
-
-
-def save(name: str, revision: str, downloads: Path, size: int) -> None:
-    """Downloads a dataset of the Hub (or takes it from the cache of `datasets`) and saves it as a folder, atomically.
-
-    One process works, others wait for it.
-
-    Args:
-        name: of the repository.
-        revision: its commit.
-        downloads: an existing folder; `folder_name` is what is written into it.
-        size: about how many bytes that takes.
-
-    Raises:
-        InputError: the disk has no room, or it cannot be had or written.
-    """
-    import datasets
-
-    with locked(downloads / ".huggingface.lock", "downloads this dataset"):
-        folder = downloads / folder_name(name, revision)
-        if is_saved(folder):
-            return
-        check_disk_space(downloads, size, name)
-        temporary = downloads / ".unfinished-huggingface"  # a killed process's is replaced
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            datasets.load_dataset(name, revision=revision).save_to_disk(str(temporary))
-            temporary.rename(folder)
-        except Exception as error:  # whatever the libraries below raise: connections, the Hub, formats, the disk
-            raise InputError(f"{name}@{revision[:12]}: cannot be downloaded ({_line(error)})") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def read(folder: Path, mode: Literal["L", "RGB"], size: tuple[int, int], class_names: tuple[str, ...]) -> ImageFiles:
-    """Reads a folder that save_to_disk wrote: splits train and test (or train alone), columns image or img, and label.
+def read(folder: Path, mode: Mode, size: tuple[int, int], class_names: tuple[str, ...]) -> ImageFiles:
+    """Reads splits train and test (or train alone), columns image or img, and label.
 
     Labels are matched by class names where the dataset has names.
 
     Args:
-        folder: the folder.
-        mode: L or RGB, what images are converted to.
+        folder: what `is_hub_dataset`.
+        mode: what images are converted to.
         size: height and width of all images.
         class_names: in the order of our labels.
 
     Raises:
         InputError: it is damaged, or has other splits, columns, classes or sizes.
     """
-    import datasets
-
+    parts, files, lossy = dict[str, LabelledImages](), dict[str, Any](), False
     try:
-        loaded = datasets.load_from_disk(str(folder))
-    except Exception as error:
-        raise InputError(f"{folder}: cannot be loaded as a saved Hugging Face dataset ({_line(error)})") from error
-    if not isinstance(loaded, dict):
-        loaded = {"train": loaded}
-    if "train" not in loaded:
-        raise InputError(f"{folder}: has the splits {', '.join(loaded)}; needs train, and test for a proper test set")
-    parts: dict[str, LabelledImages] = {}
-    files: dict[str, Any] = {}
-    lossy = False
-    for split in ("train", "test"):
-        if split in loaded:
-            name = f"{folder} {split}"
-            try:
-                parts[split], files[split], jpeg = _read_split(loaded[split], mode, size, class_names, name)
-            except InputError:
-                raise
-            except Exception as error:  # damaged files, columns of other kinds
-                raise InputError(f"{name}: cannot be read ({_line(error)})") from error
+        for split, dataset in _load(folder).items():
+            parts[split], files[split], jpeg = _read_split(dataset, mode, size, class_names, f"{folder} {split}")
             lossy |= jpeg
-    return ImageFiles(
-        parts["train"],
-        parts.get("test"),
-        {"layout": "huggingface", "files": files} | ({"lossy": True} if lossy else {}),
-    )
+    except InputError:
+        raise
+    except Exception as error:  # damaged files, columns of other kinds; whatever the libraries say
+        raise InputError(f"{folder}: cannot be read as a dataset of the Hub ({one_reason(error)})") from error
+    if "train" not in parts:
+        raise InputError(f"{folder}: has no split train; needs it, and test for a proper test set")
+    entry = {"layout": "huggingface", "files": files} | ({"lossy": True} if lossy else {})
+    return ImageFiles(parts["train"], parts.get("test"), entry)
+
+
+def _parquet(folder: Path) -> dict[str, list[Path]]:
+    """By split, as in the Hub's repositories or as they are downloaded here."""
+    found = sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")])
+    return {split: [path for path in found if path.name.startswith(f"{split}-")] for split in SPLITS}
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    """A `datasets.Dataset` for each split; nothing is copied to the cache of `datasets`."""
+    import datasets
+    from datasets.table import InMemoryTable
+    from pyarrow.parquet import read_table
+
+    parquet = _parquet(folder)
+    if all(parquet.values()):
+        return {split: datasets.Dataset(InMemoryTable(read_table(paths))) for split, paths in parquet.items()}
+    loaded = datasets.load_from_disk(str(folder))
+    if not isinstance(loaded, dict):
+        return {"train": loaded}
+    return {split: loaded[split] for split in SPLITS if split in loaded}
 
 
 def _read_split(
-    dataset: Any, mode: Literal["L", "RGB"], size: tuple[int, int], class_names: tuple[str, ...], name: str
+    dataset: Any, mode: Mode, size: tuple[int, int], class_names: tuple[str, ...], name: str
 ) -> tuple[LabelledImages, dict[str, Any], bool]:
+    """Images, the manifest's entry, and whether one was a JPEG."""
     import datasets
 
-    image_column = next((column for column in IMAGE_COLUMNS if column in dataset.features), None)
-    label_column = next((column for column in LABEL_COLUMNS if column in dataset.features), None)
-    if image_column is None or label_column is None:
+    column = next((column for column in IMAGE_COLUMNS if column in dataset.features), None)
+    label = next((column for column in LABEL_COLUMNS if column in dataset.features), None)
+    if column is None or label is None:
         raise InputError(
             f"{name}: has the columns {', '.join(dataset.features)}; needs image or img, and label or labels"
         )
-    labels = np.asarray(dataset.with_format("numpy")[label_column][:], dtype=np.int64)
-    names = getattr(dataset.features[label_column], "names", None)
-    labels = check_labels(labels, len(names) if names else len(class_names), name)
-    if names:
-        if sorted(names) != sorted(class_names):
-            raise InputError(f"{name}: has the classes {', '.join(names)} instead of {', '.join(class_names)}")
-        labels = np.array([class_names.index(name) for name in names], dtype=np.int64)[labels]
-    encoded = dataset.cast_column(image_column, datasets.Image(decode=False)).select_columns([image_column])
-    images = np.empty((len(labels), *size, {"L": 1, "RGB": 3}[mode]), dtype=np.uint8)
-    digest, lossy, number = hashlib.sha256(), False, 0
-    with image_bar(f"reading {len(labels):,} images of {name}", len(labels)) as advance:
+    names = getattr(dataset.features[label], "names", None) or class_names
+    if sorted(names) != sorted(class_names):
+        raise InputError(f"{name}: has the classes {', '.join(names)} instead of {', '.join(class_names)}")
+    images, labels, digest, lossy = list[np.ndarray](), list[int](), hashlib.sha256(), False
+    encoded = dataset.select_columns([column, label]).cast_column(column, datasets.Image(decode=False))
+    with image_bar(f"reading {len(dataset):,} images of {name}", len(dataset)) as advance:
         for batch in encoded.iter(batch_size=1000):
-            for entry in batch[image_column]:
-                data = entry["bytes"]
-                if data is None:  # the dataset holds paths of files instead
-                    try:
-                        data = Path(entry["path"]).read_bytes()
-                    except OSError as error:
-                        raise InputError(f"{name}: image {number}: {entry['path']} cannot be read") from error
-                digest.update(data)
-                decoded = decode_image(data, mode, size, f"{name}: image {number}")
-                images[number] = decoded.pixels
+            labels += batch[label]
+            for entry in batch[column]:
+                decoded = decode_image(entry["bytes"], mode, size, f"{name}: image {len(images)}")
+                digest.update(entry["bytes"])
+                images.append(decoded.pixels)
                 lossy |= decoded.lossy
-                number += 1
-            advance(len(batch[image_column]))
-    entry = {"images": number, "sha256": digest.hexdigest(), "digest": "unknown", "fingerprint": dataset._fingerprint}
-    return LabelledImages(images, labels), entry, lossy
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+            advance(len(batch[column]))
+    ours = np.array([class_names.index(each) for each in names])
+    classes = ours[check_labels(np.array(labels), len(names), name)]
+    entry = {"images": len(images), "sha256": digest.hexdigest(), "digest": "unknown"}
+    return LabelledImages(np.stack(images), classes), entry, lossy

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from lra_ssm.datamodules.images.decoding import decode_image, image_form
-from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.images.files import Pixels, opened_image
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.own_files import ARRAYS, Inputs, OwnExamples, own_arrays, own_files
 from lra_ssm.datamodules.storage.format import IntArray
@@ -21,11 +21,11 @@ _MODES = {"L": "gray (L)", "RGB": "RGB"}
 class Form(NamedTuple):
     """Of an image: PIL's mode; height and width."""
 
-    mode: Literal["L", "RGB"]
+    mode: str
     size: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"{self.size[0]} x {self.size[1]} pixels, {_MODES.get(self.mode, self.mode)}"
+        return f"{self.size[0]} x {self.size[1]} pixels, {_MODES.get(self.mode, f'mode {self.mode}')}"
 
 
 def own_pixels(
@@ -63,13 +63,10 @@ def own_pixels(
 
 def _read(file: Path, forms: Mapping[Form, Callable[[Pixels], Pixels]]) -> Pixels:
     """A stored image (1, H, W, C)."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
-    mode, size = image_form(data, str(file))
-    form = next((form for form in forms if form == (mode, size)), None)
-    if form is None:
-        found = f"{size[0]} x {size[1]} pixels, {_MODES.get(mode, f'mode {mode}')}"
-        raise InputError(f"{file}: is an image of {found}; expected {', or '.join(map(str, forms))}")
-    return forms[form](decode_image(data, form.mode, form.size, str(file)).pixels[None])
+    with opened(file) as opened_file:
+        data = opened_file.read()
+    with opened_image(data, str(file)) as image:
+        form, pixels = Form(image.mode, (image.height, image.width)), np.array(image)
+    if form not in forms:
+        raise InputError(f"{file}: is an image of {form}; expected {', or '.join(map(str, forms))}")
+    return forms[form](pixels.reshape(1, *form.size, -1))

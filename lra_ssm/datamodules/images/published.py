@@ -1,66 +1,69 @@
 """What Image, sCIFAR and MNIST share: image datasets that are published with a training and a test set."""
 
+import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder, named_source
-from lra_ssm.datamodules.images import huggingface
-from lra_ssm.datamodules.images.builder import READER_VERSION, build_images
-from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, Pixels
+from lra_ssm.datamodules.images.huggingface import HubDataset, is_hub_dataset
 from lra_ssm.datamodules.images.own_files import Form, own_pixels
+from lra_ssm.datamodules.images.splits import Indices, indices_sha256, limited, random_split, require_every_class
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.own_files import OwnExamples
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
+from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
 
+log = logging.getLogger(__name__)
 
+VAL_FRACTION = 0.1  # of the training images, as in the public S4 code
+CHUNK = 1000  # images converted at a time
+# Raise when the same files and settings would give other prepared data than before.
+READER_VERSION = 1
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class PublishedImages(PreparedDataModule):
     """Reads published files once; gives pixels as sequences.
 
     A dataset gives the class attributes, `stored_settings`, `convert` and `transform`.
 
     Args:
-        root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory: as in the datasets.
-        split_seed: of the choice of validation images.
-        limit: at most so many images in a split; None for all.
-        augment: none or crop_flip.
-
-    Raises:
-        InputError: settings that cannot be met.
+        split_seed: of the choice of validation images; 42 is the public S4 code's.
+        limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
     """
 
-    command: str  # of `lra-ssm prepare`
-    files: ModuleType  # locate, watched_files, read, USUAL_PLACES, HUGGINGFACE_NAME, …_REVISION, PUBLISHED_COUNTS
-    downloads: tuple[RemoteFile, ...]
-    class_names: tuple[str, ...]
+    command: ClassVar[str]  # of `lra-ssm prepare`
+    # is_published, locate, watched_files, read, SIZE, USUAL_PLACES, HUB, PUBLISHED_COUNTS
+    files: ClassVar[ModuleType]
+    downloads: ClassVar[tuple[RemoteFile, ...]]
+    published_mode: ClassVar[Mode]  # of the files' images
     sources = ("original", "huggingface")
-    image_size: tuple[int, int]  # height, width
-    published_mode: Literal["L", "RGB"]  # of the files' images, as PIL calls it
-    num_classes: int = 10
+    num_classes = 10
 
-    def __init__(
-        self,
-        root: str | None,
-        source: str,
-        batch_size: int,
-        eval_batch_size: int | None,
-        split_seed: int,
-        shuffle_seed: int | None,
-        num_workers: int,
-        pin_memory: bool | None,
-        limit: int | None,
-        augment: Literal["none", "crop_flip"] = "none",
-    ) -> None:
-        super().__init__(root, source, batch_size, eval_batch_size, shuffle_seed, num_workers, pin_memory, limit=limit)
-        self.split_seed, self.augment = split_seed, augment
-        self.require(0 <= split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
-        self.require(augment in ("none", "crop_flip"), "augment", "must be none or crop_flip")
+    source: str = "original"
+    batch_size: int = 50
+    split_seed: int = 42
+    limit: int | None = None
+    augment: Literal["none", "crop_flip"] = field(default="none", init=False)  # a setting of CIFAR-10's
+    image_size: tuple[int, int] = field(init=False)  # height, width
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
+        self.require(self.augment in ("none", "crop_flip"), "augment", "must be none or crop_flip")
 
     @abstractmethod
     def stored_settings(self) -> dict[str, Any]:
@@ -80,7 +83,8 @@ class PublishedImages(PreparedDataModule):
     def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
         augmented = self.augment == "crop_flip" and name == "train"
-        return ImageDataset(split, self.transform(CropFlip(self._resolved_shuffle_seed()) if augmented else None))
+        augment = CropFlip(self._resolved_shuffle_seed()) if augmented else None
+        return ImageDataset(split, self.transform(augment))
 
     def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
         """What images of a user's own may be, with what makes stored ones of them."""
@@ -89,8 +93,6 @@ class PublishedImages(PreparedDataModule):
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         return own_pixels(paths, self.own_forms(), self.transform(None), self.image_size[0] * self.image_size[1])
 
-    # -- preparation -----------------------------------------------------------------------------------------------
-
     def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(self.files.watched_files(self._path()))} if self.kind() == "files" else {}
         settings = {"version": READER_VERSION, "split_seed": self.split_seed, "limit": self.limit}
@@ -98,70 +100,107 @@ class PublishedImages(PreparedDataModule):
 
     def build(self, folder: Path) -> None:
         path = self._path()
-        hub = {"revision": "unknown"} if self.source == "huggingface" else {}
-        if path == self._download / self._hub_folder:
-            hub = {"repository": self.files.HUGGINGFACE_NAME, "revision": self.files.HUGGINGFACE_REVISION}
-        build_images(
-            folder,
-            self.files.read(path),
-            where=path,
-            dataset=self.dataset,
-            class_names=self.class_names,
-            published_counts=self.files.PUBLISHED_COUNTS,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            source={"kind": self.kind()} | hub | self.stored_settings(),
-            convert=self.convert,
-        )
+        files: ImageFiles = self.files.read(path)
+        counts = {"train": len(files.train.labels), "test": len(files.test.labels) if files.test else 0}
+        published = counts == self.files.PUBLISHED_COUNTS
+        if not published and self.limit is None:
+            log.warning("%s: holds %s images instead of %s", path, counts, self.files.PUBLISHED_COUNTS)
+        if files.test is None:
+            log.warning("%s: holds no test images, so a part of the training images stands in for them", path)
+        indices = split_indices(counts["train"], files.test is not None, self.split_seed)
+        # Of all that are for training, before the limit: a limit below the number of classes has to leave some out.
+        require_every_class(files.train.labels[indices["train"]], self.class_names or (), path)
+        parts = {name: (files.train, chosen) for name, chosen in indices.items()}
+        if files.test is not None:
+            parts["test"] = files.test, np.arange(counts["test"])
+        writer = self._write(folder, parts)
+        source = {
+            "kind": self.kind(),
+            **self._origin(path),
+            **self.stored_settings(),
+            "class_names": list(self.class_names or ()),
+            "limit": self.limit,
+            "published_counts": published,
+            # False: a score on "test" is no published number.
+            "published_test": files.test is not None,
+            "split": {
+                "seed": self.split_seed,
+                "sha256": {name: indices_sha256(chosen) for name, chosen in indices.items()},
+            },
+        }
+        writer.finish(source | files.manifest_entry)
+
+    def _write(self, folder: Path, parts: dict[str, tuple[LabelledImages, Indices]]) -> DatasetWriter:
+        """The images of each split in their order, as far as `limit` goes, a few at a time."""
+        shape = self.convert(parts["train"][0].images[:1]).shape[1:]
+        counts = [len(indices) for _, indices in parts.values()]
+        total = sum(counts) if self.limit is None else sum(min(count, self.limit) for count in counts)
+        check_disk_space(folder, total * math.prod(shape), f"preparing {self.dataset}")
+        writer = DatasetWriter(folder, dataset=self.dataset, num_classes=self.num_classes)
+        for name, (files, indices) in parts.items():
+            split = writer.images(name, shape)
+            chosen = indices[limited(files.labels[indices], self.limit)]
+            for start in range(0, len(chosen), CHUNK):
+                some = chosen[start : start + CHUNK]
+                split.extend(np.ascontiguousarray(self.convert(files.images[some])), files.labels[some])
+        return writer
+
+    def _origin(self, path: Path) -> dict[str, Any]:
+        """What is known of a dataset of the Hub."""
+        if self.source != "huggingface":
+            return {}
+        hub: HubDataset = self.files.HUB
+        ours = path.name == hub.folder_name
+        return {"repository": hub.repository, "revision": hub.revision} if ours else {"revision": "unknown"}
 
     def fetch(self) -> None:
         """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
         if self.kind() == "files" or self._usual_path() is not None:
             return
-        with download_folder(self.root, f"{self.dataset}/download") as folder:
-            if self.source == "huggingface":
-                hub = self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION
-                huggingface.save(*hub, folder, self.files.HUGGINGFACE_BYTES)
-            else:
-                for file in self.downloads:
-                    download(file, folder)
-
-    @property
-    def _download(self) -> Path:
-        return self.root / self.dataset / "download"
-
-    @property
-    def _hub_folder(self) -> str:
-        return huggingface.folder_name(self.files.HUGGINGFACE_NAME, self.files.HUGGINGFACE_REVISION)
+        hub = self.source == "huggingface"
+        with download_folder(self.data_root, self._hub_folder if hub else f"{self.dataset}/download") as folder:
+            for file in self.files.HUB.remote_files() if hub else self.downloads:
+                download(file, folder)
 
     def _path(self) -> Path:
         """The located archive or folder of the source."""
         if self.kind() == "files":
             path = named_source(type(self).__name__, self.source, "original, huggingface")
-            try:
-                found: Path = self.files.locate(path)
-            except OSError as error:  # a folder that may not be looked into
-                raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+            found: Path = self.files.locate(path)
             return found
         usual = self._usual_path()
         if usual is None:
             raise InputError(
-                f"{self.root}: holds no {self.dataset} ({self.source}) in the usual places; `lra-ssm prepare"
-                f" {self.command} --source={self.source} --root={self.root}` downloads it, or give your own as source"
+                f"{self.data_root}: holds no {self.dataset} ({self.source}) in the usual places; `lra-ssm"
+                f" prepare {self.command} --source={self.source} --root={self.data_root}` downloads it, or give your"
+                " own as source"
             )
         return usual
 
     def _usual_path(self) -> Path | None:
+        """Where the source's files are below the root; None if they are not."""
+        places, there = self.files.USUAL_PLACES, self.files.is_published
         if self.source == "huggingface":
             # The second is for what a user has saved, on a machine that reaches the Hub or of another revision.
-            saved = (self._download / self._hub_folder, self.root / self.dataset / "huggingface")
-            return next((path for path in saved if huggingface.is_saved(path)), None)
-        for place in self.files.USUAL_PLACES:
-            path = self.root / place
-            if path.is_file() or (path.is_dir() and self._holds(path)):
-                return path
-        return None
+            places, there = (self._hub_folder, f"{self.dataset}/huggingface"), is_hub_dataset
+        return next((self.data_root / place for place in places if there(self.data_root / place)), None)
 
-    @abstractmethod
-    def _holds(self, folder: Path) -> bool:
-        """Whether an existing folder in a usual place has the published files."""
+    @property
+    def _hub_folder(self) -> str:
+        """Where the Hub's files are downloaded to, below the root."""
+        return f"{self.dataset}/download/{self.files.HUB.folder_name}"
+
+
+def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:
+    """Which training images are for training and for validation; where there is no test set, which stand in for it.
+
+    Raises:
+        InputError: too few images.
+    """
+    if has_test:
+        kept = int(num_train * (1 - VAL_FRACTION))
+        train, val = random_split(num_train, [kept, num_train - kept], seed)
+        return {"train": train, "val": val}
+    # 45,000 to 5,000 to 10,000, as with all images.
+    train, val, test = random_split(num_train, [3 / 4, 1 / 12, 1 / 6], seed)
+    return {"train": train, "val": val, "test": test}

@@ -15,11 +15,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def part_sizes(num: int, parts: Sequence[int] | Sequence[float]) -> list[int]:
-    """Counts as they are; fractions rounded down, but the first part takes what is left.
-
-    Args:
-        num: examples in all.
-        parts: counts that sum to num, or fractions that sum to 1.
+    """Counts that sum to num as they are; fractions that sum to 1 rounded down, but the first part takes what is left.
 
     Raises:
         InputError: they sum to something else, or a part would be empty.
@@ -46,14 +42,11 @@ def random_split(num: int, parts: Sequence[int] | Sequence[float], seed: int = 4
 
     Args:
         num: examples in all.
-        parts: counts that sum to num, or fractions that sum to 1 (`part_sizes`): train, val, test.
+        parts: counts or fractions, as `part_sizes` has them: train, val, test.
         seed: of the generator.
 
     Returns:
         One array (count,) int64 for each part.
-
-    Raises:
-        InputError: the parts do not fit.
     """
     import torch
 

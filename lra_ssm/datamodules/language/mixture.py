@@ -135,6 +135,10 @@ class Mixture(WindowedDataModule):
         for corpus in self.built:
             corpus.prepare_data()
 
+    def source_digests(self) -> dict[str, str]:
+        """Of all corpora; as of any data that is prepared."""
+        return {name: digest for corpus in self.built for name, digest in corpus.source_digests().items()}
+
     def is_prepared(self) -> bool:
         """Whether nothing is left to prepare."""
         return all(corpus.is_prepared() for corpus in self.built)

@@ -244,6 +244,10 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
             self._content = {"version": READER_VERSION, **documents, **tokenizer}
         return self._content
 
+    def source_digests(self) -> dict[str, str]:
+        own = {self.tokenizer: self.choice.identity()} if self.choice.kind == "file" else {}
+        return {**super().source_digests(), **own}
+
     def fetch(self) -> None:
         """Downloads what is missing of the corpus and the tokenizer. Raises InputError: they cannot be downloaded."""
         self.choice.fetch()

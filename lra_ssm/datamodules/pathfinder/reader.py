@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.images.decoding import decode_image
-from lra_ssm.datamodules.images.restricted_pickle import load_restricted
+from lra_ssm.datamodules.images.files import decode_image
+from lra_ssm.datamodules.images.pickles import load_arrays
 from lra_ssm.datamodules.pathfinder.archive import RECORD
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES
 from lra_ssm.errors import InputError
@@ -201,7 +201,7 @@ def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
             else np.lib.format.read_array_header_2_0(stream)
         )
         if dtype.hasobject:
-            array = load_restricted(stream, file)
+            array = load_arrays(stream.read(), str(file))
         else:
             if prod(shape) > len(data) or prod(shape) * dtype.itemsize != len(data) - stream.tell():
                 raise ValueError("another size than its header says")
