@@ -19,7 +19,7 @@ from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, write_note
 from lra_ssm.datamodules.retrieval.module import Retrieval
-from lra_ssm.datamodules.storage.format import open_prepared, sha256
+from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.vocabulary import (
     EOS_ID,
     SPECIALS,
@@ -28,6 +28,7 @@ from lra_ssm.datamodules.text import reader as text_files
 from lra_ssm.datamodules.text.module import Text
 from lra_ssm.datamodules.text.reader import HUB_FOLDER, HUB_NAME, HUB_REVISION
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 from tests.datamodules.helpers import contents
 
 WORDS = 'a bad "good" film, isn\'t it? <br /> Überraschung naïve 映画 \U0001f3ac'.split(" ")

@@ -22,9 +22,9 @@ from pathlib import Path, PurePosixPath
 
 from lra_ssm.datamodules.fetch.archive_readers import Damaged, Member, Source, tar_members, zip_members
 from lra_ssm.datamodules.storage.bars import ByteBar
-from lra_ssm.datamodules.storage.disk import check_disk_space, sync_filesystem, sync_folder
+from lra_ssm.datamodules.storage.disk import check_disk_space, sync_filesystem
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED
+from lra_ssm.files import UNFINISHED, sync_folder
 
 CHUNK_BYTES = 1 << 20
 CHECK_EVERY = 1 << 26  # announced bytes between two looks at the free disk space

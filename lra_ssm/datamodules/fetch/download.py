@@ -25,9 +25,9 @@ from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_
 from lra_ssm.datamodules.fetch.partial import PartialFile, Version
 from lra_ssm.datamodules.fetch.web import LEAST_BYTES, SCHEMES, open_url, reason
 from lra_ssm.datamodules.storage.bars import ByteBar
-from lra_ssm.datamodules.storage.disk import check_disk_space, sync_folder
-from lra_ssm.datamodules.storage.locking import locked
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked, sync_folder
 
 log = logging.getLogger(__name__)
 

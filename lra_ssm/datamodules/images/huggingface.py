@@ -11,8 +11,8 @@ from lra_ssm.datamodules.images.decoding import decode_image
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, check_labels
 from lra_ssm.datamodules.storage.bars import image_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked
 
 MARKERS = ("dataset_dict.json", "dataset_info.json")
 IMAGE_COLUMNS, LABEL_COLUMNS = ("img", "image"), ("label", "labels")

@@ -27,11 +27,9 @@ from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.bars import TokenBar
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.format import sha256
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.datamodules.storage.writer import token_dtype
 from lra_ssm.errors import InputError
-from lra_ssm.files import write_json
+from lra_ssm.files import locked, sha256, write_json
 from lra_ssm.machine import available_cores
 
 log = logging.getLogger(__name__)

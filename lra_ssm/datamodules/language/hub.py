@@ -18,9 +18,8 @@ from urllib.parse import quote
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
-from lra_ssm.files import write_json
+from lra_ssm.files import locked, write_json
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 L length of a window.
 """
 
-import hashlib
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import ensure_root, resolve_root
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 
 # Raise when the same settings would give other data than before: what older versions prepared is then left alone.
 READER_VERSION = 1
@@ -96,7 +96,7 @@ class WindowedDataModule(LoadedDataModule):
     @property
     def tokenizer_digest(self) -> str:
         """The sha256 of the tokenizer's file, once prepared."""
-        return hashlib.sha256(self.tokenizer_file.read_bytes()).hexdigest()
+        return sha256(self.tokenizer_file)
 
     def text_counts(self, name: str) -> TextCounts:
         """How much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""

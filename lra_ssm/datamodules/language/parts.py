@@ -9,21 +9,18 @@ Needs no torch.
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from lra_ssm.datamodules.language.documents import CorpusReader, Piece, Segment
 from lra_ssm.datamodules.language.format import TokenWriter
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-from lra_ssm.datamodules.storage.disk import sync_folder
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, write_json
+from lra_ssm.files import new_folder, write_json
 
 PART = "part.json"
 
@@ -73,20 +70,13 @@ def write_part(parts: Path, number: int, piece: Piece, reader: CorpusReader, tok
     target = part_folder(parts, number)
     if (target / PART).is_file():
         return 0
-    # A name that no process of another machine has; a killed one's is removed with the folder of all parts.
-    temporary = parts / f"{UNFINISHED}{target.name}-{uuid4().hex}"
-    temporary.mkdir(parents=True)
     try:
-        tokens = _fill(temporary, piece, reader, tokenizer)
-        sync_folder(temporary)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not (target / PART).is_file():  # else another process has just made the same
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return tokens
+        with new_folder(target) as temporary:  # a killed process's is removed with the folder of all parts
+            return _fill(temporary, piece, reader, tokenizer)
+    except OSError:
+        if not (target / PART).is_file():  # else another process has just made the same
+            raise
+        return 0
 
 
 def part_folder(parts: Path, number: int) -> Path:

@@ -14,7 +14,6 @@ its own file. Arrays are little-endian without a header: tokens uint8, uint16 or
 images uint8 (height, width, channels), offsets, starts and labels int64, targets int32. Needs no torch.
 """
 
-import hashlib
 import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import numpy.typing as npt
 
 from lra_ssm.datamodules.storage.manifest import Malformed, read_manifest
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 
 MANIFEST = "manifest.json"
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy passes over it by default
@@ -343,12 +343,6 @@ def _check_values(path: Path, what: str, values: IntArray, size: int) -> None:
     if values.size and (largest := values.view(f"u{values.dtype.itemsize}").max()) >= size:
         wrong = largest.astype(values.dtype)
         raise damaged(path, f"its {what} hold {wrong}; they must be 0 to {size - 1}")
-
-
-def sha256(path: Path) -> str:
-    """The hexadecimal sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def damaged(path: Path, what: str) -> InputError:

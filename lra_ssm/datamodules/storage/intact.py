@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage.format import MANIFEST, StoredSplit, array_entries, damaged, sha256
+from lra_ssm.datamodules.storage.format import MANIFEST, StoredSplit, array_entries, damaged
 from lra_ssm.datamodules.storage.manifest import read_manifest
-from lra_ssm.files import write_json
+from lra_ssm.files import sha256, write_json
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from lra_ssm.datamodules.fetch.imdb import find_original as find_archive
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked, sha256
 
 HUB_NAME = "stanfordnlp/imdb"
 HUB_REVISION = "e6281661ce1c48d982bc483cf8a173c1bbeb5d31"  # as several public repositories pin it
@@ -134,18 +134,14 @@ def describe(found: Found) -> dict[str, Any]:
     entry: dict[str, Any] = {"path": str(found.path), "form": found.form}
     if found.form != "archive":
         return entry
-    md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
+    digest = sha256(found.path)
     with open(found.path, "rb") as file:
-        while data := file.read(1 << 20):
-            md5.update(data)
-            sha256.update(data)
-            size += len(data)
-    published = ARCHIVE.digest == f"md5:{md5.hexdigest()}"
+        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     return entry | {
-        "url": read_note(found.path, sha256.hexdigest()).get("url"),
-        "bytes": size,
-        "sha256": sha256.hexdigest(),
-        "digest": "published" if published else "unknown",
+        "url": read_note(found.path, digest).get("url"),
+        "bytes": found.path.stat().st_size,
+        "sha256": digest,
+        "digest": "published" if ARCHIVE.digest == f"md5:{md5}" else "unknown",
     }
 
 
