@@ -55,7 +55,7 @@ def pairs(data: Retrieval, name: str) -> list[tuple[int, str, str]]:
 
 
 def arrays(data: Retrieval) -> dict[str, bytes]:
-    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".bin")}
+    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".npy")}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------

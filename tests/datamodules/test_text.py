@@ -90,7 +90,7 @@ def texts(data: Text, name: str) -> list[str]:
 
 
 def arrays(data: Text) -> dict[str, bytes]:
-    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".bin")}
+    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".npy")}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_validation_on_the_test_set_is_a_named_setting(tmp_path: Path) -> None:
     write_folder(tmp_path / "aclImdb", some_reviews())
     data = prepared(tmp_path, validation="test")
     files = arrays(data)
-    assert all(files[f"val_{key}.bin"] == files[f"test_{key}.bin"] for key in ("tokens", "offsets", "labels"))
+    assert all(files[f"val_{key}.npy"] == files[f"test_{key}.npy"] for key in ("tokens", "offsets", "labels"))
     assert data.manifest()["splits"]["train"]["examples"] == 40
     source = data.manifest()["source"]
     assert source["validation"] == "test" and "split_seed" not in source

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.datamodules.loading.random_words import random_words
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -25,6 +25,7 @@ from lra_ssm.datamodules.language.specifications import TokenizerChoice
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.storage.arrays import check_digest, open_array
 from lra_ssm.datamodules.storage.bars import TokenBar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import token_dtype
@@ -178,15 +179,12 @@ class Preparation:
 
     def _array(self, number: int, entry: dict[str, Any]) -> Any:
         """An array of a part, compared with its digest."""
-        path = part_folder(self.parts, number) / entry["file"]
+        folder = part_folder(self.parts, number)
         try:
-            array = np.fromfile(path, dtype=entry["dtype"])
-            whole = hashlib.sha256(array.data).hexdigest() == entry["sha256"]
-        except OSError:
-            whole = False
-        if not whole:
-            raise damaged_part(path)
-        return array
+            check_digest(folder, entry)
+            return open_array(folder, entry)
+        except (OSError, InputError) as error:
+            raise damaged_part(folder / entry["file"]) from error
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 

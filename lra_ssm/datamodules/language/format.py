@@ -1,4 +1,4 @@
-"""Prepared text: one stream of tokens for each split, in shards, and a manifest of format 3. Needs no torch.
+"""Prepared text: one stream of tokens for each split, in shards, and a manifest. Needs no torch.
 
 The manifest has `vocab_size`, `end_of_text`, `tokenizer` (file, sha256, specification) and for each split
 
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.format import IntArray, TokenSplit
-from lra_ssm.datamodules.storage.writer import ArrayFile, first_outside, token_dtype, write_manifest
+from lra_ssm.datamodules.storage.arrays import ArrayFile, IntArray
+from lra_ssm.datamodules.storage.format import TokenSplit
+from lra_ssm.datamodules.storage.writer import first_outside, token_dtype, write_manifest
 from lra_ssm.errors import InputError
 
 __all__ = ["SHARD_BYTES", "TokenSplit", "TokenWriter", "finish"]
@@ -30,7 +31,7 @@ class TokenWriter:
     """Writes the tokens of a split as `TokenSplit` reads them.
 
     Args:
-        folder: an existing folder; `<split>_tokens_00000.bin`, `<split>_starts_00000.bin` and so on are written there.
+        folder: an existing folder; `<split>_tokens_00000.npy`, `<split>_starts_00000.npy` and so on are written there.
         split: its name.
         vocab_size: tokens are 0 … vocab_size − 1.
         shard_bytes: of the tokens of a shard, at most.
@@ -101,7 +102,7 @@ class TokenWriter:
 
     def _next_shard(self) -> None:
         self._close_shard()
-        name = f"{len(self._shards):05}.bin"
+        name = f"{len(self._shards):05}.npy"
         self._tokens = ArrayFile(self._folder / f"{self.split}_tokens_{name}", self._dtype)
         self._starts = ArrayFile(self._folder / f"{self.split}_starts_{name}", "<i8")
 
@@ -131,5 +132,5 @@ def finish(
         source: where the data came from: kind, settings.
         splits: of each what `TokenWriter.close` gave, with bytes, words, lines and sources.
     """
-    head = {"format": 3, "dataset": dataset, "vocab_size": vocab_size, "end_of_text": end_of_text}
+    head = {"dataset": dataset, "vocab_size": vocab_size, "end_of_text": end_of_text}
     write_manifest(folder, {**head, "tokenizer": tokenizer, "source": source, "splits": splits})

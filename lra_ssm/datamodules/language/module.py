@@ -17,9 +17,9 @@ from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.loading.module import LoadedDataModule
-from lra_ssm.datamodules.storage.format import TokenSplit, damaged
+from lra_ssm.datamodules.storage.arrays import damaged
+from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
-from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import ensure_root, resolve_root
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
@@ -285,7 +285,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         Raises:
             InputError: bad input, a tokenizer that cannot be had, or the root cannot be used.
         """
-        self._prepare(self.build)
+        self._make(self.build)
 
     def tokenise(self, share: Share) -> str:
         """Makes one share of the parts that `merge` puts together, so that several machines can work at a time.
@@ -307,12 +307,10 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     def merge(self) -> None:
         """Puts the parts of all shares together. Raises InputError: one is missing or damaged."""
-        self._prepare(self._merge)
+        self._make(self._merge)
 
-    def _prepare(self, build: Callable[[Path], None]) -> None:
-        is_new = not self.is_prepared()
-        prepare(self.data_root, self.dataset, self.prepared_folder.name, build)
-        if is_new:
+    def _make(self, build: Callable[[Path], None]) -> None:
+        if self._prepare(build):
             remember_intact(self.prepared_folder)
             shutil.rmtree(self._parts, ignore_errors=True)
 

@@ -2,7 +2,7 @@
 
     <parts>/plan.json                             which pieces there are, made with which tokenizer
     <parts>/<number>/part.json                    counts by split and source
-    <parts>/<number>/<split>_{tokens,starts}_00000.bin   as `format` has them; a part may begin within a document
+    <parts>/<number>/<split>_{tokens,starts}_00000.npy   as `format` has them; a part may begin within a document
 
 A part depends on its piece and the tokenizer alone, so whichever process makes it, in whatever order, it is the same.
 Needs no torch.
