@@ -1,8 +1,10 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all; their digests; a lock on what several processes write."""
 
 import errno
+import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import threading
@@ -10,6 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -83,7 +89,7 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
                 file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        _flush(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise _named(error, path, size) from error
     finally:
@@ -91,7 +97,28 @@ def replacing(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
             partial.unlink(missing_ok=True)
 
 
-def _flush(folder: Path) -> None:
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path`, which takes that name when the block ends well, and else is removed.
+
+    What is written there must be flushed to the disk. A killed process leaves a folder whose name begins with
+    UNFINISHED and is that of no other process, on no other machine.
+
+    Raises:
+        OSError: the disk does not take it, or `path` is there.
+    """
+    partial = path.with_name(f"{UNFINISHED}{path.name}-{os.urandom(8).hex()}")
+    try:
+        partial.mkdir()
+        yield partial
+        sync_folder(partial)
+        partial.rename(path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
     """Writes a folder's names to the disk: without, power that fails may leave the old file, or none."""
     with suppress(OSError):  # some systems and network drives know no such thing
         descriptor = os.open(folder, os.O_RDONLY)
@@ -99,6 +126,49 @@ def _flush(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def sha256(path: Path, start: int = 0) -> str:
+    """The sha256 of a file from a byte on, in hexadecimal."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(path: Path, what: str, keep: bool = False) -> Iterator[None]:
+    """Holds a lock file, made with the folders above it; the kernel drops the lock with its holder.
+
+    Args:
+        path: the lock file.
+        what: what the other process does, as one who waits is told.
+        keep: leave the file; else it is removed, and who waits on the removed one notices and takes a new one (on
+            network drives not everybody does).
+
+    Raises:
+        InputError: the file cannot be locked.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        while not lock.is_locked:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # who held it has removed its folder
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    log.warning("%s: waiting for another process that %s", path, what)
+                    lock.acquire()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be locked ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        if not keep:
+            with suppress(OSError):
+                path.unlink()
+        lock.release()
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path:
 
 
 def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
-    labels = next(root.glob("mnist/*/test_labels.bin"))
+    labels = next(root.glob("mnist/*/test_labels.npy"))
     manifest = labels.parent / "manifest.json"
     whole, record = labels.read_bytes(), manifest.read_text()
     try:

@@ -86,7 +86,7 @@ def test_a_pushed_folder_is_the_run(run: Path, trained: Path, capsys) -> None:
     assert source["metrics"]["test"] == tested["metrics"] and source["metrics"]["validation"].keys() == {"val/accuracy"}
     assert source["run"] == run.name and source["experiment"] == "tiny" and source["seed"] == 1
     assert source["data"]["vocabulary"][3] == "0" and source["data"]["examples"] == tested["data"]["examples"]
-    assert source["data"]["digests"]["train_tokens.bin"] and source["hardware"]["cpus"] and source["license"]
+    assert source["data"]["digests"]["train_tokens"] and source["hardware"]["cpus"] and source["license"]
     assert source["files"].keys() == FILES - {"config.json", "README.md"}
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["init_args"]["num_train"] == 16 and "root" not in config["data"]["init_args"]

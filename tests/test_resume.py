@@ -176,4 +176,4 @@ def test_a_run_goes_on_only_with_the_data_it_was_begun_with(tmp_path, data):
     record = json.loads(path.read_text())
     record["data"]["splits"]["train"]["arrays"]["tokens"]["sha256"] = "0" * 64
     path.write_text(json.dumps(record))
-    assert "was begun with other data (train_tokens.bin differ); --fresh starts it anew" in fail(command, tmp_path)
+    assert "was begun with other data (train_tokens differ); --fresh starts it anew" in fail(command, tmp_path)

@@ -11,7 +11,7 @@ from torch import nn
 
 from lra_ssm.bench.compare import Row, Settings
 from lra_ssm.bench.measure import Call, WallTimer, interleave, ratio
-from lra_ssm.datamodules.language.format import TokenWriter
+from lra_ssm.datamodules.language.shards import TokenWriter
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.layers import S4D, LayerSpec
@@ -44,7 +44,7 @@ def run(settings: Settings) -> list[Row]:
 
 def _written(folder: Path, count: int) -> TokenSplit:
     random = np.random.RandomState(0)
-    writer = TokenWriter(folder, "train", _VOCABULARY)
+    writer = TokenWriter(folder, "train", 0, _VOCABULARY)
     writer.append(random.randint(0, _VOCABULARY, count).astype(np.uint16), np.arange(0, count, _DOCUMENT))
     return TokenSplit(folder, writer.close(), _VOCABULARY, _VOCABULARY - 1)
 

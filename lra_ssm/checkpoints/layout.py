@@ -3,7 +3,6 @@
 "source": {"files": {"model.safetensors": its sha256, …}, …}
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
@@ -43,14 +43,8 @@ def check_stated(config: Path, find: Callable[[str], Path | None], name: str) ->
         path = find(file)
         if path is None:
             raise InputError(f"{name}: has no {file}, which its {CONFIG} names")
-        if (found := sha256_of(path)) != stated:
+        if (found := sha256(path)) != stated:
             raise InputError(
                 f"{name}: {file} has the sha256 {found[:12]}…, its {CONFIG} says {stated[:12]}…: it is damaged, or was"
                 " changed afterwards"
             )
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from lra_ssm.checkpoints.layout import CONFIG, WEIGHTS, is_model_file, sha256_of, stated_digests
+from lra_ssm import files
+from lra_ssm.checkpoints.layout import CONFIG, WEIGHTS, is_model_file, stated_digests
 from lra_ssm.errors import InputError
 
 SHIPPED = Path(__file__).parents[1] / "pretrained"
@@ -166,7 +167,7 @@ class Repository:
             return
         etag = PurePosixPath(os.readlink(file)).name
         if re.fullmatch("[0-9a-f]{64}", etag):
-            found = sha256_of(file)
+            found = files.sha256(file)
         elif re.fullmatch("[0-9a-f]{40}", etag):
             found = hashlib.sha1(b"blob %d\0" % file.stat().st_size + file.read_bytes()).hexdigest()
         else:
@@ -247,7 +248,6 @@ def _of_address(given: str, sha256: str | None) -> Folder:
         raise InputError(f"{url}: names neither a {WEIGHTS} nor an archive ({', '.join(_ARCHIVES)})")
     from lra_ssm.datamodules.fetch.archives import extract
     from lra_ssm.datamodules.fetch.download import RemoteFile, download
-    from lra_ssm.datamodules.storage.locking import locked
 
     folder = _cache("https", digest)
     if file == WEIGHTS:
@@ -264,7 +264,7 @@ def _of_address(given: str, sha256: str | None) -> Folder:
         return member if 0 < len(parts) <= 2 and is_model_file(parts[-1]) else None
 
     unpacked = folder / "unpacked"
-    with locked(folder / "unpacked.lock", "unpacks this model"):
+    with files.locked(folder / "unpacked.lock", "unpacks this model"):
         if not unpacked.is_dir():
             download(RemoteFile((url,), file, f"sha256:{digest}"), folder)
             extract(folder / file, unpacked, place)

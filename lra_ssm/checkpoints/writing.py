@@ -20,10 +20,9 @@ from lra_ssm.checkpoints.layout import (
     TOKENIZER_CONFIG,
     TOKENIZERS,
     WEIGHTS,
-    sha256_of,
 )
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED
+from lra_ssm.files import UNFINISHED, sha256
 
 
 class SavedTokenizer(Protocol):
@@ -109,7 +108,7 @@ def write_model(
         save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # it makes a file for its owner alone
         if digests:
-            files = {name: sha256_of(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
+            files = {name: sha256(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
             source = {**config.get("source", {}), "files": files}
             (partial / CONFIG).write_bytes(_config_text({**config, "source": source}, folder))
 

@@ -1,7 +1,6 @@
 """Weights that a command starts from: a checkpoint's, or a saved model's by its name, whose config may come with it."""
 
 import argparse
-import hashlib
 import importlib.util
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
 
@@ -135,7 +135,7 @@ def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> No
     path = files.tokenizer() if hasattr(data, "tokenizer_digest") else None
     if path is None:
         return
-    theirs = hashlib.sha256(path.read_bytes()).hexdigest()
+    theirs = sha256(path)
     if theirs == data.tokenizer_digest:
         return
     said = (

@@ -107,7 +107,7 @@ def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, split in manifest["splits"].items():
         shares = [count / split["examples"] for count in split.get("class_counts", [])]
-        item = split["arrays"].get("images", {}).get("item")
+        item = split["arrays"].get("images", {"shape": []})["shape"][1:]
         length = split["length"]
         rows.append(
             (

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, write_json
+from lra_ssm.files import UNFINISHED, sha256, write_json
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import short_names
 
@@ -160,7 +160,7 @@ class SweepFolder:
 
 def folder_of(sweep: Sweep) -> Path:
     """Where a sweep's folder is, or will be."""
-    contents = {run.config: hashlib.sha256(run.config.read_bytes()).hexdigest() for run in sweep.runs}
+    contents = {run.config: sha256(run.config) for run in sweep.runs}
     what = [[contents[run.config], run.options(run.config)] for run in sweep.runs]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
     return Path(sweep.runs_dir) / SWEEPS / f"{sweep.name}-{digest}"

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +13,7 @@ from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import (
+    FORMAT,
     MANIFEST,
     AnySplit,
     PreparedDataset,
@@ -22,6 +25,8 @@ from lra_ssm.datamodules.storage.intact import check_intact
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -116,7 +121,10 @@ class PreparedDataModule(LoadedDataModule):
         Raises:
             InputError: the source's files are missing.
         """
-        digest = hashlib.sha256(json.dumps(self.content_settings(), sort_keys=True).encode()).hexdigest()
+        return self._folder_of({"prepared format": FORMAT, **self.content_settings()})
+
+    def _folder_of(self, settings: dict[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return self.data_root / self.dataset / f"{self.kind()}-{digest[:12]}"
 
     def source_digests(self) -> dict[str, str]:
@@ -143,7 +151,15 @@ class PreparedDataModule(LoadedDataModule):
         Raises:
             InputError: the root cannot be used, files are missing or not as published, or settings cannot be met.
         """
-        prepare(self.data_root, self.dataset, self.prepared_folder.name, self.build)
+        self._prepare(self.build)
+
+    def _prepare(self, build: Callable[[Path], None]) -> bool:
+        """`prepare`, into `prepared_folder`; returns whether it was not there. Says where an older version's was."""
+        is_new, older = not self.is_prepared(), self._folder_of(self.content_settings())
+        if is_new and (older / MANIFEST).is_file():
+            log.warning("%s: an older version prepared it; it is prepared anew beside it, so it can be deleted", older)
+        prepare(self.data_root, self.dataset, self.prepared_folder.name, build)
+        return is_new
 
     def open_split(self, name: str) -> BatchDataset:
         """Raises InputError: not prepared, or damaged."""

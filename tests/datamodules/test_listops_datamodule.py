@@ -1,4 +1,6 @@
+import hashlib
 import inspect
+import json
 import multiprocessing
 import os
 import subprocess
@@ -10,7 +12,7 @@ import torch
 
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.listops.trees import VOCABULARY, evaluate
-from lra_ssm.datamodules.storage.format import open_prepared
+from lra_ssm.datamodules.storage.format import MANIFEST, open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents, words
 
@@ -69,6 +71,24 @@ def test_generated_again_it_is_the_same(data: ListOps, tmp_path: Path) -> None:
     other = ListOps(root=str(tmp_path), **SMALL)  # type: ignore[arg-type]
     other.prepare_data()
     assert contents(other.prepared_folder) == contents(data.prepared_folder)
+
+
+def test_what_an_older_version_prepared_is_prepared_anew_beside_it(
+    data: ListOps, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = ListOps(root=str(tmp_path), **SMALL)  # type: ignore[arg-type]
+    digest = hashlib.sha256(json.dumps(other.content_settings(), sort_keys=True).encode()).hexdigest()
+    older = tmp_path / "listops" / f"generated-{digest[:12]}"  # as its folder was called
+    older.mkdir(parents=True)
+    (older / MANIFEST).write_text('{"format": 1}')
+    assert not other.is_prepared()
+    other.prepare_data()
+    assert contents(other.prepared_folder) == contents(data.prepared_folder) and contents(older).keys() == {MANIFEST}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{older}: an older version prepared it; it is prepared anew beside it, so it can be deleted"
+    ]
+    other.prepare_data()
+    assert len(caplog.records) == 1
 
 
 def test_loaders(data: ListOps) -> None:

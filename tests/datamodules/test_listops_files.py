@@ -6,8 +6,9 @@ import pytest
 
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.listops.reader import LAYOUTS, ListOpsFile
-from lra_ssm.datamodules.storage.format import open_prepared, sha256
+from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 from tests.datamodules.helpers import LINES, words, write_tsv
 
 

@@ -15,8 +15,8 @@ from lra_ssm.datamodules.fetch.download_note import DownloadNote, read_note, wri
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.retrieval.reader import FILES
-from lra_ssm.datamodules.storage.format import sha256
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 from tests.datamodules.helpers import write_tsv
 from tests.datamodules.test_retrieval import ROWS, write_files
 

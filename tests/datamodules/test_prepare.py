@@ -162,17 +162,17 @@ def test_prepared_data_is_never_built_again(tmp_path: Path) -> None:
 def test_damaged_arrays(tmp_path: Path, array: str) -> None:
     folder = tmp_path / "data"
     tiny_dataset(folder)
-    path = folder / f"val_{array}.bin"
+    path = folder / f"val_{array}.npy"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(InputError, match=f"val_{array}.bin: has {len(data) - 1} bytes instead of {len(data)}; delete"):
+    with pytest.raises(InputError, match=f"val_{array}.npy: has {len(data) - 1} bytes instead of {len(data)}; delete"):
         open_prepared(folder)
     path.unlink()
-    with pytest.raises(InputError, match=f"val_{array}.bin: is missing; delete the folder {folder}"):
+    with pytest.raises(InputError, match=f"val_{array}.npy: is missing; delete the folder {folder}"):
         open_prepared(folder)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     opened = open_prepared(folder)
-    with pytest.raises(InputError, match=f"val_{array}.bin: .*sha256; delete"):
+    with pytest.raises(InputError, match=f"val_{array}.npy: .*sha256; delete"):
         open_prepared(folder, verify=True)
     if array == "offsets":
         with pytest.raises(InputError, match="offsets do not fit"):

@@ -9,9 +9,10 @@ import pytest
 
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS, PairsFile
-from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared, sha256
+from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared
 from lra_ssm.datamodules.storage.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 from tests.datamodules.helpers import contents
 from tests.datamodules.made_up_pairs import write_pairs
 
@@ -54,7 +55,7 @@ def pairs(data: Retrieval, name: str) -> list[tuple[int, str, str]]:
 
 
 def arrays(data: Retrieval) -> dict[str, bytes]:
-    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".bin")}
+    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".npy")}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------

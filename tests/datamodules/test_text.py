@@ -19,7 +19,7 @@ from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
 from lra_ssm.datamodules.retrieval.module import Retrieval
-from lra_ssm.datamodules.storage.format import open_prepared, sha256
+from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.vocabulary import (
     EOS_ID,
     SPECIALS,
@@ -28,6 +28,7 @@ from lra_ssm.datamodules.text import reader as text_files
 from lra_ssm.datamodules.text.module import Text
 from lra_ssm.datamodules.text.reader import HUB_FOLDER, HUB_NAME, HUB_REVISION
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 from tests.datamodules.helpers import contents
 
 WORDS = 'a bad "good" film, isn\'t it? <br /> Überraschung naïve 映画 \U0001f3ac'.split(" ")
@@ -89,7 +90,7 @@ def texts(data: Text, name: str) -> list[str]:
 
 
 def arrays(data: Text) -> dict[str, bytes]:
-    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".bin")}
+    return {name: value for name, value in contents(data.prepared_folder).items() if name.endswith(".npy")}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_validation_on_the_test_set_is_a_named_setting(tmp_path: Path) -> None:
     write_folder(tmp_path / "aclImdb", some_reviews())
     data = prepared(tmp_path, validation="test")
     files = arrays(data)
-    assert all(files[f"val_{key}.bin"] == files[f"test_{key}.bin"] for key in ("tokens", "offsets", "labels"))
+    assert all(files[f"val_{key}.npy"] == files[f"test_{key}.npy"] for key in ("tokens", "offsets", "labels"))
     assert data.manifest()["splits"]["train"]["examples"] == 40
     source = data.manifest()["source"]
     assert source["validation"] == "test" and "split_seed" not in source

@@ -100,15 +100,12 @@ def test_targets_are_parallel_to_the_tokens(tmp_path: Path) -> None:
     assert read.has_targets and not read.has_labels
     entry = opened.manifest["splits"]["train"]
     assert entry["scored"] == 3 and entry["examples"] == 3 and "class_counts" not in entry
-    assert opened.manifest["num_classes"] == 3 and opened.manifest["format"] == 2
+    assert opened.manifest["num_classes"] == 3
     assert opened.summary().endswith("lengths 1 to 2, mean 2; 3 classes at 3 scored positions")
     assert dict(zip(COLUMNS, summary_rows(opened.manifest)[0], strict=True)) == {
         "dataset": "made-up", "source": "test", "inputs": "tokens", "split": "train", "examples": "3", "classes": "3",
         "class shares": "", "tokens": "4", "length mean": "1.7", "max": "2",
     }  # fmt: skip
-    entry["arrays"]["targets"] |= {"count": 4}
-    with pytest.raises(InputError, match=r"train_targets.bin: its targets do not fit the tokens; delete"):
-        _ = opened.split("train").targets
 
 
 def test_a_split_without_labels(tmp_path: Path) -> None:
@@ -117,7 +114,7 @@ def test_a_split_without_labels(tmp_path: Path) -> None:
     split.extend([], [])
     opened, read = finished(writer, tmp_path)
     assert not read.has_labels and not read.has_targets and len(read) == 2 and read.sequence(1).tolist() == [0, 7]
-    assert sorted(contents(tmp_path)) == ["manifest.json", "train_offsets.bin", "train_tokens.bin"]
+    assert sorted(contents(tmp_path)) == ["manifest.json", "train_offsets.npy", "train_tokens.npy"]
     entry = opened.manifest["splits"]["train"]
     assert "class_counts" not in entry and "num_classes" not in opened.manifest
     assert opened.manifest["vocab_size"] == 50_257 and "vocabulary" not in opened.manifest
@@ -125,61 +122,46 @@ def test_a_split_without_labels(tmp_path: Path) -> None:
     assert summary_rows(opened.manifest)[0][5:8] == ("", "", "50257")
 
 
-def test_what_the_first_format_can_say_is_written_as_before(tmp_path: Path) -> None:
+def test_arrays_are_numpys_files_and_the_manifest_describes_them(tmp_path: Path) -> None:
     writer, split = begin(tmp_path, vocabulary=["a", "b"], num_classes=2)
-    split.extend([1, 0, 1], [1, 2], [1, 0])
-    assert finished(writer, tmp_path)[0].manifest == old_manifest(tmp_path)
-    for number, settings in enumerate(({"vocab_size": 2}, {"vocabulary": ["a"] * 65_537})):
-        writer, split = begin(tmp_path / str(number), num_classes=2, **settings)
-        split.extend([0], [1], [0])
-        assert finished(writer, tmp_path / str(number))[0].manifest["format"] == 2
-
-
-def old_manifest(folder: Path) -> dict[str, Any]:
-    """As the first writer wrote it for the arrays below."""
-    arrays = {"labels": ("<i8", 2), "tokens": ("uint8", 3), "offsets": ("<i8", 3)}
-    return {
-        "format": 1,
+    split.extend([1], [1], [1])
+    split.extend([0, 1], [2], [0])
+    found = finished(writer, tmp_path)[0].manifest
+    values = {"labels": np.array([1, 0]), "tokens": np.array([1, 0, 1], np.uint8), "offsets": np.array([0, 1, 3])}
+    entries = {}
+    for name, array in values.items():
+        file = tmp_path / f"train_{name}.npy"
+        np.testing.assert_array_equal(np.load(file), array, strict=True)
+        entries[name] = {
+            "file": file.name,
+            "dtype": array.dtype.str,
+            "shape": [len(array)],
+            "bytes": file.stat().st_size,
+            "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+        }
+    length = {"min": 1, "mean": 1.5, "max": 2}
+    train = {"examples": 2, "class_counts": [1, 1], "length": length, "arrays": entries}
+    assert found == {
+        "format": 4,
         "dataset": "made-up",
         "num_classes": 2,
         "per_example": 1,
         "max_length": 9,
         "vocabulary": ["a", "b"],
         "source": {"kind": "test"},
-        "splits": {
-            "train": {
-                "examples": 2,
-                "class_counts": [1, 1],
-                "length": {"min": 1, "mean": 1.5, "max": 2},
-                "arrays": {
-                    name: {
-                        "file": f"train_{name}.bin",
-                        "dtype": dtype,
-                        "count": count,
-                        "bytes": (folder / f"train_{name}.bin").stat().st_size,
-                        "sha256": hashlib.sha256((folder / f"train_{name}.bin").read_bytes()).hexdigest(),
-                    }
-                    for name, (dtype, count) in arrays.items()
-                },
-            }
-        },
+        "splits": {"train": train},
     }
 
 
-def test_data_prepared_before_is_read(tmp_path: Path) -> None:
-    (tmp_path / "train_tokens.bin").write_bytes(bytes([1, 0, 1]))
-    (tmp_path / "train_offsets.bin").write_bytes(np.array([0, 1, 3], "<i8").tobytes())
-    (tmp_path / "train_labels.bin").write_bytes(np.array([1, 0], "<i8").tobytes())
-    manifest = old_manifest(tmp_path)
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    opened = open_prepared(tmp_path, verify=True)
-    split = opened.split("train")
-    assert isinstance(split, SequenceSplit) and split.has_labels and not split.has_targets and opened.vocab_size == 2
-    assert split.labels.tolist() == [1, 0] and [split.sequence(i).tolist() for i in range(2)] == [[1], [0, 1]]
-    assert opened.summary() == ("made-up (test): 2 train; lengths 1 to 2, mean 2; 2 classes, most frequent 50.0%")
-    # What wrapped around when it was written is not read as if it were the text.
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"vocabulary": ["a"] * 257}))
-    with pytest.raises(InputError, match=r"train_tokens.bin: has too few bits for a vocabulary of 257 tokens; delete"):
+@pytest.mark.parametrize(
+    ("version", "said"), [(1, "is of an older version"), (3, "is of an older"), (5, "has format 5")]
+)
+def test_what_another_version_prepared_is_said(tmp_path: Path, version: int, said: str) -> None:
+    writer, split = begin(tmp_path, vocab_size=5)
+    split.extend([1, 2], [2])
+    manifest = finished(writer, tmp_path)[0].manifest
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": version}))
+    with pytest.raises(InputError, match=rf"manifest.json: {said}.*; delete the folder .* to have it prepared anew"):
         open_prepared(tmp_path)
 
 

@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
 from lra_ssm.datamodules.storage.bars import ByteBar
-from lra_ssm.datamodules.storage.disk import sync_filesystem, sync_folder
+from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED
+from lra_ssm.files import UNFINISHED, sync_folder
 
 _CHUNK_BYTES = 1 << 20
 

@@ -25,10 +25,9 @@ from urllib.request import Request, urlopen
 from lra_ssm import __version__
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_note, write_note
 from lra_ssm.datamodules.storage.bars import ByteBar
-from lra_ssm.datamodules.storage.disk import check_disk_space, sync_folder
-from lra_ssm.datamodules.storage.format import sha256
-from lra_ssm.datamodules.storage.locking import locked
+from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked, sha256, sync_folder
 
 log = logging.getLogger(__name__)
 

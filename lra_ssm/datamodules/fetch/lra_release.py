@@ -14,8 +14,8 @@ from lra_ssm.datamodules.fetch.archives import extract
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.download_note import NOTE
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked
 
 # No digest or size of it is published.
 LRA_RELEASE = RemoteFile(("https://storage.googleapis.com/long-range-arena/lra_release.gz",), "lra_release.gz")

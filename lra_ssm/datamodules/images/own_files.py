@@ -11,7 +11,7 @@ from lra_ssm.datamodules.fetch.sources import opened
 from lra_ssm.datamodules.images.files import Pixels, opened_image
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.own_files import ARRAYS, Inputs, OwnExamples, own_arrays, own_files
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
 
 IMAGES = (".png", ".jpg", ".jpeg")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lra_ssm.datamodules.images.files import Pixels
 from lra_ssm.datamodules.loading.random_words import random_words
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 
 # Means and standard deviations of pixels in [0, 1], as the public S4 code has them (src/dataloaders/basic.py).
 IMAGE_MEAN, IMAGE_STD = (122.6 / 255,), (61.0 / 255,)

@@ -3,7 +3,6 @@
 L length of a window.
 """
 
-import hashlib
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -18,11 +17,12 @@ from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.loading.module import LoadedDataModule
-from lra_ssm.datamodules.storage.format import TokenSplit, damaged
+from lra_ssm.datamodules.storage.arrays import damaged
+from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
-from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 
 # Raise when the same settings would give other data than before: what older versions prepared is then left alone.
 READER_VERSION = 1
@@ -110,7 +110,7 @@ class WindowedDataModule(LoadedDataModule):
     @property
     def tokenizer_digest(self) -> str:
         """The sha256 of the tokenizer's file, once prepared."""
-        return hashlib.sha256(self.tokenizer_file.read_bytes()).hexdigest()
+        return sha256(self.tokenizer_file)
 
     def text_counts(self, name: str) -> TextCounts:
         """How much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
@@ -270,7 +270,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         Raises:
             InputError: bad input, a tokenizer that cannot be had, or the root cannot be used.
         """
-        self._prepare(self.build)
+        self._make(self.build)
 
     def tokenise(self, turn: Turn) -> str:
         """Makes those shards whose turn it is, so that several machines can work at a time; `merge` is the end of it.
@@ -291,12 +291,10 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     def merge(self) -> None:
         """Puts all shards together. Raises InputError: one is missing or damaged."""
-        self._prepare(self._finish)
+        self._make(self._finish)
 
-    def _prepare(self, build: Callable[[Path], None]) -> None:
-        is_new = not self.is_prepared()
-        prepare(self.data_root, self.dataset, self.prepared_folder.name, build)
-        if is_new:
+    def _make(self, build: Callable[[Path], None]) -> None:
+        if self._prepare(build):
             remember_intact(self.prepared_folder)
             shutil.rmtree(self._shards, ignore_errors=True)
 

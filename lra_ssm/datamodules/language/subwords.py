@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer, parse, read_file
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError, hint
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"

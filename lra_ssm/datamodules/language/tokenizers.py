@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.datamodules.storage.writer import token_dtype
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from lra_ssm.datamodules.loading.batches import BatchDataset, TokenBatch
-from lra_ssm.datamodules.storage.format import NOT_SCORED, IntArray, TokenSplit
+from lra_ssm.datamodules.storage.arrays import IntArray
+from lra_ssm.datamodules.storage.format import NOT_SCORED, TokenSplit
 from lra_ssm.errors import InputError
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from lra_ssm.datamodules.fetch.sources import opened
 from lra_ssm.datamodules.listops.trees import CLOSE_ID, EOS_ID, FIRST_DIGIT_ID, FIRST_OPERATOR_ID, VOCABULARY
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
 
 FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}

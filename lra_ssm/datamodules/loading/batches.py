@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from lra_ssm.datamodules.storage.format import NOT_SCORED, ImageSplit, IntArray, SequenceSplit
+from lra_ssm.datamodules.storage.arrays import IntArray
+from lra_ssm.datamodules.storage.format import NOT_SCORED, ImageSplit, SequenceSplit
 from lra_ssm.errors import InputError
 
 # Makes model inputs (B, L) int64 or (B, L, C) float32 of images (B, height, width, C) uint8. The examples' numbers
@@ -107,9 +108,9 @@ class _Sequences(StoredDataset):
         """Where sequences (n,) begin and end."""
         split, offsets = self.split, self.split.offsets
         starts, ends = offsets[sequences], offsets[sequences + 1]
-        split.check("offsets", starts, split.entry["arrays"]["tokens"]["count"] + 1)
+        split.check("offsets", starts, len(split.tokens) + 1)
         split.check("offsets", ends - starts, split.entry["length"]["max"] + 1)
-        split.check("offsets", ends, split.entry["arrays"]["tokens"]["count"] + 1)
+        split.check("offsets", ends, len(split.tokens) + 1)
         return starts, ends
 
     def tokens(self, starts: IntArray, ends: IntArray) -> torch.Tensor:

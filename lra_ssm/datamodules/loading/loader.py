@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset, BatchIndex
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lra_ssm.datamodules.loading.batches import padded
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
 
 TEXTS, ARRAYS = (".txt", ".tsv"), (".npy", ".csv")

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 
 
 def random_words(seed: int, *counters: int | IntArray) -> npt.NDArray[np.uint64]:

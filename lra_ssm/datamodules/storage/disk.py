@@ -27,15 +27,6 @@ def check_disk_space(folder: Path, needed_bytes: int, what: str) -> None:
         )
 
 
-def sync_folder(folder: Path) -> None:
-    """Writes a folder's entries to the disk, so that they survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_filesystem(folder: Path) -> None:
     """Writes everything that waits for a folder's file system to the disk: one call for 100,000 files.
 

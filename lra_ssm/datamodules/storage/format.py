@@ -1,20 +1,20 @@
-"""Prepared data on disk: flat memory-mapped arrays, and a manifest that describes them.
+"""Prepared data on disk: memory-mapped arrays (`arrays`), and a manifest that describes them.
 
     <root>/<dataset>/<name>/manifest.json
-    <root>/<dataset>/<name>/<split>_{tokens,offsets}.bin             sequences, and of these either
-    <root>/<dataset>/<name>/<split>_labels.bin                         one class for each example,
-    <root>/<dataset>/<name>/<split>_targets.bin                        one target for each token, or neither
-    <root>/<dataset>/<name>/<split>_{images,labels}.bin              images
-    <root>/<dataset>/<name>/<split>_{tokens,starts}_<shard>.bin      text: one stream of tokens, in shards
+    <root>/<dataset>/<name>/<split>_{tokens,offsets}.npy             sequences, and of these either
+    <root>/<dataset>/<name>/<split>_labels.npy                         one class for each example,
+    <root>/<dataset>/<name>/<split>_targets.npy                        one target for each token, or neither
+    <root>/<dataset>/<name>/<split>_{images,labels}.npy              images
+    <root>/<dataset>/<name>/<split>_{tokens,starts}_<shard>.npy      text: one stream of tokens, in shards
 
 Example i of a split of sequences is tokens[offsets[i]:offsets[i + 1]], its class labels[i]; where an example is a pair,
 its documents are sequences 2i and 2i + 1. targets[j] belongs to tokens[j]: a class, or NOT_SCORED. A split of text is
 all shards' tokens one behind the other; starts are the positions in it at which documents begin, those of a shard in
-its own file. Arrays are little-endian without a header: tokens uint8, uint16 or uint32 by the size of the vocabulary,
-images uint8 (height, width, channels), offsets, starts and labels int64, targets int32. Needs no torch.
+its own file. Tokens are uint8, uint16 or uint32 by the size of the vocabulary, images uint8 (n, height, width,
+channels), offsets, starts and labels int64, targets int32. Needs no torch.
 """
 
-import hashlib
+import json
 import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -24,13 +24,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.manifest import Malformed, read_manifest
+from lra_ssm.datamodules.storage.arrays import IntArray, check_digest, check_size, check_values, damaged, open_array
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 
 MANIFEST = "manifest.json"
+FORMAT = 4  # of manifest and arrays; part of a prepared folder's name (1 to 3 had arrays without a header)
 NOT_SCORED = -100  # the target where nothing is scored: torch's cross entropy passes over it by default
-IntArray = npt.NDArray[np.integer[Any]]
 _READS_KEPT = 1024  # of ranges of tokens, whose pages a process holds: about 64 KiB each, which the system maps at once
+
+
+class _Object(dict[str, Any]):
+    """An object of a manifest: whatever it is asked for and lacks is damage."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise damaged(self.path, f"has no {key}")
 
 
 @dataclass
@@ -47,12 +59,9 @@ class StoredSplit:
         return {**self.__dict__, "_mapped": {}}
 
     def _map(self, entry: dict[str, Any]) -> IntArray:
-        file = entry["file"]
-        if file not in self._mapped:
-            mapped = np.memmap(self.folder / file, dtype=entry["dtype"], mode="r", shape=(entry["count"],))
-            # The same memory: memmap's own indexing is several times slower.
-            self._mapped[file] = mapped.view(np.ndarray).reshape(-1, *entry.get("item", ()))
-        return self._mapped[file]
+        if entry["file"] not in self._mapped:
+            self._mapped[entry["file"]] = open_array(self.folder, entry)
+        return self._mapped[entry["file"]]
 
 
 @dataclass
@@ -80,7 +89,7 @@ class Split(StoredSplit):
     def check(self, key: str, values: IntArray, size: int | None) -> None:
         """Raises InputError unless all values, which an array gave, are 0 … size − 1 (None: whatever they are)."""
         if size is not None:
-            _check_values(self.path(key), key, values, size)
+            check_values(self.path(key), key, values, size)
 
     def path(self, key: str) -> Path:
         """The file of an array."""
@@ -107,16 +116,13 @@ class SequenceSplit(Split):
     @property
     def targets(self) -> IntArray:
         """Targets of all tokens (offsets[-1],), int32, NOT_SCORED where there is none; read-only; where has_targets."""
-        targets = self._array("targets")
-        if len(targets) != self.entry["arrays"]["tokens"]["count"]:
-            raise damaged(self.path("targets"), "its targets do not fit the tokens")
-        return targets
+        return self._array("targets")
 
     @property
     def offsets(self) -> IntArray:
         """Where sequences begin and end (len(self) · per_example + 1,), int64, read-only."""
         offsets = self._array("offsets")
-        if offsets[0] != 0 or offsets[-1] != self.entry["arrays"]["tokens"]["count"]:
+        if offsets[0] != 0 or offsets[-1] != len(self.tokens):
             raise damaged(self.path("offsets"), "its offsets do not fit the tokens")
         return offsets
 
@@ -150,7 +156,7 @@ class TokenSplit(StoredSplit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._reads = 0
-        self._ends = np.cumsum([0, *(shard["tokens"]["count"] for shard in self.entry["shards"])]).tolist()
+        self._ends = np.cumsum([0, *(shard["tokens"]["shape"][0] for shard in self.entry["shards"])]).tolist()
 
     @property
     def num_tokens(self) -> int:
@@ -164,7 +170,7 @@ class TokenSplit(StoredSplit):
     @property
     def dtype(self) -> str:
         """Of the tokens: uint8, uint16 or uint32."""
-        return str(self.entry["shards"][0]["tokens"]["dtype"])
+        return str(np.dtype(self.entry["shards"][0]["tokens"]["dtype"]))
 
     def tokens(self, begin: int, end: int) -> IntArray:
         """The tokens at positions 0 ≤ begin ≤ … < end ≤ num_tokens (end − begin,), uint8, uint16 or uint32, read-only.
@@ -179,7 +185,7 @@ class TokenSplit(StoredSplit):
         for number in range(bisect_right(self._ends, begin) - 1, len(self.entry["shards"])):
             entry, before = self.entry["shards"][number]["tokens"], self._ends[number]
             part = self._map(entry)[max(begin - before, 0) : end - before]
-            _check_values(self.folder / entry["file"], "tokens", part, self.vocab_size)
+            check_values(self.folder / entry["file"], "tokens", part, self.vocab_size)
             parts.append(part)
             if end <= self._ends[number + 1]:
                 return part if len(parts) == 1 else np.concatenate(parts)
@@ -209,13 +215,13 @@ class TokenSplit(StoredSplit):
         rows, positions = [], []
         for number, shard in enumerate(self.entry["shards"]):
             here = np.flatnonzero((begins < self._ends[number + 1]) & (ends > self._ends[number]))
-            if not here.size or not shard["starts"]["count"]:  # a shard within a document; an empty file is not mapped
+            if not here.size:
                 continue
-            starts = self._map(shard["starts"])
-            low = starts.searchsorted(begins[here])
-            counts = np.maximum(starts.searchsorted(ends[here]) - low, 0)
+            starts, before = self._map(shard["starts"]), self._ends[number]
+            low = starts.searchsorted(begins[here] - before)
+            counts = np.maximum(starts.searchsorted(ends[here] - before) - low, 0)
             row = here.repeat(counts)
-            found = starts[np.arange(len(row)) + (low - counts.cumsum() + counts).repeat(counts)]
+            found = starts[np.arange(len(row)) + (low - counts.cumsum() + counts).repeat(counts)] + before
             if ((found < begins[row]) | (found >= ends[row])).any():
                 raise damaged(self.folder / shard["starts"]["file"], "its positions of documents do not rise")
             rows.append(row)
@@ -259,17 +265,17 @@ class PreparedDataset:
         head = f"{self.manifest['dataset']} ({self.manifest['source']['kind']}): {counts}"
         if "shards" in first:
             tokens = ", ".join(f"{entry['tokens']:,} {name}" for name, entry in splits.items())
-            vocabulary = f"vocabulary of {self.vocab_size:,}, {first['bytes'] / first['tokens']:.2f} bytes a token"
-            return f"{head} documents; {tokens} tokens; {vocabulary}"
+            size, per_token = self.manifest["vocab_size"], first["bytes"] / first["tokens"]
+            return f"{head} documents; {tokens} tokens; vocabulary of {size:,}, {per_token:.2f} bytes a token"
         length = first["length"]
         return f"{head}; lengths {length['min']} to {length['max']}, mean {length['mean']:.0f}; {self._answers(first)}"
 
     def _answers(self, entry: dict[str, Any]) -> str:
         """What a model is asked for in a split, in a few words."""
-        if "class_counts" in entry:
+        if "labels" in entry["arrays"]:
             majority = max(entry["class_counts"]) / entry["examples"]
             return f"{self.manifest['num_classes']} classes, most frequent {majority:.1%}"
-        if "scored" in entry:
+        if "targets" in entry["arrays"]:
             return f"{self.manifest['num_classes']} classes at {entry['scored']:,} scored positions"
         return f"{self.vocab_size:,} tokens, no labels"
 
@@ -300,60 +306,34 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:
         verify: also compare every file's sha256 (reads everything).
 
     Raises:
-        InputError: the folder is damaged; names the file and what to do.
+        InputError: the folder is damaged, or an older version prepared it; names the file and what to do.
     """
-    path = folder / MANIFEST
     if not folder.is_dir():
         raise InputError(f"{folder}: is not prepared; call prepare_data (or `lra-ssm prepare`) first")
-    try:
-        manifest = read_manifest(path)
-    except FileNotFoundError as error:
-        raise damaged(path, "is missing") from error
-    except Malformed as error:
-        raise damaged(path, str(error)) from error
-    size = vocab_size(manifest) or 0
-    for split in manifest["splits"].values():
-        for entry in array_entries(split):
-            array, dtype = folder / entry["file"], np.dtype(entry["dtype"])
-            _check_file(array, entry["count"] * dtype.itemsize, entry["sha256"] if verify else None)
-            # Before there were tokens of 32 bits, such a vocabulary was written into 16: others came back.
-            if dtype.kind == "u" and size > 1 << 8 * dtype.itemsize:
-                raise damaged(array, f"has too few bits for a vocabulary of {size} tokens")
+    manifest = read_manifest(folder)
+    for entry in [entry for split in manifest["splits"].values() for entry in array_entries(split)]:
+        check_size(folder, entry)
+        if verify:
+            check_digest(folder, entry)
     if "tokenizer" in manifest:
-        tokenizer = manifest["tokenizer"]
-        _check_file(folder / tokenizer["file"], None, tokenizer["sha256"] if verify else None)
+        check_size(folder, manifest["tokenizer"])
+        file = folder / manifest["tokenizer"]["file"]
+        if verify and sha256(file) != manifest["tokenizer"]["sha256"]:
+            raise damaged(file, "does not have its recorded sha256")
     return PreparedDataset(folder, manifest)
 
 
-def _check_file(path: Path, size: int | None, digest: str | None) -> None:
-    """Raises InputError unless the file is there, of its size and digest as far as they are given."""
-    if not path.is_file():
-        raise damaged(path, "is missing")
-    if size is not None and path.stat().st_size != size:
-        raise damaged(path, f"has {path.stat().st_size} bytes instead of {size}")
-    if digest is not None and sha256(path) != digest:
-        raise damaged(path, "does not have its recorded sha256")
-
-
-def _check_values(path: Path, what: str, values: IntArray, size: int) -> None:
-    """Raises InputError unless all values, which a file gave, are 0 … size − 1.
-
-    A negative value is caught with the large ones: as unsigned numbers they are above them.
-    """
-    if values.size and (largest := values.view(f"u{values.dtype.itemsize}").max()) >= size:
-        wrong = largest.astype(values.dtype)
-        raise damaged(path, f"its {what} hold {wrong}; they must be 0 to {size - 1}")
-
-
-def sha256(path: Path) -> str:
-    """The hexadecimal sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def damaged(path: Path, what: str) -> InputError:
-    """The error for a file of a prepared folder, which says what to do."""
-    return InputError(
-        f"{path}: {what}; delete the folder {path.parent} and start again to have it prepared anew"
-        " (`lra-ssm doctor --verify` checks all that is prepared)"
-    )
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder. Raises InputError where there is none, or another version's."""
+    path = folder / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"), object_hook=lambda found: _Object(path, found))
+    except FileNotFoundError:
+        raise damaged(path, "is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, f"cannot be read ({error})") from error
+    version = manifest["format"] if isinstance(manifest, dict) else None
+    if version != FORMAT:
+        older = version in range(1, FORMAT)
+        raise damaged(path, "is of an older version and no longer read" if older else f"has format {version!r}")
+    return manifest

@@ -9,11 +9,12 @@ import json
 import logging
 import os
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.storage.format import MANIFEST, StoredSplit, array_entries, damaged, sha256
-from lra_ssm.datamodules.storage.manifest import read_manifest
+from lra_ssm.datamodules.storage.arrays import check_digest
+from lra_ssm.datamodules.storage.format import StoredSplit, array_entries, read_manifest
 from lra_ssm.files import write_json
 
 log = logging.getLogger(__name__)
@@ -31,25 +32,23 @@ def check_intact(split: StoredSplit) -> None:
     Raises:
         InputError: an array is not what was written; names it and what to do.
     """
-    folder = split.folder
-    memory = _memory(folder)
-    known = _read(memory)
-    found = _found(folder, split.entry)
-    suspects = sorted((file for file in found if known.get(file) != found[file]), key=lambda file: found[file][0])
-    if not suspects:
-        return
+    folder, memory, entries = split.folder, _memory(split.folder), array_entries(split.entry)
+    try:
+        known = dict(json.loads(memory.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # there is none, or none that can be read
+        known = {}
+    found = {entry["file"]: _state(folder, entry) for entry in entries}
+    suspects = sorted((e for e in entries if known.get(e["file"]) != found[e["file"]]), key=itemgetter("bytes"))
     remembers = os.access(folder.parent, os.W_OK)
-    total = sum(found[file][0] for file in suspects)
-    if remembers and total > _WORTH_SAYING:
+    if remembers and (total := sum(entry["bytes"] for entry in suspects)) > _WORTH_SAYING:
         log.warning("%s: comparing digests of %.0f GB, once", folder, total / 1e9)
     compared = 0
-    for file in suspects:
-        compared += found[file][0]
+    for entry in suspects:
+        compared += entry["bytes"]
         if not remembers and compared > _AT_EVERY_START:
             return
-        if sha256(folder / file) != found[file][-1]:
-            raise damaged(folder / file, "does not have its recorded sha256: it is not what was prepared")
-    if remembers:
+        check_digest(folder, entry)
+    if suspects and remembers:
         with suppress(OSError):
             write_json(memory, known | found)
 
@@ -59,30 +58,15 @@ def remember_intact(folder: Path) -> None:
 
     For whoever has just written them, counting and hashing on the way: the first start need not read them all again.
     """
-    splits = read_manifest(folder / MANIFEST)["splits"].values()
-    found = [item for split in splits for item in _found(folder, split).items()]
+    entries = [entry for split in read_manifest(folder)["splits"].values() for entry in array_entries(split)]
     with suppress(OSError):  # then the first start compares digests
-        write_json(_memory(folder), dict(found))
+        write_json(_memory(folder), {entry["file"]: _state(folder, entry) for entry in entries})
 
 
 def _memory(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.intact"
 
 
-def _found(folder: Path, entry: dict[str, Any]) -> dict[str, list[Any]]:
-    """What is to be remembered of the files of a split's entry in a manifest."""
-    return {array["file"]: [*_state(folder / array["file"]), array["sha256"]] for array in array_entries(entry)}
-
-
-def _state(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-def _read(memory: Path) -> dict[str, Any]:
-    """What is remembered; nothing of a memory that cannot be read."""
-    try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return known if isinstance(known, dict) else {}
+def _state(folder: Path, entry: dict[str, Any]) -> list[Any]:
+    stat = (folder / entry["file"]).stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, entry["sha256"]]

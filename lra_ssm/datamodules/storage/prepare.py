@@ -1,22 +1,15 @@
 """Preparation that happens once, whoever asks, and leaves either a whole folder or none."""
 
 import errno
-import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from lra_ssm.datamodules.storage.disk import sync_folder
 from lra_ssm.datamodules.storage.format import MANIFEST
 from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED
-
-log = logging.getLogger(__name__)
+from lra_ssm.files import UNFINISHED, locked, new_folder
 
 LOCK = ".lock"
 
@@ -46,22 +39,17 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
     if (target / MANIFEST).is_file():
         return target
     created_root = ensure_root(root)
-    with _locked(root, folder):
+    with locked(folder / LOCK, "prepares this dataset", keep=True):
         for leftover in folder.glob(f"{UNFINISHED}*"):
             if leftover.is_file():
                 leftover.unlink(missing_ok=True)
             shutil.rmtree(leftover, ignore_errors=True)
         if target.exists():
             return target
-        temporary = folder / f"{UNFINISHED}{name}-{os.getpid()}"
         try:
-            temporary.mkdir()
-            build(temporary)
-            sync_folder(temporary)
-            temporary.rename(target)
-            sync_folder(folder)
+            with new_folder(target) as temporary:
+                build(temporary)
         except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             _remove_if_unused(folder)
             if created_root:
                 with suppress(OSError):
@@ -70,28 +58,6 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
                 raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
             raise
     return target
-
-
-@contextmanager
-def _locked(root: Path, folder: Path) -> Iterator[None]:
-    """Holds the lock of a dataset's folder, creating both."""
-    lock = FileLock(folder / LOCK)
-    while not lock.is_locked:
-        try:
-            folder.mkdir(exist_ok=True)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                log.warning("%s: waiting for another process that prepares this dataset", folder)
-                lock.acquire()
-        except FileNotFoundError:
-            ensure_root(root)  # removed again by a failed preparation after we had looked
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be written or locked ({error.strerror})") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _remove_if_unused(folder: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
 
 Inputs = Literal["characters", "bytes"]

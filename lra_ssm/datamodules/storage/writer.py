@@ -1,8 +1,6 @@
 """Writes prepared data as `format.py` reads it, counting and hashing on the way. Needs no torch."""
 
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -11,38 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.format import MANIFEST, NOT_SCORED, IntArray
+from lra_ssm.datamodules.storage.arrays import ArrayFile, IntArray
+from lra_ssm.datamodules.storage.format import FORMAT, MANIFEST, NOT_SCORED
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
-
-
-class ArrayFile:
-    """Appends to one array file, counting and hashing on the way."""
-
-    def __init__(self, path: Path, dtype: str, item: tuple[int, ...] = ()) -> None:
-        self.path, self.dtype, self.item, self.count = path, dtype, item, 0
-        self._digest = hashlib.sha256()
-        self._file = open(path, "wb")
-
-    def append(self, values: npt.ArrayLike) -> None:
-        data = np.ascontiguousarray(values, dtype=self.dtype)
-        self._file.write(data.data)
-        self._digest.update(data.data)
-        self.count += data.size
-
-    def close(self) -> dict[str, Any]:
-        """Writes through to the disk; returns the file's entry for the manifest."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        self._file.close()
-        return {
-            "file": self.path.name,
-            "dtype": self.dtype,
-            "count": self.count,
-            "bytes": size,
-            "sha256": self._digest.hexdigest(),
-        } | ({"item": list(self.item)} if self.item else {})
 
 
 class SplitWriter:
@@ -57,7 +27,7 @@ class SplitWriter:
         self._shortest, self._longest, self._sum_of_lengths, self._num_lengths = np.iinfo(np.int64).max, 0, 0, 0
 
     def _array(self, key: str, dtype: str, item: tuple[int, ...] = ()) -> ArrayFile:
-        self._arrays[key] = ArrayFile(self._folder / f"{self.name}_{key}.bin", dtype, item)
+        self._arrays[key] = ArrayFile(self._folder / f"{self.name}_{key}.npy", dtype, item)
         return self._arrays[key]
 
     def _where(self) -> str:
@@ -266,8 +236,7 @@ class DatasetWriter:
             raise InputError(f"{dataset}: {num_classes} classes of targets; they are stored as int32, 2^31 at most")
         self._folder, self._num_classes, self._targets, self._per_example = folder, num_classes, targets, per_example
         self._vocab_size = vocab_size if vocabulary is None else len(vocabulary)
-        as_before = has_labels and vocab_size is None and (self._vocab_size or 0) <= 1 << 16
-        self._head: dict[str, Any] = {"format": 1 if as_before else 2, "dataset": dataset}
+        self._head: dict[str, Any] = {"dataset": dataset}
         if num_classes is not None:
             self._head["num_classes"] = num_classes
         if self._vocab_size is not None:
@@ -307,7 +276,7 @@ class DatasetWriter:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest of a prepared folder, whose files are all there."""
+    """Writes the manifest of a prepared folder, whose files are all there, with the format's number."""
     with replacing(folder / MANIFEST, encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1, ensure_ascii=False)
+        json.dump({"format": FORMAT, **manifest}, file, indent=1, ensure_ascii=False)
         file.write("\n")

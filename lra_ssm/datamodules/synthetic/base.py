@@ -16,7 +16,7 @@ import torch
 from lra_ssm.datamodules.loading.batches import Batch, BatchDataset
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.loading.random_words import random_words
-from lra_ssm.datamodules.storage.format import IntArray
+from lra_ssm.datamodules.storage.arrays import IntArray
 
 FloatArray = npt.NDArray[np.floating[Any]]
 SPLITS = ("train", "val", "test")  # a split's place here is a part of what its examples depend on

@@ -21,8 +21,8 @@ from lra_ssm.datamodules.fetch.imdb import find_original as find_archive
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.locking import locked
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked
 
 HUB_NAME = "stanfordnlp/imdb"
 HUB_REVISION = "e6281661ce1c48d982bc483cf8a173c1bbeb5d31"  # as several public repositories pin it

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lra_ssm.datamodules.language.parts import PART
 
 from lra_ssm.datamodules.language import plain_text
 from lra_ssm.datamodules.language.builder import Preparation, Share
 from lra_ssm.datamodules.language.documents import HeldOut, Piece, Range, Reading
-from lra_ssm.datamodules.language.parts import PART
 from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.storage import disk
@@ -272,7 +272,7 @@ def test_a_damaged_part_is_named_and_made_anew(texts, once, tmp_path):
     data[10] ^= 1
     array.write_bytes(data)
     (tmp_path / "prepared").mkdir()
-    with pytest.raises(InputError, match=r"000002/train_tokens_00000.bin: is not what was written; delete the folder"):
+    with pytest.raises(InputError, match=r"000002/train_tokens_00000.npy: is not what was written; delete the folder"):
         made.merge(tmp_path / "prepared", the_source)
     shutil.rmtree(array.parent)
     shutil.rmtree(tmp_path / "prepared")

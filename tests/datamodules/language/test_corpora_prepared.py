@@ -113,7 +113,7 @@ def test_shares_and_a_merge_by_command_give_what_one_command_gives(root, texts, 
     printed = capsys.readouterr().out
     (folder,) = (path for path in (root / "corpus").iterdir() if path.name.startswith("files-"))
     assert f"{folder}: corpus (files): " in printed and "lightning fit" in printed
-    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".bin"}
+    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"}
     shutil.rmtree(folder)
     assert main([*options, "--shard=2/2"]) == 0  # one piece: the second share has none, but makes the vocabulary
     assert "share 2/2 is done; 0 of 1 parts are there" in capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_shares_and_a_merge_by_command_give_what_one_command_gives(root, texts, 
     assert main([*options, "--shard=1/2", "--processes=1"]) == 0
     assert "1 of 1 parts are there; --merge puts them together" in capsys.readouterr().out
     assert main([*options, "--merge"]) == 0
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".bin"} == whole
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"} == whole
     assert not list((root / "corpus").glob(".parts-*"))
     assert main(["prepare", "--summary"]) == 0
     assert "words" in capsys.readouterr().out
@@ -216,7 +216,7 @@ def test_the_published_archive_gives_what_its_folder_gives(root, wikitext, tmp_p
     for source in (wikitext, archive):
         data = WikiText(source=str(source), version="2")
         data.prepare_data()
-        folders.append({p.name: p.read_bytes() for p in data.prepared_folder.iterdir() if p.suffix == ".bin"})
+        folders.append({p.name: p.read_bytes() for p in data.prepared_folder.iterdir() if p.suffix == ".npy"})
     assert folders[0] == folders[1] and folders[0]
 
 

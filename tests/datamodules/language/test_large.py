@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from lra_ssm.datamodules.language.format import SHARD_BYTES, finish
+
 from lra_ssm.datamodules.storage.intact import remember_intact
 from tests.datamodules.language.helpers import MadeUp, write_split, write_tokenizer
 
@@ -45,12 +45,12 @@ def sparse(root: Path, tokens: int) -> None:
         starts = np.arange(-(-begin // 1000) * 1000, begin + count, 1000)
         entries = {}
         for key, dtype, size in (("tokens", "uint16", count), ("starts", "<i8", len(starts))):
-            file = folder / f"train_{key}_{number:05}.bin"
-            starts.tofile(file) if key == "starts" else file.touch()
-            with open(file, "r+b") as opened:
-                opened.truncate(size * np.dtype(dtype).itemsize)
+            array = np.lib.format.open_memmap(folder / f"train_{key}_{number:05}.npy", "w+", dtype, (size,))
+            if key == "starts":
+                array[:] = starts
+            file = Path(array.filename)
             nbytes = file.stat().st_size
-            entries[key] = {"file": file.name, "dtype": dtype, "count": size, "bytes": nbytes, "sha256": "0" * 64}
+            entries[key] = {"file": file.name, "dtype": array.dtype.str, "shape": [size], "bytes": nbytes, "sha256": ""}
         shards.append(entries)
     counts: dict[str, Any] = {"documents": -(-tokens // 1000), "tokens": tokens, "bytes": 4 * tokens}
     train = {**counts, "words": tokens, "lines": 0, "sources": {"": counts}, "shards": shards}

@@ -167,7 +167,7 @@ def test_too_few_tokens_for_the_streams(tmp_path: Path) -> None:
 def test_the_first_start_after_preparation_reads_nothing_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intact, "sha256", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr(intact, "check_digest", lambda _, entry: pytest.fail(f"{entry} was read"))
     data = prepared(tmp_path)
     data.tokenizer_file.write_text("{ }")
     with pytest.raises(InputError, match="tokenizer.json: does not have its recorded sha256: it is not what was prep"):
