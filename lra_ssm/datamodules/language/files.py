@@ -124,6 +124,8 @@ class FileCorpus:
         """Raises InputError: bad input; names file and line, or row."""
         keyed = shard.split is None
         for share in shard.ranges:
+            if not share.path.endswith(".parquet") and _stat(share.path).st_size < (share.end or 0):
+                raise InputError(f"{share.path}: has become shorter while it was read")
             if share.path.endswith(".txt"):
                 with plain_text.mapped(share.path) as data:
                     yield from plain_text.texts(data, share, self.reading, keyed)

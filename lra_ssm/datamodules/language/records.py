@@ -89,12 +89,13 @@ def _lines(share: Range) -> Iterator[Record]:
 
 def _parsed(line: bytes, where: Callable[[], str]) -> Any:
     try:
-        return json.loads(line.decode())
+        return json.loads(line.rstrip().decode())
     except UnicodeDecodeError as error:
         wrong = f"byte {error.object[error.start]:#04x}, the line's number {error.start + 1}"
         raise InputError(f"{where()}: is not UTF-8 ({wrong})") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where()}: is no JSON ({error}); a document a line is expected") from None
+        why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise InputError(f"{where()}: is no JSON ({why}); a document a line is expected") from None
 
 
 def _rows(share: Range, names: list[str]) -> Iterator[Record]:
