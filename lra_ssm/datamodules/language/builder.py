@@ -25,6 +25,7 @@ from lra_ssm.datamodules.language.specifications import TokenizerChoice
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.storage.arrays import check_digest
 from lra_ssm.datamodules.storage.bars import TokenBar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import FORMAT
@@ -126,7 +127,8 @@ class Preparation:
             source: what the manifest says of where the corpus came from, given the entries of its splits.
 
         Raises:
-            InputError: a shard is missing or damaged, or a split has no documents.
+            BadCorpus: a split has no documents.
+            InputError: a shard is missing or damaged.
         """
         shards = self.reader.shards()
         tokenizer = self._begun(shards)
@@ -137,9 +139,10 @@ class Preparation:
         splits = {split: entry for split in SPLITS if (entry := _joined([one["splits"].get(split) for one in made]))}
         self._require_splits(shards, splits)
         for number, one in enumerate(made):
-            for entry in one["splits"].values():
-                for array in entry["shards"][0].values():
-                    _link(shard_folder(self.folder, number) / array["file"], folder / array["file"])
+            shard = shard_folder(self.folder, number)
+            for array in [array for entry in one["splits"].values() for array in entry["shards"][0].values()]:
+                check_digest(shard, array)  # it may have been written by another machine, and weeks ago
+                _link(shard / array["file"], folder / array["file"])
         tokenizer.save(folder)
         manifest = {
             "format": FORMAT,
@@ -231,7 +234,7 @@ class Preparation:
             )
 
     def _require_splits(self, shards: Sequence[Shard], splits: dict[str, Any]) -> None:
-        """Raises InputError where a split that the corpus should have got no document."""
+        """Raises BadCorpus where a split that the corpus should have got no document."""
         held_out = self.reader.held_out
         fractions = {"train": 1.0, "val": held_out.val_fraction, "test": held_out.test_fraction}
         by_key = any(shard.split is None for shard in shards)
@@ -239,7 +242,7 @@ class Preparation:
             due = any(shard.split == split for shard in shards) or (by_key and fractions[split] > 0)
             if due and split not in splits:
                 found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
-                raise InputError(
+                raise BadCorpus(
                     f"{self.dataset}: no document for {split} ({found or 'none at all'}): hold out a larger share"
                     " (val_fraction, test_fraction), make smaller documents (documents=paragraph, or line), or give"
                     " files of their own (train*, val*, test*)"

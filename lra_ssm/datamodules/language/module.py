@@ -258,11 +258,11 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         preparation = self._preparation()
         try:
             preparation.tokenise()
+            self._finish(folder)
         except InputError as error:
             if isinstance(error, BadCorpus) or not preparation.progress()[0]:
                 shutil.rmtree(self._shards, ignore_errors=True)
             raise
-        self._finish(folder)
 
     def prepare_data(self) -> None:
         """Tokenises the corpus, on all cores, once; other processes wait for it. A killed preparation goes on.
@@ -294,9 +294,10 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         self._make(self._finish)
 
     def _make(self, build: Callable[[Path], None]) -> None:
-        if self._prepare(build):
-            remember_intact(self.prepared_folder)
-            shutil.rmtree(self._shards, ignore_errors=True)
+        is_new = self._prepare(build)
+        shutil.rmtree(self._shards, ignore_errors=True)  # whoever was killed before this left them
+        if is_new:
+            remember_intact(self.prepared_folder)  # last: a file's time changes with the number of its names
 
     def _finish(self, folder: Path) -> None:
         where = {} if self.source in self.sources else {"path": self.source}
