@@ -46,13 +46,13 @@ def find_at(path: Path, splits: Splits, reading: Reading, held_out: HeldOut) -> 
             return reviews(path, splits, reading, held_out)
         if not path.name.endswith((*FORMS,)):
             raise InputError(f"{path}: is in none of the forms {', '.join(FORMS)}")
-        return _keyed(path, [path], reading, held_out)
+        return _corpus(path, [(path, None)], reading, held_out)
     for folder in (path, path / "aclImdb"):
         if imdb.is_layout(folder):
             return reviews(folder, splits, reading, held_out)
     names = find_files(path)
     if splits == "hash":
-        return _keyed(path, names, reading, held_out)
+        return _corpus(path, [(name, None) for name in names], reading, held_out)
     return _with_splits(path, [(name, split_name(name, path)) for name in names], reading, held_out)
 
 
@@ -72,29 +72,30 @@ def reviews(path: Path, splits: Splits, reading: Reading, held_out: HeldOut) -> 
             folder = path / split / label
             files += [(name, split) for name in find_files(folder, (".txt",))]
     if splits == "hash":
-        return _keyed(path, [name for name, _ in files], reading, held_out)
+        return _corpus(path, [(name, None) for name, _ in files], reading, held_out)
     return _with_splits(path, files, reading, held_out)
 
 
-def _keyed(folder: Path, files: list[Path], reading: Reading, held_out: HeldOut) -> FileCorpus:
-    """A corpus of which each document's key decides its split.
+def _corpus(folder: Path, files: list[tuple[Path, str | None]], reading: Reading, held_out: HeldOut) -> FileCorpus:
+    """A corpus of files with their splits, None where each document's key decides.
 
     Raises:
-        InputError: it is one document, of which none can be held out.
+        InputError: keys are to decide of one document, of which none can be held out.
     """
-    if len(files) == 1 and files[0].suffix == ".txt" and reading.documents == "file" and held_out != HeldOut():
+    keyed = [name for name, split in files if split is None]
+    if len(keyed) == 1 and keyed[0].suffix == ".txt" and reading.documents == "file" and held_out != HeldOut():
         raise InputError(
-            f"{files[0]}: is one document, of which none can be held out: make several of it (documents=paragraph, or"
+            f"{keyed[0]}: is one document, of which none can be held out: make several of it (documents=paragraph, or"
             " line), or give files of their own (train*, val*, test*)"
         )
-    return FileCorpus(str(folder), tuple((str(name), None) for name in files), reading, held_out)
+    return FileCorpus(str(folder), tuple((str(name), split) for name, split in files), reading, held_out)
 
 
 def _with_splits(folder: Path, files: list[tuple[Path, str | None]], reading: Reading, held_out: HeldOut) -> FileCorpus:
     """A corpus whose files name splits, or do not."""
     named = {split for _, split in files}
     if named == {None}:
-        return _keyed(folder, [name for name, _ in files], reading, held_out)
+        return _corpus(folder, files, reading, held_out)
     advice = 'splits="hash" takes no notice of names'
     if None in named:
         example = next(name for name, split in files if split is None)
@@ -105,8 +106,7 @@ def _with_splits(folder: Path, files: list[tuple[Path, str | None]], reading: Re
         raise InputError(f"{folder}: its files name the splits {there} but none is train; {advice}")
     if "val" not in named:  # held out of train, and nothing else is
         files = [(name, None if split == "train" else split) for name, split in files]
-    held_out = replace(held_out, test_fraction=0.0)
-    return FileCorpus(str(folder), tuple((str(name), split) for name, split in files), reading, held_out)
+    return _corpus(folder, files, reading, replace(held_out, test_fraction=0.0))
 
 
 @dataclass(frozen=True)
