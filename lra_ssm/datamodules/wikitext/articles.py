@@ -75,7 +75,9 @@ class Articles:
         if self._is_archive():
             yield _unpacked(self.source, paths[0])
         elif paths[0].endswith(".parquet"):
-            yield "".join(line or BLANK for path in paths for line in _lines(path)).encode()
+            text = io.BytesIO()
+            text.writelines((line or BLANK).encode() for path in paths for line in _lines(path))
+            yield text.getvalue()
         else:
             with plain_text.mapped(paths[0]) as data:
                 yield data
