@@ -16,6 +16,7 @@ from lra_ssm.errors import InputError
 TEXT_BYTES = 1 << 20  # of UTF-8: longer documents are cut where that changes no token
 MOST_TEXT_BYTES = 64 << 20  # of a part of a document that cannot be cut
 SHARD_BYTES = 64 << 20  # of files in one shard, about
+MOST_SHARDS = 128  # of a corpus, about: of more files shards are larger, for each has open files while a fit goes on
 
 Documents = Literal["file", "line", "paragraph", "article"]
 EmptyDocuments = Literal["error", "skip"]

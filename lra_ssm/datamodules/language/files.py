@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.language import plain_text, records
-from lra_ssm.datamodules.language.documents import SHARD_BYTES, Documents, HeldOut, Range, Reading, Shard, Text
+from lra_ssm.datamodules.language.documents import (
+    MOST_SHARDS,
+    SHARD_BYTES,
+    Documents,
+    HeldOut,
+    Range,
+    Reading,
+    Shard,
+    Text,
+)
 from lra_ssm.datamodules.language.hub import NOTE
 from lra_ssm.errors import InputError
 
@@ -89,7 +98,8 @@ class FileCorpus:
         files: paths with their splits, None where documents' keys decide; in order.
         reading: how documents are taken from them.
         held_out: which keys are held out.
-        shard_bytes: bytes of files in one shard, about; compressed files are never divided.
+        shard_bytes: bytes of files in one shard, about, or what makes MOST_SHARDS of all; compressed files are never
+            divided.
     """
 
     folder: str
@@ -101,23 +111,24 @@ class FileCorpus:
     def shards(self) -> list[Shard]:
         """Large files in shares, small ones of a split together. Raises InputError: a file cannot be read."""
         found: list[Shard] = []
+        most = max(self.shard_bytes, sum(_stat(path).st_size for path, _ in self.files) // MOST_SHARDS)
         for path, split in self.files:
-            for share, size in self._shares(path):
+            for share, size in self._shares(path, most):
                 last = found[-1] if found else None
-                if last and last.split == split and last.size + size <= self.shard_bytes:
+                if last and last.split == split and last.size + size <= most:
                     found[-1] = Shard(split, (*last.ranges, share), last.size + size)
                 else:
                     found.append(Shard(split, (share,), size))
         return found
 
-    def _shares(self, path: str) -> list[tuple[Range, int]]:
+    def _shares(self, path: str, shard_bytes: int) -> list[tuple[Range, int]]:
         if path.endswith(".parquet"):
-            return records.parquet_division(path, self.shard_bytes, self.reading)
+            return records.parquet_division(path, shard_bytes, self.reading)
         if path.endswith(COMPRESSED):
             return [(Range(path, 0, None), _stat(path).st_size)]
         with plain_text.mapped(path) as data:
             documents: Documents = "line" if path.endswith(".jsonl") else self.reading.documents
-            divided = plain_text.division(data, documents, self.shard_bytes)
+            divided = plain_text.division(data, documents, shard_bytes)
         return [(Range(path, begin, end), end - begin) for begin, end in divided]
 
     def texts(self, shard: Shard) -> Iterator[Text]:
