@@ -100,7 +100,7 @@ class TokenWriter:
         """Finishes the files; returns what a split's entry in the manifest has, of this one shard."""
         sources = {name: vars(self.sources[name]) for name in sorted(self.sources)}
         arrays = {"tokens": self._tokens.close(), "starts": self._starts.close()}
-        return {**vars(self.total), "sources": sources, "shards": [arrays]}
+        return {**vars(self.total), "tokens": self.num_tokens, "sources": sources, "shards": [arrays]}
 
 
 def shard_folder(shards: Path, number: int) -> Path:
