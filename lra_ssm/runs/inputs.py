@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.checkpoints import ModelFiles
-from lra_ssm.checkpoints.layout import sha256_of
 from lra_ssm.errors import InputError
+from lra_ssm.files import sha256
 from lra_ssm.runs.record import recorded_inputs, same_data
 from lra_ssm.runs.source import changed
 
@@ -32,7 +32,7 @@ def weights_fingerprint(given: str | None, known: Mapping[str, Any] | None = Non
         stat = file.stat()
         look = [stat.st_size, stat.st_mtime_ns]
         before = (known or {}).get(str(file))
-        found[str(file)] = before if isinstance(before, list) and before[1:] == look else [sha256_of(file), *look]
+        found[str(file)] = before if isinstance(before, list) and before[1:] == look else [sha256(file), *look]
     return found
 
 
