@@ -1,4 +1,4 @@
-"""Documents put back together from segments, small sizes for tests, and files made up."""
+"""Documents put back together from their texts, small sizes for tests, and files made up."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lra_ssm.datamodules.language import documents, opening, plain_text
-from lra_ssm.datamodules.language.documents import CorpusReader
+from lra_ssm.datamodules.language import documents
+from lra_ssm.datamodules.language.documents import CorpusReader, Text
 
 
 class Document(NamedTuple):
@@ -17,31 +17,33 @@ class Document(NamedTuple):
     key: int
 
 
-def small_sizes(patch: pytest.MonkeyPatch, segment: int, most: int = 1 << 20, block: int = 64) -> None:
-    """Segments of so many bytes, files read by so many, and boundaries that reach no further than small ones do."""
-    for module in (documents, opening, plain_text):
-        for name, value in (("SEGMENT_BYTES", segment), ("MAX_SEGMENT_BYTES", most), ("BLOCK_BYTES", block)):
-            if hasattr(module, name):
-                patch.setattr(module, name, value)
+def small_sizes(patch: pytest.MonkeyPatch, text: int, most: int = 1 << 20) -> None:
+    """Documents are cut to texts of so many bytes, and must be once they have `most`."""
+    patch.setattr(documents, "TEXT_BYTES", text)
+    patch.setattr(documents, "MOST_TEXT_BYTES", most)
 
 
 def read(corpus: CorpusReader) -> list[Document]:
-    """All documents, their segments joined and checked to be first, …, last of one document."""
+    """All documents, their texts joined and checked to be first, …, last of one document."""
     found: list[Document] = []
-    parts: list[documents.Segment] = []
-    for piece in corpus.pieces():
-        read = 0
-        for segment in corpus.segments(piece):
-            assert segment.first == (not parts) and (segment.text or (segment.first and segment.last))
-            assert read <= segment.read <= piece.size
-            read = segment.read
-            parts.append(segment)
-            if segment.last:
+    parts: list[Text] = []
+    for shard in corpus.shards():
+        for text in corpus.texts(shard):
+            assert text.first == (not parts) and (text.text or (text.first and text.last))
+            parts.append(text)
+            if text.last:
                 assert len({(part.key, part.source) for part in parts}) == 1
-                text = "".join(part.text for part in parts)
-                found.append(Document(piece.split, text, segment.source, segment.key))
+                found.append(Document(shard.split, "".join(part.text for part in parts), text.source, text.key))
                 parts = []
     assert not parts
+    return found
+
+
+def by_split(corpus: CorpusReader) -> dict[str, list[str]]:
+    """The documents of each split, by name or key."""
+    found: dict[str, list[str]] = {}
+    for document in read(corpus):
+        found.setdefault(document.split or corpus.held_out.split(document.key), []).append(document.text)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A server that speaks enough of the Hub's protocol: a dataset's listing, and its files, broken off as it is told."""
+"""A server that speaks enough of the Hub's protocol for huggingface_hub to fetch a dataset's files from it."""
 
 import hashlib
 import json
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from tests import local_server
+from tests.hub_models import point_at
 
 
 class Hub:
     """A dataset's files, how the server behaves, and what was asked of it.
 
-    `break_after`: bytes of each of a file's answers before the connection is cut, by file, then whole ones.
-    `status` and `code`: of the first `times` listings, with the Hub's X-Error-Code. `wrong`: files whose listed digest
-    is another's.
+    `status` and `code`: of listings, with the Hub's X-Error-Code. `gone`: files that are listed, and not there.
+    `wrong`: files whose listed digest is another's. `asked`: files as they are sent, "listing" for that.
     """
 
     def __init__(self, files: dict[str, bytes], revision: str) -> None:
         self.files, self.revision = files, revision
-        self.break_after: dict[str, list[int]] = {}
-        self.status, self.code, self.times = 200, "", 10**9
-        self.wrong: set[str] = set()
-        self.asked: list[tuple[str, str | None]] = []  # file (or "listing"), Range
-        self.url = ""
+        self.status, self.code = 200, ""
+        self.gone, self.wrong = set[str](), set[str]()
+        self.asked: list[str] = []
 
     def listing(self) -> dict[str, Any]:
         siblings = []
@@ -35,32 +35,35 @@ class Hub:
 
 
 class _Handler(local_server.Handler):
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
-        if self.path.startswith("/api/"):
-            if not self.path.startswith("/api/datasets/"):  # the library asks for its own things now and then
-                return self.send(404, b"{}", {})
-            hub.asked.append(("listing", None))
-            if hub.status != 200 and hub.times > 0:
-                hub.times -= 1
+        if self.path.startswith("/api/datasets/"):
+            hub.asked.append("listing")
+            if hub.status != 200:
                 return self.send(hub.status, b"{}", {"X-Error-Code": hub.code} if hub.code else {})
             assert self.path.split("?")[0] == f"/api/datasets/owner/name/revision/{hub.revision}", self.path
             return self.send(200, json.dumps(hub.listing()).encode(), {"Content-Type": "application/json"})
         name = self.path.removeprefix(f"/datasets/owner/name/resolve/{hub.revision}/")
-        asked = self.headers.get("Range")
-        hub.asked.append((name, asked))
-        data = hub.files[name]
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-        cuts = hub.break_after.get(name, [])
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Content-Length": str(len(data) - start)}
-        if asked:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self.send(206 if asked else 200, data[start:][: cuts.pop(0) if cuts else None], headers)
-        self.close_connection = True
+        if name not in hub.files or name in hub.gone:  # the library asks for its own things now and then
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        if self.command == "GET":
+            hub.asked.append(name)
+        digest = hashlib.sha256(hub.files[name]).hexdigest()
+        self.send(200, hub.files[name], {"ETag": f'"{digest}"', "X-Repo-Commit": hub.revision})
 
 
 @contextmanager
-def serving_hub(files: dict[str, bytes], revision: str = "1" * 40) -> Iterator[Hub]:
+def serving_hub(files: dict[str, bytes], revision: str, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that huggingface_hub of this process asks."""
+    from huggingface_hub import constants
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        patch.delenv(name, raising=False)
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # another protocol, which this one does not speak
     hub = Hub(files, revision)
-    with local_server.serving(_Handler, hub) as hub.url:
+    with local_server.serving(_Handler, hub) as url:
+        point_at(url, patch)
         yield hub

@@ -24,7 +24,7 @@ def text(
 ) -> tuple[TokenSplit, list[list[int]]]:
     """A split in shards of 11 tokens, and its documents."""
     texts = documents(request.param)
-    return text_split(tmp_path_factory.mktemp("text") / "data", texts, 22), texts
+    return text_split(tmp_path_factory.mktemp("text") / "data", texts, 11), texts
 
 
 def naive_row(texts: list[list[int]], begin: int, end: int, scored: int = 0) -> Row:
@@ -154,7 +154,7 @@ def test_every_token_is_a_target_once_in_a_shuffled_epoch(
 
 def test_several_streams_follow_each_other(tmp_path: Path) -> None:
     texts = [documents(lengths, seed) for seed, lengths in enumerate(([5, 1, 9], [3], [1, 1, 20, 4]))]
-    splits = [text_split(tmp_path / str(i), t, 22) for i, t in enumerate(texts)]
+    splits = [text_split(tmp_path / str(i), t, 11) for i, t in enumerate(texts)]
     both = in_order(Windows(splits, 4, stride=3), 5)
     assert sum(both, []) == [row for t in texts for row in naive_sliding(t, 4, 3)]
     streams = in_order(Streams(splits, 4, 3), 3)
@@ -164,7 +164,7 @@ def test_several_streams_follow_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["shuffled", "streams", "sliding"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_together_have_the_batches_of_one(tmp_path: Path, mode: str, world_size: int) -> None:
-    split = text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64]), 50)
+    split = text_split(tmp_path / "data", documents([5, 1, 1, 40, 3, 17, 2, 30, 1, 64]), 25)
     dataset, seed = {
         "shuffled": (Windows([split], 7), 3),
         "streams": (Streams([split], 7, 4), None),
