@@ -16,8 +16,10 @@ from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.prepared import LOADING, fit_command, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
 from lra_ssm.datamodules.language.builder import Turn
+from lra_ssm.datamodules.storage.prepare import LOCK
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
+from lra_ssm.files import locked
 from lra_ssm.tables import terminal_width, wrapped
 
 # name -> (data module, what is another default than its own)
@@ -67,7 +69,8 @@ options of every dataset:
                     (not of text for language models)
   --summary         a table of everything that is prepared below the root: counts, classes,
                     vocabularies, lengths; and what was begun and not finished
-  --clean           removes what was begun and not finished, of all datasets below the root
+  --clean           removes what was begun and not finished, of all datasets below the root;
+                    not while machines make shares of one (--shard)
   --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
 
 of text for language models ({", ".join(LANGUAGE)}):
@@ -189,13 +192,16 @@ def show_prepared(root: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Removes what preparations left that did not end."""
+    """Removes what preparations left that did not end; waits for those that go on, but for shares of several."""
     for path in unfinished(root):
-        try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be removed ({error.strerror})") from error
-        print(f"removed: {path}")
+        with locked(path.parent / LOCK, "prepares this dataset", keep=True):
+            if not path.exists():
+                continue
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                raise InputError(f"{path}: cannot be removed ({error.strerror})") from error
+            print(f"removed: {path}")
 
 
 def _root(arguments: list[str]) -> str | None:
