@@ -1,9 +1,8 @@
-"""Corpora as users prepare them: by data module and by command, in shares, and what batches then hold."""
+"""Corpora as users prepare them: by data module and by command, in turns, and what batches then hold."""
 
-import json
 import re
 import shutil
-import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,10 @@ import pytest
 from lra_ssm.cli import main
 from lra_ssm.datamodules import Corpus, SlimPajama, WikiText
 from lra_ssm.datamodules.language.saved import load_tokenizer
+from lra_ssm.datamodules.storage import intact
+from lra_ssm.datamodules.storage.prepare import LOCK
 from lra_ssm.errors import InputError
+from lra_ssm.files import locked
 
 from .made_up_slimpajama import SOURCES, write
 
@@ -26,35 +28,33 @@ def root(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def slimpajama(tmp_path_factory):
-    """The same documents in both forms of SlimPajama."""
-    folder = tmp_path_factory.mktemp("slimpajama")
-    for form in ("parquet", "jsonl.zst"):
-        write(folder / form, form, 300_000, files=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """Sixty files of a few lines."""
     folder = tmp_path_factory.mktemp("texts")
     for number in range(60):
-        (folder / f"{number:02d}.txt").write_text(
-            "".join(f"line {i} of text {number}\n" for i in range(number % 7 + 1))
-        )
+        lines = (f"line {i} of text {number}\n" for i in range(number % 7 + 1))
+        (folder / f"{number:02d}.txt").write_text("".join(lines))
     return folder
 
 
-def test_a_corpus_is_prepared_once_and_its_windows_hold_its_documents(root, texts):
+def left(root: Path) -> list[str]:
+    """What began and did not end."""
+    return [path.name for path in root.glob("*/.*") if path.is_dir()]
+
+
+# -- Corpus --------------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_is_prepared_once_and_its_windows_hold_its_documents(root, texts, monkeypatch):
     data = Corpus(source=str(texts), tokenizer="bytes", val_fraction=0.2, length=64, batch_size=4)
     assert not data.is_prepared()
     data.prepare_data()
-    assert data.is_prepared() and not list((root / "corpus").glob(".parts-*"))
+    assert data.is_prepared() and not left(root)
     state = {path: path.stat().st_mtime_ns for path in data.prepared_folder.iterdir()}
     Corpus(source=str(texts), tokenizer="bytes", val_fraction=0.2).prepare_data()
     assert {path: path.stat().st_mtime_ns for path in data.prepared_folder.iterdir()} == state
-    data.setup("fit")
-    assert data.vocab_size is None or data.vocab_size == 257
+    monkeypatch.setattr(intact, "check_digest", lambda *array: pytest.fail(f"{array} was read through"))
+    data.setup("fit")  # what was just written is not compared
     targets = {"train": [], "val": []}
     for name in targets:
         windows = data.evaluation_windows(data.text_splits(name))
@@ -68,23 +68,96 @@ def test_a_corpus_is_prepared_once_and_its_windows_hold_its_documents(root, text
     assert 3 <= len(found["val"]) - 1 <= 25
 
 
-def test_more_files_move_no_document_across(root, texts, tmp_path):
-    more = tmp_path / "more"
-    shutil.copytree(texts, more)
-    (more / "05a.txt").write_text("another one\n")
-    found = []
-    for folder in (texts, more):
-        data = Corpus(source=str(folder), tokenizer="bytes", val_fraction=0.2)
+def test_the_manifest_says_where_the_text_came_from(root, texts):
+    data = Corpus(source=str(texts), tokenizer="bpe:300", val_fraction=0.2)
+    data.prepare_data()
+    manifest = data.manifest()
+    source = manifest["source"]
+    assert (source["kind"], source["path"], source["val_fraction"]) == ("files", str(texts), 0.2)
+    assert manifest["tokenizer"]["file"] == "tokenizer.json" and (data.prepared_folder / "tokenizer.json").is_file()
+    assert data.provenance()["tokens"]["train"] == manifest["splits"]["train"]["tokens"]
+
+
+def test_killed_before_its_shards_were_removed_it_removes_them_when_it_is_started_again(root, texts, monkeypatch):
+    data, rmtree = Corpus(source=str(texts), tokenizer="bytes", val_fraction=0.2), shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **_: None if "shards" in str(path) else rmtree(path, **_))
         data.prepare_data()
-        (split,) = data.text_splits("val")
-        tokenizer = load_tokenizer(data.prepared_folder)
-        found.append(set(tokenizer.decode(split.tokens(0, split.num_tokens)).split("<eos>")))
-    assert found[0] == found[1] - {"another one\n"}
+    assert left(root) == [f".shards-{data.prepared_folder.name}"]
+    data.prepare_data()
+    assert not left(root) and data.is_prepared()
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl.zst"])
-def test_slimpajama_keeps_its_sources_and_splits(root, slimpajama, form):
-    data = SlimPajama(source=str(slimpajama / form), tokenizer="bpe:400", length=128, batch_size=4)
+def test_turns_and_a_merge_by_command_give_what_one_command_gives(root, texts, capsys):
+    options = ["prepare", "corpus", f"--source={texts}", "--tokenizer=words", "--val_fraction=0.2", "--documents=line"]
+    assert main([*options, "--processes=1"]) == 0
+    printed = capsys.readouterr().out
+    (folder,) = (path for path in (root / "corpus").iterdir() if path.name.startswith("files-"))
+    assert f"{folder}: corpus (files): " in printed and "lightning fit" in printed
+    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"}
+    shutil.rmtree(folder)
+    assert main([*options, "--shard=2/2"]) == 0  # there is one shard: the second has no turn, but makes the vocabulary
+    assert "2/2 is done; 0 of 1 shards are there" in capsys.readouterr().out
+    assert main([*options, "--merge"]) == 2
+    assert "1 of 1 shards are missing (000000): --shard=i/n makes those whose" in capsys.readouterr().err
+    assert main([*options, "--shard=1/2", "--processes=1"]) == 0
+    assert "1 of 1 shards are there; --merge puts them together" in capsys.readouterr().out
+    assert main([*options, "--merge"]) == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"} == whole
+    assert not left(root)
+
+
+def test_what_was_begun_is_named_and_removed(root, texts, capsys):
+    options = [f"--source={texts}", "--val_fraction=0.2", "--documents=line"]
+    assert main(["prepare", "corpus", *options, "--tokenizer=bytes"]) == 0
+    assert main(["prepare", "corpus", *options, "--tokenizer=words", "--shard=1/2"]) == 0
+    (root / "listops/.unfinished-1").mkdir(parents=True)
+    (begun,) = (root / "corpus").glob(".shards-*")
+    found = [begun, root / "listops/.unfinished-1"]
+    capsys.readouterr()
+    assert main(["prepare", "--summary"]) == 0
+    *table, first, second, advice = capsys.readouterr().out.splitlines()
+    assert [first, second] == [f"not finished: {path}" for path in found] and any("bytes" in line for line in table)
+    assert advice == f"the same command goes on there; `lra-ssm prepare --clean --root={root}` removes them"
+    with ThreadPoolExecutor() as pool:
+        with locked(root / "corpus" / LOCK, "prepares this dataset", keep=True):
+            cleaning = pool.submit(main, ["prepare", "--clean"])
+            with pytest.raises(TimeoutError):
+                cleaning.result(0.3)
+            assert begun.is_dir()  # a preparation that goes on may need it
+        assert cleaning.result() == 0
+    for removed in (found, []):
+        assert capsys.readouterr().out.splitlines() == [f"removed: {path}" for path in removed]
+        assert main(["prepare", "--clean", f"--root={root}"]) == 0
+    assert not left(root) and main(["prepare", "--summary"]) == 0
+    assert capsys.readouterr().out.splitlines() == table
+    assert main(["prepare", "--clean", "corpus"]) == 2
+    assert "take --root=FOLDER alone" in capsys.readouterr().err
+
+
+def test_reviews_are_documents(root, tmp_path):
+    for split in ("train", "test"):
+        for label in ("neg", "pos"):
+            folder = tmp_path / "aclImdb" / split / label
+            folder.mkdir(parents=True)
+            for number in range(30):
+                (folder / f"{number}_1.txt").write_text(f"{split} {label} review {number}<br />")
+    counts = []
+    for source in (str(tmp_path / "aclImdb"), "imdb"):
+        data = Corpus(source=source, tokenizer="characters", val_fraction=0.3)
+        data.prepare_data()
+        counts.append({name: entry["documents"] for name, entry in data.manifest()["splits"].items()})
+        if source != "imdb":
+            shutil.move(source, root / "aclImdb")
+    assert counts[0] == counts[1] and counts[0]["test"] == 60 == counts[0]["train"] + counts[0]["val"]
+
+
+# -- SlimPajama ----------------------------------------------------------------------------------------------------
+
+
+def test_slimpajama_keeps_its_sources_and_splits(root, tmp_path):
+    write(tmp_path, "parquet", 300_000, files=3)
+    data = SlimPajama(source=str(tmp_path), tokenizer="bpe:400", length=128, batch_size=4)
     data.prepare_data()
     manifest = data.manifest()
     assert list(manifest["splits"]) == ["train", "val", "test"]
@@ -98,44 +171,16 @@ def test_slimpajama_keeps_its_sources_and_splits(root, slimpajama, form):
     assert batch.inputs.shape == (4, 128) and int(batch.inputs.max()) < 400
 
 
-def test_both_forms_of_slimpajama_give_the_same_tokens(root, slimpajama):
-    arrays = []
-    for form in ("parquet", "jsonl.zst"):
-        data = SlimPajama(source=str(slimpajama / form), tokenizer="bpe:400")
-        data.prepare_data()
-        arrays.append({p.name: p.read_bytes() for p in data.prepared_folder.iterdir() if p.name != "manifest.json"})
-    assert arrays[0] == arrays[1]
-
-
-def test_shares_and_a_merge_by_command_give_what_one_command_gives(root, texts, capsys):
-    options = ["prepare", "corpus", f"--source={texts}", "--tokenizer=words", "--val_fraction=0.2", "--documents=line"]
-    assert main([*options, "--processes=1"]) == 0
-    printed = capsys.readouterr().out
-    (folder,) = (path for path in (root / "corpus").iterdir() if path.name.startswith("files-"))
-    assert f"{folder}: corpus (files): " in printed and "lightning fit" in printed
-    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"}
-    shutil.rmtree(folder)
-    assert main([*options, "--shard=2/2"]) == 0  # one piece: the second share has none, but makes the vocabulary
-    assert "share 2/2 is done; 0 of 1 parts are there" in capsys.readouterr().out
-    assert main([*options, "--merge"]) == 2
-    assert "1 of 1 parts are missing (000000): of n shards, number p mod n + 1 makes part p" in capsys.readouterr().err
-    assert main([*options, "--shard=1/2", "--processes=1"]) == 0
-    assert "1 of 1 parts are there; --merge puts them together" in capsys.readouterr().out
-    assert main([*options, "--merge"]) == 0
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"} == whole
-    assert not list((root / "corpus").glob(".parts-*"))
-    assert main(["prepare", "--summary"]) == 0
-    assert "words" in capsys.readouterr().out
-
+# -- WikiText ------------------------------------------------------------------------------------------------------
 
 WIKI = (
     " \n = {title} = \n \n The words of {title} , and <unk> of them . \n \n = = Section = = \n \n More of {title} . \n"
 )
 
 
-@pytest.fixture(scope="module")
-def wikitext(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wikitext") / "wikitext-2"
+@pytest.fixture
+def wikitext(tmp_path):
+    folder = tmp_path / "wikitext-2"
     folder.mkdir()
     for name, titles in {"train": ("Alpha", "Beta", "Gamma"), "valid": ("Delta",), "test": ("Alpha", "Zeta")}.items():
         (folder / f"wiki.{name}.tokens").write_text("".join(WIKI.format(title=title) for title in titles) + " \n")
@@ -147,21 +192,18 @@ def test_wikitext_by_words_is_articles_with_eos_for_each_line(root, wikitext, ca
     data.prepare_data()
     assert re.search(r"wikitext-2: train has 25 lines and \d+ tokens; published are 36,718 and 2,088,628", caplog.text)
     manifest = data.manifest()
-    tokenizer = load_tokenizer(data.prepared_folder)
     for split, name in (("train", "train"), ("val", "valid"), ("test", "test")):
         text = (wikitext / f"wiki.{name}.tokens").read_text()
-        entry = manifest["splits"][split]
-        assert entry["tokens"] == len(text.split()) + text.count("\n")
-        assert (entry["words"], entry["lines"]) == (len(text.split()), text.count("\n"))
+        entry, words, lines = manifest["splits"][split], len(text.split()), text.count("\n")
+        assert (entry["tokens"], entry["words"], entry["lines"]) == (words + lines, words, lines)
     assert [manifest["splits"][name]["documents"] for name in ("train", "val", "test")] == [3, 1, 2]
     train = (wikitext / "wiki.train.tokens").read_text().split()
     assert manifest["vocab_size"] == len(set(train)) + 1  # <eos>; <unk> is one of the words
     assert manifest["source"]["published_counts"] is False
-    (split,) = data.text_splits("train")
-    words = tokenizer.decode(split.tokens(0, split.num_tokens))
-    assert words.split() == train
-    starts = split.starts(0, split.num_tokens)
-    assert tokenizer.decode(split.tokens(int(starts[1]), int(starts[1]) + 3)).split() == ["=", "Beta", "="]
+    (split,), tokenizer = data.text_splits("train"), load_tokenizer(data.prepared_folder)
+    assert tokenizer.decode(split.tokens(0, split.num_tokens)).split() == train
+    beta = int(split.starts(0, split.num_tokens)[1])
+    assert tokenizer.decode(split.tokens(beta, beta + 3)).split() == ["=", "Beta", "="]
 
 
 def as_lines_with_ends(text: str) -> list[int]:
@@ -170,17 +212,17 @@ def as_lines_with_ends(text: str) -> list[int]:
     return [token for line in text.split("\n") if line.strip() for token in [*f"{line}\n".encode(), 256]]
 
 
-def test_wikitext_may_end_every_line_that_is_not_blank(root, wikitext, tmp_path):
-    copied = shutil.copytree(wikitext, tmp_path / "wikitext-2")
+def test_wikitext_may_end_every_line_that_is_not_blank(root, wikitext):
     odd = WIKI.format(title="a\u2028b\x85c\x0bd") + " \n \n"  # what str.splitlines takes for lines' ends
-    (copied / "wiki.train.tokens").write_text((wikitext / "wiki.train.tokens").read_text() + odd, encoding="utf-8")
-    settings = dict(source=str(copied), version="2", tokenizer="bytes", length=48, batch_size=4)
+    with open(wikitext / "wiki.train.tokens", "a", encoding="utf-8") as file:
+        file.write(odd)
+    settings = dict(source=str(wikitext), version="2", tokenizer="bytes", length=48, batch_size=4)
     data, articles = WikiText(documents="line", **settings), WikiText(**settings)
-    for module in (data, articles):
-        module.prepare_data()
+    for made in (data, articles):
+        made.prepare_data()
     assert data.prepared_folder != articles.prepared_folder
     for split, name in (("train", "train"), ("val", "valid"), ("test", "test")):
-        text = (copied / f"wiki.{name}.tokens").read_text(encoding="utf-8")
+        text = (wikitext / f"wiki.{name}.tokens").read_text(encoding="utf-8")
         (found,), (usual,) = data.text_splits(split), articles.text_splits(split)
         tokens = found.tokens(0, found.num_tokens).tolist()
         assert tokens == as_lines_with_ends(text)
@@ -198,26 +240,10 @@ def test_wikitext_may_end_every_line_that_is_not_blank(root, wikitext, tmp_path)
     batch = next(iter(data.test_dataloader()))
     assert batch.reset.sum() == 2 and (batch.inputs[batch.reset] == 256).all()
     assert (batch.inputs == 256).sum() > 4
-
-
-def test_wikitext_by_lines_is_none_by_words(wikitext):
     with pytest.raises(InputError, match="documents 'line': line is for other tokenizers: 'words' ends every line"):
         WikiText(source=str(wikitext), version="2", documents="line")
     with pytest.raises(InputError, match="documents 'file': must be article or line"):
         WikiText(source=str(wikitext), version="2", documents="file")
-
-
-def test_the_published_archive_gives_what_its_folder_gives(root, wikitext, tmp_path):
-    archive = tmp_path / "wikitext-2-v1.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in sorted(wikitext.iterdir()):
-            file.write(path, f"wikitext-2/{path.name}")
-    folders = []
-    for source in (wikitext, archive):
-        data = WikiText(source=str(source), version="2")
-        data.prepare_data()
-        folders.append({p.name: p.read_bytes() for p in data.prepared_folder.iterdir() if p.suffix == ".npy"})
-    assert folders[0] == folders[1] and folders[0]
 
 
 def test_wikitext_is_found_below_the_root_and_missed_in_one_line(root, wikitext):
@@ -232,76 +258,49 @@ def test_wikitext_is_found_below_the_root_and_missed_in_one_line(root, wikitext)
     assert again.prepared_folder == data.prepared_folder
 
 
-def test_blank_lines_before_the_first_article_are_said_or_skipped(root, wikitext, tmp_path):
-    copied = shutil.copytree(wikitext, tmp_path / "wikitext-2")
-    train = copied / "wiki.train.tokens"
+def test_blank_lines_before_the_first_article_are_said_or_skipped(root, wikitext):
+    train = wikitext / "wiki.train.tokens"
     train.write_text(" \n \n" + train.read_text())
     with pytest.raises(InputError, match=r"wiki.train.tokens:1: an empty document; empty_documents=skip passes over"):
-        WikiText(source=str(copied), version="2").prepare_data()
-    data = WikiText(source=str(copied), version="2", empty_documents="skip")
+        WikiText(source=str(wikitext), version="2").prepare_data()
+    data = WikiText(source=str(wikitext), version="2", empty_documents="skip")
     data.prepare_data()
     assert data.manifest()["source"]["empty_documents_skipped"] == 1
     assert data.manifest()["splits"]["train"]["documents"] == 3
 
 
-def test_reviews_are_documents(root, tmp_path, capsys):
-    for split in ("train", "test"):
-        for label in ("neg", "pos"):
-            folder = tmp_path / "aclImdb" / split / label
-            folder.mkdir(parents=True)
-            for number in range(30):
-                (folder / f"{number}_1.txt").write_text(f"{split} {label} review {number}<br />")
-    data = Corpus(source=str(tmp_path / "aclImdb"), tokenizer="characters", val_fraction=0.3)
-    data.prepare_data()
-    splits = data.manifest()["splits"]
-    assert splits["test"]["documents"] == 60 and splits["train"]["documents"] + splits["val"]["documents"] == 60
-    shutil.move(tmp_path / "aclImdb", root / "aclImdb")
-    named = Corpus(source="imdb", tokenizer="characters", val_fraction=0.3)
-    named.prepare_data()
-    assert {name: entry["documents"] for name, entry in named.manifest()["splits"].items()} == {
-        name: entry["documents"] for name, entry in splits.items()
-    }
+# -- bad input -----------------------------------------------------------------------------------------------------
 
 
 def test_a_fit_never_downloads_a_tokenizer(root, texts, tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(
-        InputError, match="tokenizer nobody/nothing: .*cache has no tokenizer.json of it; `lra-ssm prep"
-    ):
+    missing = "tokenizer nobody/nothing: .*cache has no tokenizer.json of it; `lra-ssm prep"
+    with pytest.raises(InputError, match=missing):
         Corpus(source=str(texts), tokenizer="nobody/nothing").prepare_data()
     assert not list(root.rglob("files-*"))
 
 
 BAD = {
-    "empty": ("a.txt", b" \n", r"a.txt: an empty document; empty_documents=skip"),
+    "empty": ("a.txt", b" \n", r"a.txt:1: an empty document; empty_documents=skip"),
     "latin-1": ("a.txt", b"one\ntw\xf6\n", r"a.txt:2: is not UTF-8"),
+    "one document": ("b.txt", b"one\ntwo\n", r"b.txt: is one document, of which none can be held out"),
+    "none for val": ("a.jsonl", b'{"text": "one"}\n', r"corpus: no document for val \(1 for train\)"),
     "broken": ("a.jsonl", b'{"text": "one"}\n{"text": "tw\n', r"a.jsonl:2: is no JSON"),
     "other": ("a.jsonl", b'{"body": "one"}\n', r"a.jsonl:1: has no 'text'; there is 'body'"),
-    "parquet": ("a.parquet", b"PAR1 and nothing more", r"a.parquet: "),
+    "parquet": ("a.parquet", b"PAR1 and nothing more", r"a.parquet: is broken off or damaged"),
 }
 
 
 @pytest.mark.parametrize("case", BAD, ids=str)
 def test_bad_input_is_one_line_and_leaves_nothing(root, tmp_path, capsys, case):
     name, data, message = BAD[case]
-    folder = tmp_path / "bad"
-    folder.mkdir()
-    (folder / name).write_bytes(data)
-    assert main(["prepare", "corpus", f"--source={folder}", "--tokenizer=bytes", "--processes=1"]) == 2
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / name).write_bytes(data)
+    held_out = {"one document": "0.01", "none for val": "1e-9"}.get(case, "0")
+    options = [f"--source={tmp_path / 'bad'}", "--tokenizer=bytes", f"--val_fraction={held_out}"]
+    assert main(["prepare", "corpus", *options]) == 2
     err = capsys.readouterr().err
-    assert len(err.strip().splitlines()) == 1
-    assert re.search(message, err)
+    assert len(err.strip().splitlines()) == 1 and re.search(message, err)
     assert not list(root.rglob("*"))
-
-
-def test_the_manifest_says_where_the_text_came_from(root, texts):
-    data = Corpus(source=str(texts), tokenizer="bpe:300", val_fraction=0.2)
-    data.prepare_data()
-    manifest = json.loads((data.prepared_folder / "manifest.json").read_text())
-    source = manifest["source"]
-    assert source["kind"] == "files" and source["path"] == str(texts) and source["val_fraction"] == 0.2
-    assert manifest["tokenizer"]["file"] == "tokenizer.json"
-    assert Path(data.prepared_folder / "tokenizer.json").is_file()
-    assert data.provenance()["tokens"]["train"] == manifest["splits"]["train"]["tokens"]
