@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lra_ssm.datamodules.language.choosing import TokenizerChoice, load_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Piece
 from lra_ssm.datamodules.language.format import TokenWriter, finish
 from lra_ssm.datamodules.language.parts import PART, Tally, damaged_part, part_folder, read_part, write_part
-from lra_ssm.datamodules.language.saved import load_tokenizer
-from lra_ssm.datamodules.language.specifications import TokenizerChoice
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.bars import TokenBar
 from lra_ssm.datamodules.storage.disk import check_disk_space

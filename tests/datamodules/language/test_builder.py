@@ -15,10 +15,9 @@ import pytest
 
 from lra_ssm.datamodules.language import plain_text
 from lra_ssm.datamodules.language.builder import Preparation, Share
+from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer
 from lra_ssm.datamodules.language.documents import HeldOut, Piece, Range, Reading
 from lra_ssm.datamodules.language.parts import PART
-from lra_ssm.datamodules.language.saved import load_tokenizer
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.storage import disk
 from lra_ssm.datamodules.storage.format import TokenSplit, open_prepared
 from lra_ssm.errors import InputError

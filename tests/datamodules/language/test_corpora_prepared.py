@@ -11,7 +11,7 @@ import pytest
 
 from lra_ssm.cli import main
 from lra_ssm.datamodules import Corpus, SlimPajama, WikiText
-from lra_ssm.datamodules.language.saved import load_tokenizer
+from lra_ssm.datamodules.language.choosing import load_tokenizer
 from lra_ssm.errors import InputError
 
 from .made_up_slimpajama import SOURCES, write
