@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lra_ssm.checkpoints import ModelFiles
-from lra_ssm.datamodules.language.saved import load_tokenizer
+from lra_ssm.datamodules.language.choosing import load_tokenizer
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.models.generation import Generation

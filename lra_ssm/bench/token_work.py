@@ -22,9 +22,8 @@ import numpy as np
 
 from lra_ssm.datamodules.language import jsonl
 from lra_ssm.datamodules.language.builder import Preparation
+from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer
 from lra_ssm.datamodules.language.documents import HeldOut, Piece, Range, Reading, Segment
-from lra_ssm.datamodules.language.saved import load_tokenizer
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.subwords import SubwordTokenizer
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.storage.format import TokenSplit, open_prepared

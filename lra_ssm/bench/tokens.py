@@ -24,8 +24,7 @@ from lra_ssm.bench import token_batches
 from lra_ssm.bench.compare import Bar, Row, Settings
 from lra_ssm.bench.measure import WallTimer, interleave, ratio
 from lra_ssm.bench.token_work import TokenWork, read_texts
-from lra_ssm.datamodules.language.specifications import TokenizerChoice, parse_tokenizer
-from lra_ssm.datamodules.language.vocabularies import train_tokenizer
+from lra_ssm.datamodules.language.choosing import TokenizerChoice, parse_tokenizer, train_tokenizer
 
 MODE = "texts to tokens"
 _BYTES = 64_000_000  # of texts

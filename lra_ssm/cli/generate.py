@@ -197,7 +197,7 @@ class _Text:
     """
 
     def __init__(self, prompt: str, loaded: "Loaded", begins: bool, stops: list[str], number: int) -> None:
-        from lra_ssm.datamodules.language.decoding import TextStream
+        from lra_ssm.datamodules.language.tokenizers import TextStream
 
         tokenizer = loaded.tokenizer
         if unknown := tokenizer.unknown(prompt):

@@ -54,7 +54,7 @@ def load_language_model(
 
 
 def _named(tokenizer: str) -> "TextTokenizer":
-    from lra_ssm.datamodules.language.specifications import parse_tokenizer
+    from lra_ssm.datamodules.language.choosing import parse_tokenizer
 
     choice = parse_tokenizer(tokenizer)
     if choice.is_trained:
@@ -74,7 +74,7 @@ def _of_a_run(file: Path) -> _Parts:
 
 def tokenizer_of(file: Path) -> "TextTokenizer | None":
     """The tokenizer that a checkpoint brings along: that of the data it was trained on. None where it has none."""
-    from lra_ssm.datamodules.language.saved import read_tokenizer
+    from lra_ssm.datamodules.language.choosing import read_tokenizer
     from lra_ssm.runs.checkpoints import load_checkpoint
 
     # The state of a data module of text is there under the module's name.
@@ -89,7 +89,7 @@ def tokenizer_of(file: Path) -> "TextTokenizer | None":
 
 def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> _Parts:
     from lra_ssm.checkpoints import ModelFiles
-    from lra_ssm.datamodules.language.saved import load_tokenizer
+    from lra_ssm.datamodules.language.choosing import load_tokenizer
     from lra_ssm.models import LanguageModel, load_pretrained
     from lra_ssm.models.pretrained import FORMAT
 

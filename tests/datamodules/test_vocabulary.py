@@ -7,9 +7,9 @@ from lra_ssm.datamodules.storage.vocabulary import (
     BYTE_VOCABULARY,
     SPECIALS,
     UNK_ID,
-    ByteTokenizer,
     CharacterCounts,
-    CharacterTokenizer,
+    LraBytes,
+    LraCharacters,
 )
 from lra_ssm.errors import InputError
 
@@ -24,7 +24,7 @@ def test_characters_are_ordered_by_frequency_then_code_point() -> None:
 
 
 def test_characters_are_encoded() -> None:
-    tokenizer = CharacterTokenizer("ab\U0001f3ac", 4)
+    tokenizer = LraCharacters("ab\U0001f3ac", 4)
     assert tokenizer.vocabulary == (*SPECIALS, "a", "b", "\U0001f3ac")
     encoded = tokenizer.encode(["", "ab", "aba", "abab", "a\U0001f3acz", "\x00"])
     assert encoded.lengths.tolist() == [1, 3, 4, 4, 4, 2] and encoded.lengths.dtype == np.int64
@@ -34,11 +34,11 @@ def test_characters_are_encoded() -> None:
 
 def test_too_many_characters_are_refused() -> None:
     with pytest.raises(InputError, match="raise min_freq"):
-        CharacterTokenizer([chr(code) for code in range(0x20000, 0x30000)], 4)
+        LraCharacters([chr(code) for code in range(0x20000, 0x30000)], 4)
 
 
 def test_bytes_are_encoded_as_by_the_original_code() -> None:
-    tokenizer = ByteTokenizer(4)
+    tokenizer = LraBytes(4)
     assert tokenizer.vocabulary == BYTE_VOCABULARY and len(BYTE_VOCABULARY) == 257
     encoded = tokenizer.encode(["", "\x00a", "abcde", "aéé", ""])
     assert encoded.lengths.tolist() == [1, 2, 4, 4, 1]

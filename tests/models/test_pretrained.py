@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lra_ssm.datamodules.language.saved import load_tokenizer
+from lra_ssm.datamodules.language.choosing import load_tokenizer
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import (

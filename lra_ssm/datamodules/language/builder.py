@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lra_ssm.datamodules.language.choosing import TokenizerChoice, load_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Shard
-from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.shards import Tally, is_there, read_shard, shard_folder, write_shard
-from lra_ssm.datamodules.language.specifications import TokenizerChoice
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.arrays import check_digest
 from lra_ssm.datamodules.storage.bars import TokenBar

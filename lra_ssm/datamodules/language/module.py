@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
+from lra_ssm.datamodules.language.choosing import parse_tokenizer
 from lra_ssm.datamodules.language.documents import CorpusReader
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.loading.module import LoadedDataModule

@@ -16,14 +16,15 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from lra_ssm.datamodules.storage.arrays import IntArray
+from lra_ssm.datamodules.storage.vocabulary import Encoded
 from lra_ssm.datamodules.storage.writer import token_dtype
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
@@ -31,13 +32,7 @@ from lra_ssm.files import replacing
 VOCABULARY = "vocabulary.json"
 EOS, UNK = "<eos>", "<unk>"
 _CODE_POINTS = 0x110000  # Unicode has no more
-
-
-class Encoded(NamedTuple):
-    """Texts one after another: tokens (sum of lengths,) of the tokenizer's dtype, read-only; lengths (n,) int64."""
-
-    tokens: IntArray
-    lengths: npt.NDArray[np.int64]
+_REPLACEMENT = "\ufffd"  # what `decode` gives for bytes that are no whole character
 
 
 class TextTokenizer(ABC):
@@ -49,12 +44,14 @@ class TextTokenizer(ABC):
         vocab_size: tokens are 0 … vocab_size − 1.
         end_of_text: the token that ends a document. None but the ends of documents (with words, of lines) become it,
             whatever a text says.
+        end_of_text_name: the same as text.
         file: what `save` writes.
         dtype: of tokens, the smallest of uint8, uint16, uint32 that holds them.
         ends_lines: end_of_text ends every line, and thereby the text.
     """
 
-    file: str
+    file = VOCABULARY
+    end_of_text_name = EOS
     ends_lines = False
 
     def __init__(self, vocab_size: int, end_of_text: int) -> None:
@@ -67,25 +64,22 @@ class TextTokenizer(ABC):
         Raises:
             InputError: a text holds half of a surrogate pair, or something that the tokenizer has no token for.
         """
-        end = np.array(self.end_of_text, self.dtype).tobytes()
-        data, counts = list[bytes](), np.empty(len(texts), np.int64)
         try:
-            for i, (parts, ends) in enumerate(zip(self._encode_all(texts, last), last, strict=True)):
-                tokens = [*parts, *([end] if ends and not self.ends_lines else ())]
-                data += tokens
-                counts[i] = sum(map(len, tokens))
+            arrays = list(self._encode(texts, last))
         except UnicodeEncodeError as error:
             half = f"U+{ord(error.object[error.start]):04X}"
             raise InputError(f"the text holds {half}, half of a surrogate pair, which is no character") from error
-        return Encoded(np.frombuffer(b"".join(data), self.dtype), counts // self.dtype.itemsize)
-
-    def _encode_all(self, texts: Sequence[str], last: Sequence[bool]) -> Iterable[Iterable[bytes]]:
-        """`_encode` of each."""
-        return map(self._encode, texts, last)
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        tokens = np.concatenate([np.empty(0, self.dtype), *arrays])
+        if not self.ends_lines:
+            is_last = np.array(last, dtype=bool)
+            tokens = np.insert(tokens, np.cumsum(lengths)[is_last], self.end_of_text)
+            lengths += is_last
+        return Encoded(tokens, lengths)
 
     @abstractmethod
-    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
-        """The memory of the tokens of a text, of self.dtype, in order."""
+    def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterable[IntArray]:
+        """The tokens of each text, without the end of a document; of self.dtype, or a smaller one."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int] | IntArray) -> str:
@@ -110,29 +104,29 @@ class TextTokenizer(ABC):
         """sha256 of what `save` writes, in hexadecimal."""
         return hashlib.sha256(self.content()).hexdigest()
 
-    @property
-    def end_of_text_name(self) -> str:
-        """The end-of-text token as text."""
-        return EOS
+    def _within(self, ids: Iterable[int] | IntArray) -> list[int]:
+        """The ids. Raises InputError where one is no token."""
+        found = [int(i) for i in ids]
+        if wrong := [i for i in found if not 0 <= i < self.vocab_size]:
+            raise InputError(f"token {wrong[0]} is none of 0 to {self.vocab_size - 1}")
+        return found
 
 
 class ByteTokenizer(TextTokenizer):
     """The bytes of the UTF-8."""
 
-    file = VOCABULARY
-
     def __init__(self) -> None:
         super().__init__(257, 256)
 
-    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
-        return [np.frombuffer(text.encode(), np.uint8).astype(self.dtype).tobytes()]
+    def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[IntArray]:
+        return (np.frombuffer(text.encode(), np.uint8) for text in texts)
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
-        parts = _array(ids, self.vocab_size).astype(np.uint16).tobytes().decode("utf-16-le")  # one character a token
-        return EOS.join(part.encode("latin-1").decode("utf-8", "replace") for part in parts.split("\u0100"))
+        parts = "".join(map(chr, self._within(ids))).split(chr(self.end_of_text))
+        return EOS.join(part.encode("latin-1").decode("utf-8", "replace") for part in parts)
 
     def content(self) -> bytes:
-        return _vocabulary("bytes", None)
+        return _vocabulary(kind="bytes")
 
 
 class CharacterTokenizer(TextTokenizer):
@@ -142,26 +136,32 @@ class CharacterTokenizer(TextTokenizer):
         characters: distinct, in the order of their ids, which follow those of `<eos>` and `<unk>`.
     """
 
-    file = VOCABULARY
-
     def __init__(self, characters: Sequence[str]) -> None:
         super().__init__(2 + len(characters), 0)
         self.characters = tuple(characters)
+        self._shown = EOS, UNK, *characters
         self._ids = np.full(_CODE_POINTS, 1, self.dtype)
         self._ids[[ord(character) for character in characters]] = np.arange(2, self.vocab_size)
-        self._shown = np.array([EOS, UNK, *characters], dtype=object)
 
-    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
-        return [self._ids[np.frombuffer(text.encode("utf-32-le"), "<u4")].tobytes()]
+    @classmethod
+    def made_of(cls, texts: Iterable[str]) -> Self:
+        """With the characters of texts, by how often they occur."""
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(text)
+        return cls(sorted(counts, key=lambda character: (-counts[character], character)))
+
+    def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[IntArray]:
+        return (self._ids[np.frombuffer(text.encode("utf-32-le"), "<u4")] for text in texts)
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
-        return "".join(self._shown[_array(ids, self.vocab_size)])
+        return "".join(self._shown[i] for i in self._within(ids))
 
     def unknown(self, text: str) -> list[str]:
         return [character for character in dict.fromkeys(text) if self._ids[ord(character)] == 1]
 
     def content(self) -> bytes:
-        return _vocabulary("characters", self.characters)
+        return _vocabulary(kind="characters", tokens=self.characters)
 
 
 class WordTokenizer(TextTokenizer):
@@ -171,70 +171,74 @@ class WordTokenizer(TextTokenizer):
         words: distinct, without `<eos>`, in the order of their ids, which follow `<eos>`'s; with `<unk>`.
     """
 
-    file = VOCABULARY
     ends_lines = True
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(1 + len(words), 0)
         self.words = tuple(words)
-        ids = np.arange(self.vocab_size).astype(self.dtype)
-        # "\n", which no word is, stands for the end of a line
-        self._ids = _Known({word: ids[i].tobytes() for i, word in enumerate(("\n", *words))})
-        self._ids.unknown = self._ids[UNK]
+        self._shown = "\n", *words  # "\n", which no word is, stands for the end of a line
+        self._ids = {word: i for i, word in enumerate(self._shown)}
 
-    def _encode(self, text: str, last: bool) -> Iterable[bytes]:
-        *lines, rest = text.split("\n")
-        if last and (rest or not lines):  # the last line needs no "\n"
-            lines, rest = [*lines, rest], ""
-        words = list[str]()
-        for line in lines:
-            words += line.split()
-            words.append("\n")
-        return [b"".join(map(self._ids.__getitem__, words + rest.split()))]
+    @classmethod
+    def made_of(cls, texts: Iterable[str]) -> Self:
+        """With the words of texts, by how often they occur. Memory is that of the distinct ones."""
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(text.split())
+        counts.pop(EOS, None)
+        ranked = [word for word, _ in counts.most_common()]
+        return cls(ranked if UNK in counts else [*ranked, UNK])
+
+    def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterator[IntArray]:
+        for text, is_last in zip(texts, last, strict=True):
+            lines = text.split("\n")
+            if is_last and (lines[-1] or len(lines) == 1):  # the last line of a document needs no "\n"
+                lines.append("")
+            words = [word for line in lines for word in (*line.split(), "\n")][:-1]
+            yield np.array([self._ids.get(word, self._ids[UNK]) for word in words], self.dtype)
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
-        shown = np.array(["\n", *self.words], dtype=object)[_array(ids, self.vocab_size)]
-        return re.sub(" ?\n ?", "\n", " ".join(shown))
+        return re.sub(" ?\n ?", "\n", " ".join(self._shown[i] for i in self._within(ids)))
 
     def unknown(self, text: str) -> list[str]:
         return [word for word in dict.fromkeys(text.split()) if word not in self._ids]
 
     def content(self) -> bytes:
-        return _vocabulary("words", self.words)
+        return _vocabulary(kind="words", tokens=self.words)
 
 
-class _Known(dict[str, bytes]):
-    unknown: bytes
-
-    def __missing__(self, word: str) -> bytes:
-        return self.unknown
+def _vocabulary(**content: str | Sequence[str]) -> bytes:
+    return (json.dumps(content) + "\n").encode()
 
 
-def read_file(path: Path) -> bytes:
-    """Raises InputError where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+class TextStream:
+    """Adds up to the text that all tokens together have behind those before them, whatever is between two tokens.
 
+    A character whose bytes are divided between tokens is held back until it is whole. What a token costs does not grow
+    with the text.
 
-def parse(data: bytes, path: Path | str) -> dict[str, Any]:
-    """Raises InputError where data are no JSON object."""
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no tokenizer: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: is no tokenizer: JSON, but no object")
-    return content
+    Args:
+        before: tokens that the text goes on from; what they say is not repeated.
+    """
 
+    def __init__(self, tokenizer: TextTokenizer, before: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        # A token may read otherwise at the beginning of a text (without its space): the ones before are decoded again.
+        self._before, self._held = list(before), list[int]()
 
-def _vocabulary(kind: str, tokens: Sequence[str] | None) -> bytes:
-    return (json.dumps({"kind": kind} if tokens is None else {"kind": kind, "tokens": tokens}) + "\n").encode()
+    def add(self, token: int) -> str:
+        """The text that is certain with this token; empty where the next one decides."""
+        self._held.append(token)
+        text = self._text()
+        return "" if text.endswith(_REPLACEMENT) else self._given(text)
 
+    def rest(self) -> str:
+        """What was held back, where no further token comes."""
+        return self._given(self._text()) if self._held else ""
 
-def _array(ids: Iterable[int] | IntArray, vocab_size: int) -> IntArray:
-    array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
-    if array.size and (array.min() < 0 or array.max() >= vocab_size):
-        raise InputError(f"token {array.max() if array.min() >= 0 else array.min()} is none of 0 to {vocab_size - 1}")
-    return array
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._before + self._held)[len(self._tokenizer.decode(self._before)) :]
+
+    def _given(self, text: str) -> str:
+        self._before, self._held = self._held, []
+        return text

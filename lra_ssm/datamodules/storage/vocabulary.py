@@ -29,13 +29,13 @@ PAD_ID, UNK_ID, EOS_ID = range(len(SPECIALS))
 BYTE_VOCABULARY = ("<pad>", *(f"<0x{byte:02X}>" for byte in range(256)))
 
 _CODE_POINTS = 0x110000  # Unicode has no more
-_MOST_TOKENS = 1 << 16  # `Encoded` has ids of 16 bits
+_MOST_TOKENS = 1 << 16  # ids have 16 bits
 
 
 class Encoded(NamedTuple):
-    """Sequences one after another: tokens (sum of lengths,) uint16, lengths (n,) int64."""
+    """Sequences one after another: tokens (sum of lengths,) of an unsigned dtype, lengths (n,) int64."""
 
-    tokens: npt.NDArray[np.uint16]
+    tokens: IntArray
     lengths: npt.NDArray[np.int64]
 
 
@@ -67,7 +67,7 @@ class CharacterCounts:
         return tuple(chr(code) for code in codes[order])
 
 
-class CharacterTokenizer:
+class LraCharacters:
     """Characters as the S4 code has them; others than the given ones are `<unk>`.
 
     Args:
@@ -98,7 +98,7 @@ class CharacterTokenizer:
         return Encoded(tokens, lengths)
 
 
-class ByteTokenizer:
+class LraBytes:
     """UTF-8 bytes as the original LRA code has them.
 
     Args:
@@ -149,8 +149,8 @@ class TokenSettings:
     def tokenizer(self, counts: CharacterCounts) -> Tokenizer:
         """counts: of the training texts, each cut to `reads`."""
         if self.counts_characters:
-            return CharacterTokenizer(counts.frequent(self.min_freq), self.max_length)
-        return ByteTokenizer(self.max_length)
+            return LraCharacters(counts.frequent(self.min_freq), self.max_length)
+        return LraBytes(self.max_length)
 
     def saved_tokenizer(self, vocabulary: Sequence[str] | None) -> Tokenizer:
         """By a vocabulary that was made before; None of one that is not known, which characters need.
@@ -158,14 +158,14 @@ class TokenSettings:
         Raises InputError: it is not known, or it is of other settings.
         """
         if not self.counts_characters:
-            return ByteTokenizer(self.max_length)
+            return LraBytes(self.max_length)
         if vocabulary is None:
             raise InputError("the vocabulary, which was made of the training texts, is not among the model's files")
         if tuple(vocabulary[: len(SPECIALS)]) != SPECIALS or any(
             len(token) != 1 for token in vocabulary[len(SPECIALS) :]
         ):
             raise InputError(f"the vocabulary is none of {', '.join(SPECIALS)} and characters")
-        return CharacterTokenizer(vocabulary[len(SPECIALS) :], self.max_length)
+        return LraCharacters(vocabulary[len(SPECIALS) :], self.max_length)
 
     def content_settings(self) -> dict[str, Any]:
         """The settings that matter: min_freq for characters alone."""
@@ -179,7 +179,7 @@ def encode_own(tokenizer: Tokenizer, names: Sequence[str], texts: Sequence[str])
     names: what each text is called.
     """
     encoded, notes = tokenizer.encode(texts), []
-    with_bytes = isinstance(tokenizer, ByteTokenizer)
+    with_bytes = isinstance(tokenizer, LraBytes)
     long = [
         name
         for name, text in zip(names, texts, strict=True)

@@ -15,11 +15,10 @@ import pytest
 
 from lra_ssm.datamodules.language import builder, shards
 from lra_ssm.datamodules.language.builder import Preparation, Turn
+from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer
 from lra_ssm.datamodules.language.documents import HeldOut, Reading
 from lra_ssm.datamodules.language.files import FileCorpus
-from lra_ssm.datamodules.language.saved import load_tokenizer
 from lra_ssm.datamodules.language.shards import RECORD
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
 from lra_ssm.datamodules.storage import disk
 from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
 from lra_ssm.datamodules.storage.prepare import prepare

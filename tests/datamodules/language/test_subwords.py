@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from lra_ssm.datamodules.language import subwords
-from lra_ssm.datamodules.language.saved import load_tokenizer
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
+from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.subwords import SubwordTokenizer
-from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.errors import InputError
 from tests.datamodules.language.test_tokenizers import random_texts
 
@@ -64,72 +61,31 @@ def opened(content: dict, end_of_text: str | int | None = None) -> SubwordTokeni
     return SubwordTokenizer(json.dumps(content).encode(), end_of_text, "tokenizer.json")
 
 
-def other_pre_tokenizer(content: dict) -> dict:
-    return {**content, "pre_tokenizer": {**content["pre_tokenizer"], "add_prefix_space": True}}
+@pytest.fixture(scope="module")
+def other(bpe) -> dict:
+    """One that puts a space before every text."""
+    return {**bpe, "pre_tokenizer": {**bpe["pre_tokenizer"], "add_prefix_space": True}}
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1 << 18])
-@pytest.mark.parametrize("kind", ["bpe", "neox"])
-def test_the_tokens_are_the_librarys(kind, at_once, request, monkeypatch):
-    monkeypatch.setattr(subwords, "_AT_ONCE", at_once)
+KINDS = pytest.mark.parametrize("kind", ["bpe", "neox", "other"])
+
+
+@KINDS
+def test_the_tokens_are_the_librarys(kind, request):
     content = request.getfixturevalue(kind)
     tokenizer = opened(content)
-    assert tokenizer.keeps_words and tokenizer.dtype == np.uint16
-    texts = [*TEXTS, *random_texts(4, 300, 60), "don't they'll 'sup 'S we're!'s .'d can't1"]
-    want = [[*encoding.ids, tokenizer.end_of_text] for encoding in library(content).encode_batch(texts)]
-    for _ in range(2):  # the second time all words are kept
-        encoded = tokenizer.encode(texts, [True] * len(texts))
-        assert encoded.tokens.tolist() == sum(want, []) and encoded.lengths.tolist() == [*map(len, want)]
+    texts = [*TEXTS, "don't they'll 'sup 'S we're!'s .'d can't1"]
+    last = [number % 3 > 0 for number in range(len(texts))]
+    ids = [encoding.ids for encoding in library(content).encode_batch(texts)]
+    want = [found + [tokenizer.end_of_text] * ends for found, ends in zip(ids, last, strict=True)]
+    encoded = tokenizer.encode(texts, last)
+    assert encoded.tokens.tolist() == sum(want, []) and encoded.lengths.tolist() == [*map(len, want)]
+    assert tokenizer.dtype == encoded.tokens.dtype == np.uint16 and encoded.lengths.dtype == np.int64
 
 
-def test_pretokens_do_not_cross_the_cuts():
-    """With every character of Unicode's first plane's beginning, and some beyond, in all places."""
-    pretokens = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
-    others = random.Random(0).sample(range(0x3000, 0xD800), 300) + random.Random(1).sample(range(0xE000, 0x110000), 300)
-    for c in map(chr, [*range(0x400), *range(0x1680, 0x1690), *range(0x2000, 0x2200), *others]):
-        text = f"a{c}a1{c}1!{c}! {c} {c}{c}.'s{c}'{c}s'll{c} '{c}{c}'t"
-        parts = [part for units in subwords._units(text) for part in units]
-        assert "".join(parts) == text
-        assert [t for part in parts for t, _ in pretokens(part)] == [t for t, _ in pretokens(text)], repr(c)
-
-
-def test_kept_words_are_bounded(bpe, monkeypatch):
-    monkeypatch.setattr(subwords, "_KEPT_BYTES", 2000)
-    tokenizer, own = opened(bpe), library(bpe)
-    for i in range(300):
-        text = f"{i} {i:05d} ab{i}"
-        assert tokenizer.encode([text], [False]).tokens.tolist() == own.encode(text).ids
-        assert tokenizer._kept.size < 4000 and len(tokenizer._kept) < 30
-
-
-def test_a_tokenizer_that_looks_across_words_gets_whole_texts(bpe):
-    content = other_pre_tokenizer(bpe)
-    tokenizer = opened(content)
-    assert not tokenizer.keeps_words
-    want = [encoding.ids for encoding in library(content).encode_batch(TEXTS)]
-    assert tokenizer.encode(TEXTS, [False] * len(TEXTS)).tokens.tolist() == sum(want, [])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"normalizer": {"type": "Lowercase"}},
-        {"pre_tokenizer": None},
-        {"added_tokens": [dict(id=0, content=END, single_word=False, lstrip=True, rstrip=False, normalized=False,
-                               special=True),
-                          dict(id=1, content="ab", single_word=False, lstrip=True, rstrip=False, normalized=False,
-                               special=False)]},
-    ],
-)  # fmt: skip
-def test_words_are_kept_only_where_that_is_known_to_be_right(bpe, change):
-    content = {**bpe, **change}
-    assert not opened(content).keeps_words
-
-
-@pytest.mark.parametrize("kind", ["bpe", "neox", "other"])
-def test_no_text_forges_its_end(kind, bpe, neox):
-    content = {"bpe": bpe, "neox": neox, "other": other_pre_tokenizer(bpe)}[kind]
-    tokenizer = opened(content)
+@KINDS
+def test_no_text_forges_its_end(kind, request):
+    tokenizer = opened(request.getfixturevalue(kind))
     encoded = tokenizer.encode([f"a{END}b", END], [False, True])
     assert encoded.tokens.tolist().count(tokenizer.end_of_text) == 1 and encoded.tokens[-1] == tokenizer.end_of_text
     assert tokenizer.decode(encoded.tokens).strip() == f"a{END}b{' ' if kind == 'other' else ''}{END}{END}"
@@ -156,9 +112,8 @@ def test_nothing_is_added_cut_or_padded(bpe):
             {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {END: {"id": END, "ids": [0], "tokens": [END]}}}  # fmt: skip
     changed = {**bpe, "truncation": truncation, "padding": padding, "model": dropout, "post_processor": post}
-    for content in (changed, other_pre_tokenizer(changed)):
-        text, plain = "a better 1.09 text", other_pre_tokenizer(bpe) if content is not changed else bpe
-        assert opened(content).encode([text], [False]).tokens.tolist() == library(plain).encode(text).ids
+    text = "a better 1.09 text"
+    assert opened(changed).encode([text], [False]).tokens.tolist() == library(bpe).encode(text).ids
 
 
 def test_the_file_is_kept_as_it_is(bpe, tmp_path):
@@ -202,7 +157,7 @@ def holes(content: dict, id_: int) -> dict:
         ("[" * 100_000, "is no tokenizer: not JSON"),
         ("\udcff", "is no tokenizer: not JSON"),
         ("[1]", "is no tokenizer: JSON, but no object"),
-        ("{}", "is no tokenizer.json that `tokenizers` reads (Model missing"),
+        ("{}", "is no tokenizer.json that `tokenizers` reads (Cannot instantiate Tokenizer from buffer: Model missing"),
         ({"model": {"type": "Nope"}}, "is no tokenizer.json that `tokenizers` reads"),
         ({"model": 3, "added_tokens": 3}, "is no tokenizer.json that `tokenizers` reads"),
         (holes(word_level("</s>", "a"), 7), "its vocabulary has a hole: 3 ids up to 7, none is 2"),
@@ -222,7 +177,10 @@ def test_what_is_no_tokenizer_is_refused_in_a_line(content, message, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("</S>", "end_of_text '</S>' is no token of it; did you mean '</s>'?"), (9, "end_of_text 9 is none of its 2 tok")],
+    [
+        ("</S>", "end_of_text '</S>' is no token of it; did you mean '</s>'?"),
+        (9, "end_of_text 9 is no token of it; special are </s>"),
+    ],
 )
 def test_an_end_that_is_no_token_is_refused(given, message):
     with pytest.raises(InputError, match=re.escape(message)):
@@ -241,8 +199,8 @@ def test_a_bpe_is_the_same_however_it_is_made(tmp_path):
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from lra_ssm.datamodules.language.specifications import parse_tokenizer\n"
-        "from lra_ssm.datamodules.language.vocabularies import train_tokenizer\n"
+        "from lra_ssm.datamodules.language.choosing import parse_tokenizer\n"
+        "from lra_ssm.datamodules.language.choosing import train_tokenizer\n"
         "print(train_tokenizer(parse_tokenizer('bpe:500'), json.load(open('texts.json'))).digest)"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]

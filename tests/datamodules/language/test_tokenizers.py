@@ -1,4 +1,5 @@
-"""Bytes, characters and words: published rules on texts small enough to do by hand; what is saved, loaded, refused."""
+"""Bytes, characters and words: published rules on texts small enough to do by hand; what is saved, loaded, refused; the
+text of tokens one by one."""
 
 import json
 import pickle
@@ -7,11 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from lra_ssm.datamodules.language.choosing import evenly, load_tokenizer, parse_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.documents import CUT
-from lra_ssm.datamodules.language.saved import load_tokenizer
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
-from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from lra_ssm.datamodules.language.vocabularies import evenly, train_tokenizer
+from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterTokenizer, TextStream, WordTokenizer
 from lra_ssm.errors import InputError
 
 ODD = [
@@ -167,3 +166,49 @@ def test_a_large_corpus_is_taken_evenly():
     taken = [int(text) for text in evenly(texts, 10_000, 1000)]
     assert len(taken) == 100 and taken[0] == 0 and set(np.diff(taken)) == {10}
     assert list(evenly(texts, 10_000, 10_000)) == list(evenly(texts, 0, 1)) == texts
+
+
+# --- tokens that come one by one give the text that all give together, in whole characters ---
+
+STREAM_TEXT = "Naïve  words,\n\nand “more” 🙂 of\tthem: 東京 🏳️‍🌈!"
+STREAMED = {
+    "bytes": ByteTokenizer(),
+    "characters": CharacterTokenizer(sorted({*STREAM_TEXT})),
+    "words": WordTokenizer([*dict.fromkeys(STREAM_TEXT.split()), "<unk>"]),
+    "bpe": made("bpe:270", STREAM_TEXT),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+@pytest.mark.parametrize("cut", [0, 1, 5])
+def test_pieces_are_whole_characters_and_make_the_text(kind, cut):
+    tokenizer = STREAMED[kind]
+    ids = tokenizer.encode([STREAM_TEXT], [False]).tokens.tolist()
+    stream = TextStream(tokenizer, ids[:cut])
+    pieces = [stream.add(token) for token in ids[cut:]]
+    assert stream.rest() == ""
+    assert tokenizer.decode(ids[:cut]) + "".join(pieces) == tokenizer.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+    if kind == "bytes" and not cut:
+        assert pieces[2:4] == ["", "ï"] and "東" in pieces
+
+
+def test_what_is_no_character_is_shown_once_that_is_certain():
+    stream = TextStream(ByteTokenizer(), [65])
+    assert [stream.add(token) for token in (0xE2, 0x82, 66, 0xFF, 67, 0xE2)] == ["", "", "\ufffdB", "", "\ufffdC", ""]
+    assert stream.rest() == "\ufffd" and stream.rest() == ""
+
+
+def test_a_token_costs_the_same_however_long_the_text_is():
+    class Counting(ByteTokenizer):
+        most = 0
+
+        def decode(self, ids):
+            self.most = max(self.most, len(ids))
+            return super().decode(ids)
+
+    tokenizer = Counting()
+    stream = TextStream(tokenizer)
+    for token in "some € text ".encode() * 100:
+        stream.add(token)
+    assert tokenizer.most < 8

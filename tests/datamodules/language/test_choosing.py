@@ -3,13 +3,11 @@
 import json
 import pickle
 import re
-import time
 
 import pytest
 
-from lra_ssm.datamodules.language.specifications import parse_tokenizer
+from lra_ssm.datamodules.language.choosing import parse_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.tokenizers import ByteTokenizer
-from lra_ssm.datamodules.language.vocabularies import train_tokenizer
 from lra_ssm.errors import InputError
 
 
@@ -83,12 +81,10 @@ def test_wrong_ones_are_answered_in_a_line(text, message):
     ("files", "message"),
     [
         ({}, "it has nothing"),
-        ({"tokenizer.model": "x"}, "it has sentencepiece's (tokenizer.model), which is not loaded"),
-        ({"tokenizer.pkl": "x"}, "it has pickles (tokenizer.pkl)"),
-        ({"vocab.json": "{}", "merges.txt": ""}, "it has an older form (merges.txt, vocab.json)"),
+        ({"tokenizer.model": "x"}, "it has tokenizer.model, which is not loaded"),
         (
-            {"tokenization_x.py": "raise SystemExit", "tokenizer_config.json": '{"auto_map": {"AutoTokenizer": "x"}}'},
-            "it has Python code (tokenization_x.py, auto_map {'AutoTokenizer': 'x'}), which is not loaded",
+            {"tokenization_x.py": "raise SystemExit", "tokenizer.pkl": "", "vocab.json": "{}"},
+            "it has tokenization_x.py, tokenizer.pkl, vocab.json, which are not loaded",
         ),
     ],
 )
@@ -106,20 +102,41 @@ def test_code_beside_a_tokenizer_is_not_run(saved):
     assert parse_tokenizer(str(saved.parent)).open().vocab_size == 260
 
 
-def test_without_a_network_the_hub_is_given_up_at_once(tmp_path, monkeypatch, capfd):
+def test_a_saved_vocabulary_is_a_path_like_any_other(tmp_path):
+    train_tokenizer(parse_tokenizer("words"), ["a b a"]).save(tmp_path)
+    assert parse_tokenizer(str(tmp_path)).open().words == ("a", "b", "<unk>")
+
+
+def hub_of(folder, monkeypatch, files=()):
+    """The hub's cache in a folder, no network, and a repository "me/own" of which these files are cached."""
     import huggingface_hub.constants
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
     monkeypatch.setattr("socket.getaddrinfo", _no_network)
-    begin = time.monotonic()
-    missing = r"tokenizer gpt2: the hub's cache has no tokenizer.json of it, and the hub cannot be reached; `lra-ssm"
-    with pytest.raises(InputError, match=missing):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the hub's own tries
+    repository = folder / "models--me--own"
+    for file in files:
+        (repository / "snapshots/0123").mkdir(parents=True, exist_ok=True)
+        (repository / "snapshots/0123" / file.name).write_bytes(file.read_bytes())
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs/main").write_text("0123")
+
+
+def test_without_a_network_the_hubs_cache_is_all_there_is(saved, tmp_path, monkeypatch):
+    config = saved.with_name("tokenizer_config.json")
+    config.write_text(json.dumps({"eos_token": "a"}))
+    hub_of(tmp_path, monkeypatch, [saved, config])
+    parse_tokenizer("me/own").fetch()
+    tokenizer = parse_tokenizer("me/own@main").open()
+    assert tokenizer.vocab_size == 260 and tokenizer.end_of_text_name == "a"
+
+
+def test_without_a_network_and_a_cache_the_way_out_is_said(tmp_path, monkeypatch):
+    hub_of(tmp_path, monkeypatch)
+    with pytest.raises(InputError, match=r"tokenizer gpt2: its tokenizer.json cannot be had of the hub \(.*connection"):
         parse_tokenizer("gpt2").fetch()
-    with pytest.raises(
-        InputError, match=r"tokenizer gpt2: the hub's cache has no tokenizer.json of it; `lra-ssm prepare"
-    ):
+    with pytest.raises(InputError, match=r"tokenizer gpt2: the hub's cache has no tokenizer.json of it; `lra-ssm prep"):
         parse_tokenizer("gpt2").open()
-    assert time.monotonic() - begin < 10 and capfd.readouterr().err == ""
 
 
 def _no_network(*_, **__):

@@ -1,0 +1,225 @@
+"""Which tokenizer: what a user may say for one, how it is made of a corpus, read from a file, fetched from the Hub.
+
+Of folders and repositories a vocabulary.json or a tokenizer.json is read, and nothing that is code, or could be.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from lra_ssm.datamodules.language.subwords import TOKENIZER, SubwordTokenizer
+from lra_ssm.datamodules.language.tokenizers import (
+    EOS,
+    UNK,
+    VOCABULARY,
+    ByteTokenizer,
+    CharacterTokenizer,
+    TextTokenizer,
+    WordTokenizer,
+)
+from lra_ssm.errors import InputError, hint
+from lra_ssm.files import one_reason
+
+KINDS = ("bytes", "characters", "words", "bpe:16000")
+LEAST_BPE = 257  # all bytes, and the end of text
+MOST_BPE = 1 << 24
+BPE_BYTES = 1_000_000_000  # of text that a BPE is trained on at most
+_CONFIG = "tokenizer_config.json"  # beside a tokenizer.json
+_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """A checked specification.
+
+    Attributes:
+        text: as given.
+        size: tokens of a bpe.
+        path: of the file, for "file".
+    """
+
+    text: str
+    kind: Literal["bytes", "characters", "words", "bpe", "file", "hub"]
+    size: int = 0
+    path: Path = Path()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is made of the corpus: see `train_tokenizer`."""
+        return self.kind in ("characters", "words", "bpe")
+
+    def identity(self) -> str:
+        """What equal tokenizers have in common: of a file its sha256, and what the file beside it says ends texts; else
+        the specification. Raises OSError: the file cannot be read."""
+        if self.kind == "file":
+            end = _named_end(self.path)
+            return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}" + (f" {end}" if end else "")
+        return f"bpe:{self.size}" if self.kind == "bpe" else self.text
+
+    def open(self, end_of_text: str | None = None) -> TextTokenizer:
+        """The tokenizer, where it is not made of the corpus; a hub's from the hub's cache, where `fetch` has put it.
+
+        Args:
+            end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named beside.
+
+        Raises:
+            InputError: it cannot be had, or is none.
+        """
+        assert not self.is_trained
+        if self.kind == "bytes":
+            return ByteTokenizer()
+        return load_tokenizer(self.path if self.kind == "file" else _of_the_hub(self.text, cached=True), end_of_text)
+
+    def fetch(self) -> None:
+        """Downloads a tokenizer of the hub to the hub's cache. Raises InputError: it cannot be had."""
+        if self.kind == "hub":
+            _of_the_hub(self.text, cached=False)
+
+
+def parse_tokenizer(text: str) -> TokenizerChoice:
+    """Checks a specification: a word of KINDS, else a path that is there, else a name of the hub (not looked up).
+
+    Raises:
+        InputError: it is none of these; a folder has no tokenizer.json.
+    """
+    if text in ("bytes", "characters", "words"):
+        return TokenizerChoice(text, text)  # type: ignore[arg-type]
+    if text == "bpe" or text.startswith("bpe:"):
+        number = text[4:]
+        if not re.fullmatch("[0-9]{1,9}", number) or not LEAST_BPE <= int(number) <= MOST_BPE:
+            raise InputError(f"tokenizer {text!r}: bpe:N has {LEAST_BPE} (all bytes, end of text) to {MOST_BPE} tokens")
+        return TokenizerChoice(text, "bpe", int(number))
+    path = Path(os.path.expanduser(text))
+    if text and path.exists():
+        return TokenizerChoice(text, "file", path=_file_of(path).absolute())
+    valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
+    if not _HUB.fullmatch(text) or text.endswith(".json"):
+        raise InputError(f"tokenizer {text!r}: there is no such path; it must be {valid}")
+    near = hint(text, KINDS)
+    if near.startswith("did you mean"):
+        raise InputError(f"tokenizer {text!r}: {near}")
+    return TokenizerChoice(text, "hub")
+
+
+def train_tokenizer(choice: TokenizerChoice, texts: Iterable[str], size: int = 0) -> TextTokenizer:
+    """A tokenizer made of the training documents.
+
+    Memory is bounded by the distinct words (characters), not by the texts.
+
+    Args:
+        choice: words, characters or bpe.
+        texts: the documents, or their segments, in order; read once.
+        size: their bytes, about; where a BPE would read more than BPE_BYTES, it takes about so many, evenly from
+            beginning to end. 0: all.
+    """
+    if choice.kind == "words":
+        return WordTokenizer.made_of(texts)
+    if choice.kind == "characters":
+        return CharacterTokenizer.made_of(texts)
+    assert choice.kind == "bpe"
+    return SubwordTokenizer.made_of(evenly(texts, size, BPE_BYTES), choice.size)
+
+
+def evenly(texts: Iterable[str], size: int, most: int) -> Iterator[str]:
+    """About `most` bytes of texts of `size` bytes together, from their whole length; all of them if they are fewer."""
+    seen = taken = 0
+    for text in texts:
+        if size <= most or taken * size <= seen * most:
+            taken += len(text.encode())
+            yield text
+        seen += len(text.encode())
+
+
+def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextTokenizer:
+    """A tokenizer from a saved file, or from the folder that holds it: vocabulary.json or else tokenizer.json.
+
+    Args:
+        path: the file or folder.
+        end_of_text: of a tokenizer.json: the token, or its id, that ends texts; as `SubwordTokenizer` has it.
+
+    Raises:
+        InputError: it is no tokenizer that this package reads, or the folder has none.
+        OSError: the file cannot be read.
+    """
+    path = _file_of(path)
+    return read_tokenizer(path.read_bytes(), str(path), end_of_text, _named_end(path))
+
+
+def read_tokenizer(
+    data: bytes, name: str, end_of_text: str | int | None = None, named_end: str | None = None
+) -> TextTokenizer:
+    """A tokenizer from the content of its file, which messages call `name`; the rest as `SubwordTokenizer` has it.
+
+    Raises InputError: it is no tokenizer that this package reads.
+    """
+    content = _parsed(data, name)
+    if "kind" not in content:
+        return SubwordTokenizer(data, end_of_text, name, named_end)
+    kind, tokens = content["kind"], content.get("tokens")
+    if kind == "bytes":
+        return ByteTokenizer()
+    if isinstance(tokens, list) and all(isinstance(t, str) and t for t in tokens) and len({*tokens}) == len(tokens):
+        if kind == "characters" and all(len(token) == 1 for token in tokens):
+            return CharacterTokenizer(tokens)
+        if kind == "words" and UNK in tokens and not {EOS, "\n"} & {*tokens}:
+            return WordTokenizer(tokens)
+    raise InputError(f"{name}: is no saved vocabulary of bytes, characters or words")
+
+
+def _file_of(path: Path) -> Path:
+    """The file that a tokenizer is in, where `path` may be its folder. Raises InputError: the folder has none."""
+    if not path.is_dir():
+        return path
+    names = sorted(entry.name for entry in path.iterdir())
+    for name in (VOCABULARY, TOKENIZER):
+        if name in names:
+            return path / name
+    has = f"{', '.join(names[:5])}, which {'are' if names[1:] else 'is'} not loaded" if names else "nothing"
+    raise InputError(f"{path}: has no {TOKENIZER}, the form of tokenizer that runs no code; it has {has}")
+
+
+def _named_end(path: Path) -> str | None:
+    """The end-of-text token that the tokenizer_config.json beside a tokenizer.json names; None if it names none."""
+    config = path.with_name(_CONFIG)
+    if not config.is_file():
+        return None
+    token = _parsed(config.read_bytes(), config).get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _parsed(data: bytes, path: Path | str) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no tokenizer: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: is no tokenizer: JSON, but no object")
+    return content
+
+
+def _of_the_hub(name: str, cached: bool) -> Path:
+    """A repository's tokenizer.json in the hub's cache, beside its tokenizer_config.json if it has one; `cached`: as
+    it is there, without a network."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    download = partial(hf_hub_download, repository, revision=revision or None, local_files_only=cached)
+    try:
+        file = download(TOKENIZER)
+        with suppress(EntryNotFoundError):  # which a file that the cache lacks is too
+            download(_CONFIG)
+        return Path(file)
+    except Exception as error:  # whatever the libraries below raise: the hub, the network, the disk
+        why = f"its {TOKENIZER} cannot be had of the hub ({one_reason(error)})"
+        if cached and isinstance(error, LocalEntryNotFoundError):
+            why = f"the hub's cache has no {TOKENIZER} of it; `lra-ssm prepare` downloads it where there is a network"
+        raise InputError(f"tokenizer {name}: {why}; or give a path, or one of {', '.join(KINDS)}") from error
