@@ -15,10 +15,11 @@ import pytest
 from lra_ssm.datamodules.loading.batches import ImageDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage import intact
-from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared
+from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, num_examples, open_prepared
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import tiny_dataset
+from tests.datamodules.language.helpers import documents, write_text
 from tests.runner import FIT, SHORT, fail, run, succeed
 
 
@@ -47,19 +48,30 @@ def flip(path: Path, position: int, bit: int) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
+def text(folder: Path) -> PreparedDataset:
+    """In shards, of which one begins no document."""
+    return write_text(folder, {"train": documents([5, 1, 40, 3]), "val": documents([5, 1])}, shard=15)
+
+
 # -- digests -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("make", [tiny_dataset, text])
 @pytest.mark.parametrize("seen_before", [False, True])
-def test_any_flipped_bit_is_found_at_the_next_start(tmp_path: Path, seen_before: bool) -> None:
+def test_any_damage_is_found_at_the_next_start(tmp_path: Path, make: Any, seen_before: bool) -> None:
     folder = tmp_path / "data"
-    prepared = tiny_dataset(folder)
-    arrays = [prepared.split(name).path(key) for name in ("train", "val") for key in ("tokens", "offsets", "labels")]
+    make(folder)
     if seen_before:
         open_all_splits(folder)
     pick = random.Random(0)
-    for path in arrays:
+    for path in sorted(folder.glob("*.npy")):
         whole = path.read_bytes()
+        path.unlink()
+        assert refused(folder).startswith(f"{path}: is missing")
+        for other in (whole + b"x", whole[:-1]):
+            path.write_bytes(other)
+            assert refused(folder).startswith(f"{path}: has {len(other)} bytes instead of {len(whole)};")
+        path.write_bytes(whole)
         for _ in range(3):
             flip(path, pick.randrange(len(whole)), pick.randrange(8))
             assert path.name in refused(folder)
@@ -186,24 +198,26 @@ def changed(manifest: Any, path: tuple[Any, ...], *value: Any) -> Any:
     return copy
 
 
-@pytest.mark.parametrize("make", [tiny_dataset, with_targets, without, images])
+@pytest.mark.parametrize("make", [tiny_dataset, with_targets, without, images, text])
 def test_a_manifest_that_lacks_anything(tmp_path: Path, make: Any) -> None:
     """It is refused in one line, or what is missing is of no consequence; never anything else."""
     folder, kept = tmp_path / "data", set()
     manifest = make(folder).manifest
     for path in paths(manifest)[1:]:
-        if path[-1] in ("vocabulary", "vocab_size", "labels", "train") or "val" in path:  # not all have these
+        if path[-1] in ("vocabulary", "vocab_size", "labels", "train", "shards") or "val" in path:  # not all have these
             continue
         (folder / MANIFEST).write_text(json.dumps(changed(manifest, path)))
         try:
             opened = open_prepared(folder, verify=True)
             opened.summary()
-            assert len(opened.split("train")) == manifest["splits"]["train"]["examples"]
+            opened.split("train")
+            assert num_examples(opened.manifest["splits"]["train"]) == num_examples(manifest["splits"]["train"])
             kept.add(path[-1])
         except InputError as error:
             assert "\n" not in str(error)
             assert f"has no {path[-1]}; delete" in str(error) or path[-2:-1] == ("shape",)
-    assert not kept & {"format", "dataset", "kind", "examples", "mean", "file", "dtype", "shape", "sha256"}
+    needed = {"format", "dataset", "kind", "examples", "mean", "end_of_text", "file", "dtype", "shape", "sha256"}
+    assert not kept & needed
 
 
 def test_a_manifest_cut_off_anywhere(tmp_path: Path) -> None:

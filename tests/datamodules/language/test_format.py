@@ -1,19 +1,17 @@
-"""Sharded tokens: written, opened, checked; what is missing, cut off or no token is one line."""
+"""Sharded tokens: written, opened, shown by commands; what is no token is one line. Damage: ../test_damaged_data.py."""
 
 import json
 import pickle
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lra_ssm.datamodules.language.shards import TokenWriter
-from lra_ssm.datamodules.storage import intact
-from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, TokenSplit, open_prepared
+from lra_ssm.datamodules.storage.format import MANIFEST, TokenSplit
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, VOCAB, WHOLE, documents, text_split, write_split, write_text
-from tests.datamodules.test_damaged_data import changed, flip, open_all_splits, paths, refused
+from tests.datamodules.test_damaged_data import changed, flip
 from tests.runner import in_process
 
 TEXTS = documents([5, 1, 1, 40, 3, 17, 2])
@@ -73,38 +71,6 @@ def test_a_split_is_sent_to_other_processes_without_its_data(tmp_path: Path) -> 
         split.tokens(0, 3)[0] = 1
 
 
-# -- opened --------------------------------------------------------------------------------------------------------
-
-
-def two_splits(folder: Path) -> PreparedDataset:
-    return write_text(folder, {"train": TEXTS, "val": TEXTS[:3]}, shard=15)
-
-
-def test_damage_is_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    two_splits(folder)
-    open_all_splits(folder)
-    for file in (*folder.glob("*.npy"), folder / "tokenizer.json"):
-        whole = file.read_bytes()
-        file.rename(tmp_path / "away")
-        assert refused(folder).startswith(f"{file}: is missing")
-        (tmp_path / "away").rename(file)
-        if file.suffix != ".npy":
-            continue
-        for other in (whole + b"x", whole[:-1]):
-            file.write_bytes(other)
-            assert refused(folder).startswith(f"{file}: has {len(other)} bytes instead of {len(whole)};")
-        file.write_bytes(whole)
-        values = np.load(file, mmap_mode="r").size  # a shard within a document starts none
-        for position in (-1, 10):
-            flip(file, position, 3)
-            in_values = values and position == -1
-            wrong = "does not have its recorded sha256" if in_values else "its header is not what was written"
-            assert refused(folder).startswith(f"{file}: {wrong}")
-            file.write_bytes(whole)
-    open_all_splits(folder)
-
-
 def test_what_cannot_be_is_caught_when_it_is_read(tmp_path: Path) -> None:
     """Whatever became of the file after it was opened."""
     split = text_split(tmp_path / "data", TEXTS, 15)
@@ -118,65 +84,18 @@ def test_what_cannot_be_is_caught_when_it_is_read(tmp_path: Path) -> None:
         split.starts(0, 69)
 
 
-def test_what_was_written_is_remembered_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, read = tmp_path / "unfinished", []
-    two_splits(folder)
-    folder = folder.rename(tmp_path / "data")  # as preparation does
-    check = intact.check_digest
-    monkeypatch.setattr(intact, "check_digest", lambda *array: read.append(array[1]["file"]) or check(*array))
-    intact.remember_intact(folder)
-    open_all_splits(folder)
-    assert read == []
-    file = folder / "train_tokens_00002.npy"
-    file.touch()
-    open_all_splits(folder)
-    assert read == [file.name]
-    flip(file, -1, 0)
-    assert refused(folder).startswith(f"{file}: does not have its recorded sha256")
-    shutil.copytree(folder, tmp_path / "copy" / "data")
-    read.clear()
-    assert "train_tokens_00002.npy: does not" in refused(tmp_path / "copy" / "data") and len(read) > 1
-
-
-def test_a_manifest_that_lacks_anything(tmp_path: Path) -> None:
-    """It is refused in one line, or what is missing is of no consequence; never anything else."""
-    folder = tmp_path / "data"
-    manifest = two_splits(folder).manifest
-    kept = set()
-    for path in paths(manifest)[1:]:
-        if isinstance(path[-1], int) or path == ("splits", "train") or "val" in path:
-            continue
-        (folder / MANIFEST).write_text(json.dumps(changed(manifest, path)))
-        try:
-            opened = open_prepared(folder, verify=True)
-            opened.summary()
-            split = opened.split("train")
-            assert isinstance(split, TokenSplit) and split.tokens(0, 69).tolist() == TOKENS
-            assert split.starts(0, 69).tolist() == STARTS
-            kept.add(path[-1])
-        except InputError as error:
-            assert "\n" not in str(error)
-            what = "arrays" if path[-1] == "shards" else path[-1]  # what has no shards may be sequences
-            assert f"has no {what}; delete" in str(error)
-    assert not kept & {"format", "dataset", "kind", "vocab_size", "end_of_text", "file", "dtype", "shape", "sha256"}
-
-
-# -- the commands --------------------------------------------------------------------------------------------------
-
-
 def test_the_commands_show_and_verify_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*arguments: str) -> tuple[int, str]:
         return in_process([*arguments, f"--root={tmp_path}"], capsys)[:2]
 
     folder = tmp_path / "made-up" / "test-1"
-    summary = two_splits(folder).summary()
+    prepared = write_text(folder, {"train": TEXTS, "val": TEXTS[:3]}, shard=15)
     counts = "7 train, 3 val documents; 69 train, 7 val tokens; vocabulary of 300, 4.00 bytes a token"
-    assert summary == f"made-up (test): {counts}"
+    assert prepared.summary() == f"made-up (test): {counts}"
     code, out = command("doctor", "--verify")
     assert code == 0 and "made-up/test-1" in out and "all digests of 1 prepared folders are as recorded" in out
-    manifest = open_prepared(folder).manifest
     parts = {"web": {"documents": 3, "tokens": 9, "bytes": 36}, "books": {"documents": 4, "tokens": 60, "bytes": 240}}
-    (folder / MANIFEST).write_text(json.dumps(changed(manifest, ("splits", "train", "sources"), parts)))
+    (folder / MANIFEST).write_text(json.dumps(changed(prepared.manifest, ("splits", "train", "sources"), parts)))
     assert [line.split() for line in command("prepare", "--summary")[1].splitlines()] == [
         [
             "dataset",
