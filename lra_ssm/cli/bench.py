@@ -22,9 +22,8 @@ DESCRIPTION = """\
 Measures time, memory and errors on this machine, each contender in turn, and writes them to a folder as JSON and a
 picture: operators (scans and S4D against the obvious PyTorch ways to write them, and growth with length), layers,
 steps (whole training steps, samples/s and tokens/s, and where their time goes), data (loaders), tokens (texts to
-tokens, against encode_batch and datasets.map), language (Mamba at two sizes, training and generation, against its
-matrix products, mamba.py and transformers), tune (other cuts of the Triton kernels into programs, on a GPU), or all
-but tune."""
+tokens, against datasets.map), language (Mamba at two sizes, training and generation, against its matrix products,
+mamba.py and transformers), tune (other cuts of the Triton kernels into programs, on a GPU), or all but tune."""
 
 EXAMPLE = """\
 examples:
