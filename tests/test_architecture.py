@@ -59,7 +59,7 @@ SHARED_ROOMS = {
     "storage": set(),
     "fetch": {"storage"},
     "loading": {"storage"},
-    "base": {"storage", "loading"},
+    "base": {"storage", "loading", "fetch"},
     "processes": set(),
     "images": {"storage", "fetch", "loading", "base"},
     "language": {"storage", "fetch", "loading", "base", "processes"},

@@ -124,16 +124,15 @@ def test_a_traceback_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_bars_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Brackets in a name are no markup, which would end in an error of rich's."""
-    monkeypatch.setattr(bars, "TRIVIAL_BYTES", 0)
-    monkeypatch.setattr(bars, "TRIVIAL_IMAGES", 0)
+    monkeypatch.setattr(bars, "AFTER_S", 0)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     name = "a[/b]\x1b]0;t\x07\nc"
-    with bars.ByteBar(name) as bar:
+    with bars.Bar(name, in_bytes=True) as bar:
         bar.update(5, 10)
-    with bars.image_bar(name, 10) as advance:
-        advance(10)
+    with bars.Bar(name, 10) as bar:
+        bar.advance(10)
     assert list(bars.with_bar(range(2), name, 2)) == [0, 1]
     shown = capsys.readouterr().err
     assert shown.count(r"a[/b]\x1b]0;t\x07 c") >= 3 and "\x1b]0" not in shown and "\x07" not in shown

@@ -118,10 +118,11 @@ def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     folder = write_files(tmp_path / "images", class_files())
     cifar_files.read(folder)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("lra_ssm.datamodules.storage.bars.TRIVIAL_IMAGES", 10)
+    monkeypatch.setattr("lra_ssm.datamodules.storage.bars.AFTER_S", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     cifar_files.read(folder)
     output = capsys.readouterr()
-    assert "reading the images of images" in output.err and "100%" in output.err and not output.out
+    assert "reading the images of images" in output.err and "60/60" in output.err and not output.out
 
 
 def test_training_images_alone(tmp_path: Path) -> None:

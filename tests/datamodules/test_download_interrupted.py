@@ -123,7 +123,7 @@ def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     with serving(DATA) as site:
         fetch(remote(site), tmp_path)
         assert capsys.readouterr().err == ""  # too small
-        monkeypatch.setattr(bars, "TRIVIAL_BYTES", 1000)
+        monkeypatch.setattr(bars, "AFTER_S", 0)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         (tmp_path / NAME).unlink()

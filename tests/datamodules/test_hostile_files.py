@@ -141,7 +141,7 @@ def test_records_of_generators(tmp_path: Path, record: bytes) -> None:
     folder = tmp_path / "pathfinder32" / HARD
     write_files(folder, {"generator.json": record, "metadata/0.npy": b"", "imgs/x": b""})
     one_line(lambda: generator_of(folder), str(folder))
-    one_line(lambda: write_archive(tmp_path, settings_for(32, HARD), 0, 10, progress=lambda _: None), str(folder))
+    one_line(lambda: write_archive(tmp_path, settings_for(32, HARD), 0, 10), str(folder))
 
 
 # -- the others --------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_empty_images_are_left_out_and_counted(tmp_path: Path) -> None:
 
 def test_an_empty_image_of_the_generator_is_an_error(tmp_path: Path) -> None:
     data = Pathfinder(root=str(tmp_path), num_images=10)
-    folder = write_archive(data.archive_folder, settings_for(32, HARD), 0, 10, workers=1, progress=lambda _: None)
+    folder = write_archive(data.archive_folder, settings_for(32, HARD), 0, 10, workers=1)
     (folder / "imgs" / "0" / "sample_3.png").write_bytes(b"")
     with pytest.raises(InputError, match=r"sample_3.png: is an empty file; delete .*metadata/0.npy and") as error:
         data.prepare_data()

@@ -31,7 +31,7 @@ from lra_ssm.datamodules.images.files import (
     digests,
 )
 from lra_ssm.datamodules.images.pickles import load_arrays
-from lra_ssm.datamodules.storage.bars import image_bar
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.errors import InputError
 
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
@@ -154,11 +154,11 @@ def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
     # Not path.rglob: links to folders are followed, and nothing deeper than the layouts go is looked at.
     found = [*path.glob("*"), *path.glob("train/*/*"), *path.glob("test/*/*")]
     names = [name for name in (entry.relative_to(path).as_posix() for entry in sorted(found)) if wanted(name)]
-    with image_bar(f"reading the images of {path.name}", len(names)) as advance:
+    with Bar(f"reading the images of {path.name}", len(names)) as bar:
         for name in names:
             with opened(path / name) as content:
                 yield name, content.read()
-            advance(1)
+            bar.advance(1)
 
 
 def _read_pickle(data: bytes, name: str) -> LabelledImages:

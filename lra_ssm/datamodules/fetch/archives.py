@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
-from lra_ssm.datamodules.storage.bars import ByteBar
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, sync_folder
@@ -82,7 +82,7 @@ def _members(
     archive: Path, place: Callable[[str], str | None], progress: bool = True
 ) -> Iterator[tuple[str, IO[bytes]]]:
     """The wanted files by where they belong, each to be read before the next is asked for."""
-    with open(archive, "rb") as file, ByteBar(f"reading {archive.name}", progress) as bar:
+    with open(archive, "rb") as file, Bar(f"reading {archive.name}", in_bytes=True, show=progress) as bar:
         size, is_zip = os.fstat(file.fileno()).st_size, file.read(2) == b"PK"
         file.seek(0)
         for name, plain, opened in (_zipped if is_zip else _tarred)(file):

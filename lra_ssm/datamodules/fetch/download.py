@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 
 from lra_ssm import __version__
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_note, write_note
-from lra_ssm.datamodules.storage.bars import ByteBar
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, sha256, sync_folder
@@ -103,8 +103,7 @@ def download(
                 return note
             note_of(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)  # its digest or size is wrong
-            with ByteBar(file.name, progress) as bar:
-                return _Transfer(file, path, timeout, bar).run(tries, backoff)
+            return _Transfer(file, path, timeout, progress).run(tries, backoff)
     except OSError as error:  # the disk's; the network's are caught where they occur
         raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
@@ -152,8 +151,8 @@ class _Broken(Exception):
 class _Transfer:
     """One file on its way. Its lock must be held."""
 
-    def __init__(self, file: RemoteFile, path: Path, timeout: float, bar: ByteBar) -> None:
-        self.file, self.path, self.timeout, self.bar = file, path, timeout, bar
+    def __init__(self, file: RemoteFile, path: Path, timeout: float, progress: bool) -> None:
+        self.file, self.path, self.timeout, self.progress = file, path, timeout, progress
         self.part = path.with_name(f"{path.name}.partial")
         self.state = path.with_name(f"{path.name}.partial.json")
 
@@ -268,7 +267,8 @@ class _Transfer:
         """Appends what comes, at once, so that a kill does not lose it."""
         if total is not None:
             check_disk_space(self.path.parent, total - start, self.file.name)
-        with open(self.part, "ab") as out:
+        bar = Bar(self.file.name, total, in_bytes=True, done=start, show=self.progress)
+        with open(self.part, "ab") as out, bar:
             while total is None or start < total:
                 try:  # read1 returns what has come; read would drop it when the rest times out
                     data = response.read1(_CHUNK_BYTES)
@@ -279,7 +279,7 @@ class _Transfer:
                 out.write(data)
                 out.flush()
                 start += len(data)
-                self.bar.update(start, total)
+                bar.update(start, total)
             if total is not None and start < total:
                 raise _Broken(f"broken off before {total:,} bytes")
             os.fsync(out.fileno())

@@ -8,7 +8,7 @@ import numpy as np
 
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, check_labels, decode_image
-from lra_ssm.datamodules.storage.bars import image_bar
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
 
@@ -120,7 +120,7 @@ def _read_split(
         raise InputError(f"{name}: has the classes {', '.join(names)} instead of {', '.join(class_names)}")
     images, labels, digest, lossy = list[np.ndarray](), list[int](), hashlib.sha256(), False
     encoded = dataset.select_columns([column, label]).cast_column(column, datasets.Image(decode=False))
-    with image_bar(f"reading {len(dataset):,} images of {name}", len(dataset)) as advance:
+    with Bar(f"reading {len(dataset):,} images of {name}", len(dataset)) as bar:
         for batch in encoded.iter(batch_size=1000):
             labels += batch[label]
             for entry in batch[column]:
@@ -128,7 +128,7 @@ def _read_split(
                 digest.update(entry["bytes"])
                 images.append(decoded.pixels)
                 lossy |= decoded.lossy
-            advance(len(batch[column]))
+            bar.advance(len(batch[column]))
     ours = np.array([class_names.index(each) for each in names])
     classes = ours[check_labels(np.array(labels), len(names), name)]
     entry = {"images": len(images), "sha256": digest.hexdigest(), "digest": "unknown"}

@@ -24,7 +24,7 @@ from lra_ssm.datamodules.language.shards import Tally, is_there, read_shard, sha
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.arrays import check_digest
-from lra_ssm.datamodules.storage.bars import TokenBar
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import FORMAT
 from lra_ssm.datamodules.storage.writer import token_dtype, write_manifest
@@ -102,11 +102,11 @@ class Preparation:
         processes = min(len(left), self.processes or (available_cores() if size > _WORTH_PROCESSES else 1))
         left.sort(key=lambda entry: -entry[1].size)  # the largest first: so all end at about the same time
         write = partial(_write, self.folder, self.reader, tokenizer)
-        bar = TokenBar(f"tokenising {self.dataset}", total, total - size)
+        bar = Bar(f"tokenising {self.dataset}", total, in_bytes=True, done=total - size)
         with closing(ordered_map(write, left, processes)) as done, bar:
             try:
-                for read, tokens in done:
-                    bar.advance(read, tokens)
+                for read in done:
+                    bar.advance(read)
             except InputError as error:
                 raise BadCorpus(str(error)) from error
             except ChildProcessError as error:
@@ -203,12 +203,13 @@ class Preparation:
 
     def _training_texts(self, shards: Sequence[Shard]) -> Iterator[str]:
         training = [shard for shard in shards if shard.split in (None, "train")]
-        with TokenBar(f"reading {self.dataset} for its tokenizer", sum(shard.size for shard in training)) as bar:
+        size = sum(shard.size for shard in training)
+        with Bar(f"reading {self.dataset} for its tokenizer", size, in_bytes=True) as bar:
             for shard in training:
                 for text in self.reader.texts(shard):
                     if (shard.split or self.reader.held_out.split(text.key)) == "train":
                         yield text.text
-                bar.advance(shard.size, 0)
+                bar.advance(shard.size)
 
     def _check_room(self, shard: Shard, size: int, tokenizer: TextTokenizer) -> None:
         """For so many bytes of files, by what the first texts of a shard became; compressed ones count as plain."""
@@ -247,10 +248,11 @@ class Preparation:
                 )
 
 
-def _write(folder: Path, reader: CorpusReader, tokenizer: TextTokenizer, numbered: Numbered) -> tuple[int, int]:
-    """Makes a shard, given with its number; returns its bytes of files and how many tokens they became."""
+def _write(folder: Path, reader: CorpusReader, tokenizer: TextTokenizer, numbered: Numbered) -> int:
+    """Makes a shard, given with its number; returns its bytes of files."""
     number, shard = numbered
-    return shard.size, write_shard(folder, number, shard, reader, tokenizer)
+    write_shard(folder, number, shard, reader, tokenizer)
+    return shard.size
 
 
 def _joined(entries: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:

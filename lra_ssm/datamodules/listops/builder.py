@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.listops.generator import generate
 from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
 from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, Block, TreeSettings
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
 
@@ -54,8 +53,7 @@ def build_generated(
     # Of a byte per token; lengths lie all over their bounds. Offset and label take 8 bytes each.
     check_disk_space(folder, total * (sum(trees[:2]) // 2 + 16), "generating ListOps")
     writer = _writer(folder, trees.max_length)
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"generating {total:,} ListOps expressions", total=total)
+    with Bar(f"generating {total:,} ListOps expressions", total) as bar:
         blocks = generate(trees, seed, total, workers=workers)
         rest = Block([], b"")
         for name, count in counts.items():
@@ -65,7 +63,7 @@ def build_generated(
                 room = count - split.num_examples
                 _extend(split, Block(block.expressions[:room], block.labels[:room]))
                 rest = Block(block.expressions[room:], block.labels[room:])
-                progress.advance(task, min(room, len(block.labels)))
+                bar.advance(min(room, len(block.labels)))
     writer.finish({"kind": "generated", **generator_settings(trees, seed, counts)})
 
 
@@ -90,11 +88,10 @@ def build_from_files(
     check_disk_space(folder, needed, "preparing ListOps")
     writer = _writer(folder, max_length)
     readers = {split: ListOpsFile(path, max_length, limit) for split, path in files.items()}
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("reading ListOps files", total=sizes)
+    with Bar("reading ListOps files", sizes, in_bytes=True) as bar:
         for name, reader in readers.items():
             split = writer.split(name)
-            for chunk in reader.chunks(lambda size: progress.advance(task, size)):
+            for chunk in reader.chunks(bar.advance):
                 split.extend(chunk.tokens, chunk.lengths, chunk.labels)
     counts = {name: reader.manifest_entry["examples"] for name, reader in readers.items()}
     if limit is None and counts != PUBLISHED_COUNTS:

@@ -15,7 +15,6 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
 from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing
@@ -54,7 +54,6 @@ def write_archive(
     *,
     workers: int | None = None,
     difficulty: str = HARD,
-    progress: Callable[[int], None] | None = None,
 ) -> Path:
     """Generates images into a folder; blocks that are there already are kept.
 
@@ -65,7 +64,6 @@ def write_archive(
         num_images: how many; another number makes another last block, so it cannot be changed later.
         workers: processes, 1 for none but this one; None for one per core. Does not change the result.
         difficulty: the folder's name, a key of DIFFICULTIES.
-        progress: called with the number of images that have come to be there; None for a bar on standard error.
 
     Returns:
         The folder with `imgs` and `metadata`.
@@ -92,19 +90,10 @@ def write_archive(
             leftover.unlink(missing_ok=True)
     write = partial(_write, target, settings, seed)
     with closing(ordered_map(write, missing.items(), workers or available_cores())) as sizes:
-        if progress is not None:
-            progress(num_images - sum(missing.values()))
+        there = num_images - sum(missing.values())
+        with Bar(f"drawing {num_images:,} Pathfinder images", num_images, done=there) as bar:
             for size in sizes:
-                progress(size)
-            return target
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task(f"drawing {num_images:,} Pathfinder images", total=num_images)
-            bar.advance(task, num_images - sum(missing.values()))
-            for size in sizes:
-                bar.advance(task, size)
+                bar.advance(size)
     return target
 
 

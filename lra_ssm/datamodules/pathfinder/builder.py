@@ -14,7 +14,7 @@ from lra_ssm.datamodules.images.splits import (
     require_every_class,
 )
 from lra_ssm.datamodules.pathfinder.reader import generator_of, read_images, read_listing
-from lra_ssm.datamodules.storage.bars import image_bar
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 
@@ -66,14 +66,14 @@ def build_from_folder(
     total = sum(len(part) for part in chosen.values())
     check_disk_space(folder, total * (resolution**2 + 8), f"preparing {total:,} images of {images}")
     writer = DatasetWriter(folder, dataset=DATASET, num_classes=len(CLASS_NAMES))
-    with image_bar(f"reading {total:,} Pathfinder images", total) as advance:
+    with Bar(f"reading {total:,} Pathfinder images", total) as bar:
         for name, part in chosen.items():
             to = writer.images(name, (resolution, resolution, 1))
             position = 0
             for pixels in read_images(images, (listing.paths[index] for index in part), resolution):
                 to.extend(pixels, listing.labels[part[position : position + len(pixels)]])
                 position += len(pixels)
-                advance(len(pixels))
+                bar.advance(len(pixels))
     writer.finish(
         source
         | {

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import Progress
 
 from lra_ssm.datamodules.retrieval.reader import PUBLISHED_COUNTS, PairsFile
+from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, random_keys
 from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, TokenSettings
@@ -56,15 +55,10 @@ def build(
     total = sum(sizes.values()) + sum(sizes[name] for name in first_pass)
     chosen: dict[str, npt.NDArray[np.int64] | None] = dict.fromkeys(readers)
     counts = CharacterCounts()
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("reading AAN pairs", total=total)
-
-        def advance(size: int) -> None:
-            progress.advance(task, size)
-
+    with Bar("reading AAN pairs", total, in_bytes=True) as bar:
         for name in first_pass:
             labels = []
-            for chunk in readers[name].chunks(advance):
+            for chunk in readers[name].chunks(bar.advance):
                 labels += chunk.labels
                 if name == "train" and settings.counts_characters:
                     counts.add(chunk.texts)
@@ -82,7 +76,7 @@ def build(
         )
         for name, reader in readers.items():
             split = writer.split(name)
-            for chunk in reader.chunks(advance, chosen[name]):
+            for chunk in reader.chunks(bar.advance, chosen[name]):
                 split.extend(*tokenizer.encode(chunk.texts), chunk.labels)
             _check_classes(reader, name)
     pairs = {name: reader.manifest_entry["pairs"] for name, reader in readers.items()}

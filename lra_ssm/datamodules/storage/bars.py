@@ -1,9 +1,8 @@
-"""Progress bars on the standard error. rich is imported only where one is drawn."""
+"""Progress on the standard error. rich is imported only where a bar is drawn."""
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,150 +14,87 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Below these nobody waits long enough for a bar: images are decoded within a second.
-TRIVIAL_BYTES = 10_000_000
-TRIVIAL_IMAGES = 5000
+AFTER_S = 2.0  # nobody waits for a bar that long
+LINE_EVERY_S = 30.0  # where there is no terminal
 
 
-def _shown(what: str) -> str:
-    """A description for rich, which would take brackets in a file's name for its markup."""
-    from rich.markup import escape
-
-    return escape(squeeze(what))
-
-
-def with_bar(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
-    """The items, `total` of them, with a bar on the standard error that counts them; none where nobody looks."""
-    if not sys.stderr.isatty():
-        return items
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(items, _shown(what), total, console=Console(stderr=True))
-
-
-@contextmanager
-def image_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the standard error, unless there are few images; gives what is called with how many were done."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), disable=total < TRIVIAL_IMAGES) as progress:
-        task = progress.add_task(_shown(what), total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-class ByteBar:
-    """A bar on the standard error with bytes, speed and time left; stays away where it is trivial or nobody looks.
-
-    Args:
-        what: what stands before the bar.
-        show: False for none at all (rich draws one at a time, so a caller with its own wants none here).
-    """
-
-    def __init__(self, what: str, show: bool = True) -> None:
-        self._what = what
-        self._show = show and sys.stderr.isatty()
-        self._progress: Progress | None = None
-        self._task: Any = None
-        self._next = 0.0
-
-    def __enter__(self) -> "ByteBar":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def update(self, done: int, total: int | None) -> None:
-        """Shows that `done` of `total` bytes are there (None: nobody knows how many come)."""
-        now = time.monotonic()
-        if not self._show or (now < self._next and done != total):
-            return
-        self._next = now + 0.1
-        if self._progress is None:
-            if max(done, total or 0) < TRIVIAL_BYTES:
-                return
-            self._start(done, total)  # what a resumed download has already does not count for its speed
-        assert self._progress is not None
-        self._progress.update(self._task, completed=done, total=total)
-
-    def _start(self, done: int, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as Speed
-
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn()
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task(_shown(self._what), completed=done, total=total)
-        self._progress.start()
-
-
-class TokenBar:
-    """How far a corpus is on its way to tokens: bytes of its files, MB/s (10⁶ bytes), tokens/s and the time left.
-
-    In a terminal a bar, elsewhere a plain line every `line_every_s` (a job's log); neither before two seconds are over.
+class Bar:
+    """How much is done, how fast, and what time is left: in a terminal a bar, elsewhere (a job's log) now and then a
+    plain line; neither of what is soon over.
 
     Args:
         what: what stands before it.
-        total: bytes of the files.
-        done: those that were done before, which do not count for the rates.
-        line_every_s: seconds between lines where there is no terminal.
+        total: of bytes or of examples; None where nobody knows.
+        in_bytes: whether these are bytes.
+        done: what was done before, which does not count for the speed.
+        show: False for none at all (rich draws one at a time, so a caller with its own wants none here).
     """
 
-    def __init__(self, what: str, total: int, done: int = 0, line_every_s: float = 30.0) -> None:
-        self._what, self._total, self._done, self._before = what, total, done, done
-        self._tokens = 0
-        self._line_every_s = line_every_s
+    def __init__(
+        self, what: str, total: int | None = None, *, in_bytes: bool = False, done: int = 0, show: bool = True
+    ) -> None:
+        self._what, self._total, self._in_bytes, self._show = squeeze(what), total, in_bytes, show
+        self._done = self._before = done
+        self._began = time.monotonic()
+        self._next = self._began + (AFTER_S if sys.stderr.isatty() else LINE_EVERY_S)
         self._progress: Progress | None = None
         self._task: Any = None
 
-    def __enter__(self) -> "TokenBar":
-        self._began = time.monotonic()
-        self._next = self._began + (2.0 if sys.stderr.isatty() else self._line_every_s)
+    def __enter__(self) -> "Bar":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._progress is not None:
-            self._show()
+            self._draw()
             self._progress.stop()
 
-    def advance(self, size: int, tokens: int) -> None:
-        """So many bytes of files and tokens more are done."""
-        self._done += size
-        self._tokens += tokens
+    def advance(self, count: int) -> None:
+        """So much more is done."""
+        self.update(self._done + count, self._total)
+
+    def update(self, done: int, total: int | None) -> None:
+        """So much is done, of so much."""
+        self._done, self._total = done, total
         now = time.monotonic()
-        if now < self._next:
+        if not self._show or now < self._next:
             return
         if sys.stderr.isatty():
-            self._next = now + 0.2
-            self._show()
+            self._next = now + 0.1
+            self._draw()
         else:
-            self._next = now + self._line_every_s
-            done = f"{self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
-            print(f"{squeeze(self._what)}: {done}, {self._rates()}, {self._left()} left", file=sys.stderr, flush=True)
+            self._next = now + LINE_EVERY_S
+            print(self._line(now - self._began), file=sys.stderr, flush=True)
 
-    def _show(self) -> None:
+    def _draw(self) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.markup import escape  # a file's name may have brackets, which would be markup
 
         if self._progress is None:
-            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}")
-            self._progress = Progress(*columns, console=Console(stderr=True))
-            self._task = self._progress.add_task(_shown(self._what), total=self._total, figures="")
+            counts = (
+                (progress.DownloadColumn(), progress.TransferSpeedColumn())
+                if self._in_bytes
+                else (progress.MofNCompleteColumn(),)
+            )
+            columns = progress.TextColumn("{task.description}"), progress.BarColumn(), *counts
+            self._progress = progress.Progress(*columns, progress.TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._progress.add_task(escape(self._what), completed=self._before, total=self._total)
             self._progress.start()
-        figures = f"{self._done / 1e6:,.0f}/{self._total / 1e6:,.0f} MB  {self._rates()}  {self._left()} left"
-        self._progress.update(self._task, completed=self._done, figures=figures)
+        self._progress.update(self._task, completed=self._done, total=self._total)
 
-    def _rates(self) -> str:
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        rates = f"{(self._done - self._before) / seconds / 1e6:.1f} MB/s"
-        return f"{rates}  {self._tokens / seconds / 1e3:,.0f} k tokens/s" if self._tokens else rates
+    def _line(self, seconds: float) -> str:
+        scale, unit = (1e6, " MB") if self._in_bytes else (1, "")
+        rate = (self._done - self._before) / max(seconds, 1e-9)
+        of = "" if self._total is None else f" of {self._total / scale:,.0f}"
+        left = timedelta(seconds=round((self._total - self._done) / rate)) if self._total and rate else "?"
+        return f"{self._what}: {self._done / scale:,.0f}{of}{unit}, {rate / scale:,.1f}{unit}/s, {left} left"
 
-    def _left(self) -> str:
-        rate = (self._done - self._before) / max(time.monotonic() - self._began, 1e-9)
-        return str(timedelta(seconds=round(max(self._total - self._done, 0) / rate))) if rate else "?"
+
+def with_bar(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    """The items, `total` of them, with a bar that counts them."""
+    with Bar(what, total) as bar:
+        for item in items:
+            yield item
+            bar.advance(1)
