@@ -15,10 +15,10 @@ from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.language.documents import (
     CorpusReader,
     HeldOut,
+    Passage,
     Range,
     Reading,
     Shard,
-    Text,
     everywhere,
     texts_of,
 )
@@ -133,7 +133,7 @@ class ReviewArchive:
             for split in imdb.SPLITS
         ]
 
-    def texts(self, shard: Shard) -> Iterator[Text]:
+    def texts(self, shard: Shard) -> Iterator[Passage]:
         """Raises InputError: a damaged archive, a review that is not UTF-8, or empty."""
         split = shard.ranges[0].path
         found = {

@@ -40,7 +40,7 @@ class Shard(NamedTuple):
     size: int
 
 
-class Text(NamedTuple):
+class Passage(NamedTuple):
     """A document, or a part of a long one.
 
     `text` is "" for an empty document that was skipped, to be counted (`first` and `last` are true), and never else.
@@ -75,7 +75,7 @@ class Reading:
     empty_documents: EmptyDocuments = "error"
     seed: int = 0
 
-    def empty(self, where: str, source: str) -> Text:
+    def empty(self, where: str, source: str) -> Passage:
         """What stands for an empty document.
 
         Raises:
@@ -83,10 +83,10 @@ class Reading:
         """
         if self.empty_documents == "error":
             raise InputError(f"{where}: an empty document; empty_documents=skip passes over such")
-        return Text("", source, True, True, 0)
+        return Passage("", source, True, True, 0)
 
     def key(self, beginning: bytes) -> int:
-        """The key of a document (`Text.key`), by its first text."""
+        """The key of a document (`Passage.key`), by its first text."""
         salt = self.seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
         return int.from_bytes(hashlib.blake2b(beginning, digest_size=8, salt=salt).digest(), "little")
 
@@ -134,7 +134,7 @@ class CorpusReader(Protocol):
             InputError: files are missing, or cannot be read.
         """
 
-    def texts(self, shard: Shard) -> Iterator[Text]:
+    def texts(self, shard: Shard) -> Iterator[Passage]:
         """The documents of a shard.
 
         Raises:
@@ -201,7 +201,7 @@ def is_blank(data: Buffer, begin: int, end: int) -> bool:
 
 def texts_of(
     data: Buffer, begin: int, end: int, reading: Reading, keyed: bool, where: Callable[[int], str], source: str = ""
-) -> Iterator[Text]:
+) -> Iterator[Passage]:
     """The texts of a document data[begin:end]; `keyed`: with a key.
 
     Raises:
@@ -215,7 +215,7 @@ def texts_of(
         part = data[here:there]
         if keyed and here == begin:
             key = reading.key(part)
-        yield Text(decoded(part, here, where), source, here == begin, there == end, key)
+        yield Passage(decoded(part, here, where), source, here == begin, there == end, key)
 
 
 def everywhere(place: Callable[[], str]) -> Callable[[int], str]:

@@ -20,10 +20,10 @@ from lra_ssm.datamodules.language.documents import (
     SHARD_BYTES,
     Documents,
     HeldOut,
+    Passage,
     Range,
     Reading,
     Shard,
-    Text,
 )
 from lra_ssm.datamodules.language.hub import NOTE
 from lra_ssm.errors import InputError
@@ -131,7 +131,7 @@ class FileCorpus:
             divided = plain_text.division(data, documents, shard_bytes)
         return [(Range(path, begin, end), end - begin) for begin, end in divided]
 
-    def texts(self, shard: Shard) -> Iterator[Text]:
+    def texts(self, shard: Shard) -> Iterator[Passage]:
         """Raises InputError: bad input; names file and line, or row."""
         keyed = shard.split is None
         for share in shard.ranges:

@@ -10,9 +10,9 @@ from lra_ssm.datamodules.language.documents import (
     CUT,
     Buffer,
     Documents,
+    Passage,
     Range,
     Reading,
-    Text,
     cut,
     decoded,
     is_blank,
@@ -83,7 +83,7 @@ def division(data: Buffer, documents: Documents, shard_bytes: int) -> list[tuple
     return list(zip(begins, [*begins[1:], len(data)], strict=True))
 
 
-def texts(data: Buffer, share: Range, reading: Reading, keyed: bool) -> Iterator[Text]:
+def texts(data: Buffer, share: Range, reading: Reading, keyed: bool) -> Iterator[Passage]:
     """The documents of a share of a file, with its bytes; `keyed`: with keys.
 
     Raises:
@@ -121,7 +121,7 @@ def _stripped(data: Buffer, begin: int, end: int) -> int:
 
 def _one(
     data: Buffer, begin: int, end: int, reading: Reading, keyed: bool, where: Callable[[int], str]
-) -> Iterator[Text]:
+) -> Iterator[Passage]:
     """The share of a file that is one document."""
     start, size = _start(data), len(data)
     if is_blank(data, start, size):
@@ -129,7 +129,7 @@ def _one(
         return
     key = reading.key(data[slice(*next(cut(data, start, size, where)))]) if keyed else 0
     for here, there in cut(data, begin, end, where):
-        yield Text(decoded(data[here:there], here, where), "", here == start, there == size, key)
+        yield Passage(decoded(data[here:there], here, where), "", here == start, there == size, key)
 
 
 def _start(data: Buffer) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lra_ssm.datamodules.language.documents import Range, Reading, Text, everywhere, texts_of
+from lra_ssm.datamodules.language.documents import Passage, Range, Reading, everywhere, texts_of
 from lra_ssm.datamodules.language.plain_text import BOM
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
@@ -18,7 +18,7 @@ _MOST_ROWS = 1024  # of parquet, read at a time
 Record = tuple[Callable[[], str], Any]  # what names it, and what it holds
 
 
-def texts(share: Range, reading: Reading, keyed: bool) -> Iterator[Text]:
+def texts(share: Range, reading: Reading, keyed: bool) -> Iterator[Passage]:
     """The documents of a file of JSON lines or parquet, or of a share of it; `keyed`: with keys.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.language.documents import CorpusReader, Shard, Text
+from lra_ssm.datamodules.language.documents import CorpusReader, Passage, Shard
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.storage.arrays import ArrayFile, IntArray
 from lra_ssm.datamodules.storage.writer import first_outside, token_dtype
@@ -48,7 +48,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + value)
 
 
-def count(text: Text, tokens: int) -> Tally:
+def count(text: Passage, tokens: int) -> Tally:
     """One text, which became so many tokens."""
     data = text.text.encode()
     blank = _IS_BLANK[np.frombuffer(data, dtype=np.uint8)]
@@ -90,7 +90,7 @@ class TokenWriter:
         self._starts.append(np.asarray(starts, dtype=np.int64) + self.num_tokens)
         self.num_tokens += len(tokens)
 
-    def tally(self, text: Text, tokens: int) -> None:
+    def tally(self, text: Passage, tokens: int) -> None:
         """Counts a text that became so many tokens."""
         tally = count(text, tokens)
         self.total.add(tally)
@@ -177,9 +177,9 @@ def _fill(folder: Path, number: int, shard: Shard, reader: CorpusReader, tokeniz
     return sum(writer.num_tokens for writer in writers.values())
 
 
-def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+def _batches(texts: Iterable[Passage]) -> Iterator[list[Passage]]:
     """Texts, as many at a time as are tokenised together."""
-    batch: list[Text] = []
+    batch: list[Passage] = []
     size = 0
     for text in texts:
         batch.append(text)

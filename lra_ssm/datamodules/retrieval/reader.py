@@ -39,7 +39,7 @@ _LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not fill the mem
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Pairs:
     """Consecutive pairs of a file: labels (n,), texts (2 n,), cut: pair i has texts 2i and 2i + 1."""
 
     labels: list[int]
@@ -61,7 +61,7 @@ class PairsFile:
 
     def chunks(
         self, advance: Callable[[int], object] = lambda size: None, chosen: npt.NDArray[np.int64] | None = None
-    ) -> Iterator[Chunk]:
+    ) -> Iterator[Pairs]:
         """Yields the file's pairs in order, every line checked.
 
         Args:
@@ -91,13 +91,13 @@ class PairsFile:
                     texts += text1, text2
                     characters += len(text1) + len(text2)
                 if characters >= _CHARACTERS_PER_CHUNK or len(labels) == _LINES_PER_CHUNK:
-                    yield Chunk(labels, texts)
+                    yield Pairs(labels, texts)
                     labels, texts, characters = [], [], 0
                 if pending >= _CHARACTERS_PER_CHUNK:
                     advance(pending)
                     size, pending = size + pending, 0
         if labels:
-            yield Chunk(labels, texts)
+            yield Pairs(labels, texts)
         advance(pending)
         if not number:
             raise self._wrong(1, "the file is empty; it holds no pairs")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.language import plain_text
-from lra_ssm.datamodules.language.documents import SHARD_BYTES, Buffer, HeldOut, Range, Reading, Shard, Text
+from lra_ssm.datamodules.language.documents import SHARD_BYTES, Buffer, HeldOut, Passage, Range, Reading, Shard
 from lra_ssm.datamodules.language.files import stamp
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
@@ -48,7 +48,7 @@ class Articles:
             found += [Shard(split, (Range(paths[0], begin, end),), end - begin) for begin, end in divided]
         return found
 
-    def texts(self, shard: Shard) -> Iterator[Text]:
+    def texts(self, shard: Shard) -> Iterator[Passage]:
         """Raises InputError: a damaged file, not UTF-8, or an article without text."""
         paths = dict(self.files)[shard.split or ""]
         with self._data(paths) as data:
@@ -101,7 +101,7 @@ def _lines(path: str) -> list[str]:
         raise InputError(f"{path}: has no column text, or is broken off or damaged ({one_reason(error)})") from error
 
 
-def _ended_lines(texts: Iterator[Text]) -> Iterator[Text]:
+def _ended_lines(texts: Iterator[Passage]) -> Iterator[Passage]:
     """Each line by itself, ended; the article begins with its first one that is not blank."""
     begins = False
     for text in texts:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lra_ssm.datamodules.language import documents
-from lra_ssm.datamodules.language.documents import CorpusReader, Text
+from lra_ssm.datamodules.language.documents import CorpusReader, Passage
 
 
 class Document(NamedTuple):
@@ -26,7 +26,7 @@ def small_sizes(patch: pytest.MonkeyPatch, text: int, most: int = 1 << 20) -> No
 def read(corpus: CorpusReader) -> list[Document]:
     """All documents, their texts joined and checked to be first, …, last of one document."""
     found: list[Document] = []
-    parts: list[Text] = []
+    parts: list[Passage] = []
     for shard in corpus.shards():
         for text in corpus.texts(shard):
             assert text.first == (not parts) and (text.text or (text.first and text.last))
