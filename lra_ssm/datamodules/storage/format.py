@@ -294,8 +294,7 @@ def array_entries(split: dict[str, Any]) -> list[dict[str, Any]]:
 
 def vocab_size(manifest: dict[str, Any]) -> int | None:
     """How many tokens the vocabulary of a manifest has, which lists them or says their number; None for images."""
-    vocabulary, size = manifest.get("vocabulary"), manifest.get("vocab_size")
-    return len(vocabulary) if vocabulary is not None else size
+    return len(manifest["vocabulary"]) if "vocabulary" in manifest else manifest.get("vocab_size")
 
 
 def open_prepared(folder: Path, *, verify: bool = False) -> PreparedDataset:

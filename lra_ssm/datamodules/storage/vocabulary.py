@@ -15,7 +15,7 @@ Needs numpy alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -37,17 +37,6 @@ class Encoded(NamedTuple):
 
     tokens: IntArray
     lengths: npt.NDArray[np.int64]
-
-
-class Tokenizer(Protocol):
-    """Makes tokens of texts."""
-
-    vocabulary: tuple[str, ...]  # tokens in the order of their ids
-    reads: int  # characters of a text beyond which it looks at none
-
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """The sequences of texts (n), none of them empty or longer than the tokenizer's max_length."""
-        ...
 
 
 class CharacterCounts:
@@ -87,15 +76,10 @@ class LraCharacters:
         self._ids[[ord(character) for character in characters]] = np.arange(len(SPECIALS), len(self.vocabulary))
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """As the protocol says: `<eos>` alone for an empty text."""
+        """The sequences of texts (n), each ended by `<eos>`."""
         cut = [text[: self.reads] for text in texts]
-        lengths = np.fromiter(map(len, cut), np.int64, len(cut)) + 1
-        tokens = np.empty(int(lengths.sum()), dtype=np.uint16)
-        is_eos = np.zeros(len(tokens), dtype=bool)
-        is_eos[np.cumsum(lengths) - 1] = True
-        tokens[is_eos] = EOS_ID
-        tokens[~is_eos] = self._ids[_code_points(cut)]
-        return Encoded(tokens, lengths)
+        lengths = np.fromiter(map(len, cut), np.int64, len(cut))
+        return Encoded(np.insert(self._ids[_code_points(cut)], np.cumsum(lengths), EOS_ID), lengths + 1)
 
 
 class LraBytes:
@@ -107,18 +91,18 @@ class LraBytes:
 
     def __init__(self, max_length: int) -> None:
         self.vocabulary = BYTE_VOCABULARY
-        self.reads = self._max_length = max_length
+        self.reads = max_length
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """As the protocol says: one `<pad>` for an empty text."""
-        cut = [text[: self.reads].encode()[: self._max_length] for text in texts]
+        """The sequences of texts (n): one `<pad>` for an empty text."""
+        cut = [text[: self.reads].encode()[: self.reads] for text in texts]
         lengths = np.fromiter(map(len, cut), np.int64, len(cut))
-        tokens = np.frombuffer(b"".join(cut), dtype=np.uint8).astype(np.uint16) + 1
-        if not lengths.all():
-            empty = lengths == 0
-            tokens = np.insert(tokens, (np.cumsum(lengths) - lengths)[empty], PAD_ID)
-            lengths = lengths + empty
-        return Encoded(tokens.astype(np.uint16, copy=False), lengths)
+        tokens = np.frombuffer(b"".join(cut), dtype=np.uint8) + np.uint16(1)
+        return Encoded(np.insert(tokens, np.cumsum(lengths)[lengths == 0], PAD_ID), np.maximum(lengths, 1))
+
+
+# With `vocabulary`, tokens in the order of their ids, and `reads`, characters of a text beyond which it looks at none.
+Tokenizer = LraCharacters | LraBytes
 
 
 @dataclass(frozen=True)
@@ -180,22 +164,17 @@ def encode_own(tokenizer: Tokenizer, names: Sequence[str], texts: Sequence[str])
     """
     encoded, notes = tokenizer.encode(texts), []
     with_bytes = isinstance(tokenizer, LraBytes)
-    long = [
-        name
-        for name, text in zip(names, texts, strict=True)
-        if len(text.encode() if with_bytes else text) > tokenizer.reads
-    ]
-    if long:
+    named = list(zip(names, texts, strict=True))
+    if long := [name for name, text in named if len(text.encode() if with_bytes else text) > tokenizer.reads]:
         unit = "bytes" if with_bytes else "characters"
         notes.append(f"{len(long)} texts are cut to {tokenizer.reads:,} {unit}, as the data is; the first is {long[0]}")
-    known = set(tokenizer.vocabulary)
-    unknown = [] if with_bytes else [
-        (name, sorted({*text[: tokenizer.reads]} - known)) for name, text in zip(names, texts, strict=True)
-    ]  # fmt: skip
-    if others := [(name, found) for name, found in unknown if found]:
-        name, found = others[0]
+    if with_bytes:
+        return encoded, notes
+    known = {*tokenizer.vocabulary}
+    if unknown := [(name, found) for name, text in named if (found := sorted({*text[: tokenizer.reads]} - known))]:
+        name, found = unknown[0]
         which = " ".join(map(repr, found[:5]))
-        notes.append(f"{len(others)} texts have characters that the data has not, which are <unk>: {which} in {name}")
+        notes.append(f"{len(unknown)} texts have characters that the data has not, which are <unk>: {which} in {name}")
     return encoded, notes
 
 

@@ -38,8 +38,6 @@ class SplitWriter:
         found = np.asarray(values)
         if found.size and found.dtype.kind not in "iub":
             raise InputError(f"{self._where()}: {what} are {found.dtype}; they must be whole numbers")
-        if found.size and found.dtype == np.uint64 and found.max() >= 1 << 63:
-            raise InputError(f"{self._where()}: {what} are up to {found.max()}; they must be below 2^63")
         return found if found.dtype.kind in "iu" else found.astype(np.int64)
 
     def _check_labels(self, labels: IntArray) -> None:
@@ -232,8 +230,7 @@ class DatasetWriter:
         assert num_classes is not None or not targets
         has_labels = num_classes is not None and not targets
         assert has_labels or per_example == 1
-        if targets and (num_classes or 0) > 1 << 31:
-            raise InputError(f"{dataset}: {num_classes} classes of targets; they are stored as int32, 2^31 at most")
+        assert not targets or (num_classes or 0) <= 1 << 31
         self._folder, self._num_classes, self._targets, self._per_example = folder, num_classes, targets, per_example
         self._vocab_size = vocab_size if vocabulary is None else len(vocabulary)
         self._head: dict[str, Any] = {"dataset": dataset}
