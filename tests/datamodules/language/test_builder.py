@@ -131,16 +131,6 @@ def test_a_long_document_in_many_shards_has_the_tokens_of_the_whole(texts, tmp_p
     assert found[0].split("train").num_documents == 1
 
 
-def test_skipped_empty_documents_are_counted(texts, tmp_path):
-    (tmp_path / "blank.txt").write_text("  \n")
-    files = tuple((str(path), "train") for path in (texts / "a.txt", tmp_path / "blank.txt"))
-    reader = FileCorpus(str(tmp_path), files, Reading(empty_documents="skip"))
-    made = replace(preparation(texts, tmp_path / "shards", "bytes"), reader=reader)
-    manifest = open_prepared(prepared(made, tmp_path / "prepared")).manifest
-    assert manifest["source"]["empty_documents_skipped"] == 1
-    assert manifest["splits"]["train"]["documents"] == 1
-
-
 # -- several machines ----------------------------------------------------------------------------------------------
 
 
@@ -297,14 +287,6 @@ def test_a_damaged_shard_is_named_and_made_anew(texts, once, tmp_path):
         shutil.rmtree(file.parent)
         made.tokenise()
     assert contents(finished(made, tmp_path / "prepared")) == contents(once)
-
-
-def test_a_split_without_documents_is_one_line(texts, tmp_path):
-    made = preparation(texts, tmp_path / "shards", held_out=HeldOut(1e-9))
-    with pytest.raises(
-        InputError, match=r"lines: no document for val \(900 for train, 60 for test\): hold out a large"
-    ):
-        prepared(made, tmp_path / "prepared")
 
 
 def test_a_full_disk_is_said_before_anything_is_written(texts, tmp_path, monkeypatch):

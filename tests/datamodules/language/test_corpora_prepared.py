@@ -15,8 +15,8 @@ from lra_ssm.datamodules.storage import intact
 from lra_ssm.datamodules.storage.prepare import LOCK
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked
-
-from .made_up_slimpajama import SOURCES, write
+from tests.datamodules.language.made_up_slimpajama import SOURCES, write
+from tests.small_data import write_imdb
 
 
 @pytest.fixture
@@ -50,6 +50,10 @@ def test_a_corpus_is_prepared_once_and_its_windows_hold_its_documents(root, text
     assert not data.is_prepared()
     data.prepare_data()
     assert data.is_prepared() and not left(root)
+    manifest, source = data.manifest(), data.manifest()["source"]
+    assert (source["kind"], source["path"], source["val_fraction"]) == ("files", str(texts), 0.2)
+    assert manifest["tokenizer"]["file"] == "vocabulary.json" and (data.prepared_folder / "vocabulary.json").is_file()
+    assert data.provenance()["tokens"]["train"] == manifest["splits"]["train"]["tokens"]
     state = {path: path.stat().st_mtime_ns for path in data.prepared_folder.iterdir()}
     Corpus(source=str(texts), tokenizer="bytes", val_fraction=0.2).prepare_data()
     assert {path: path.stat().st_mtime_ns for path in data.prepared_folder.iterdir()} == state
@@ -66,16 +70,6 @@ def test_a_corpus_is_prepared_once_and_its_windows_hold_its_documents(root, text
     assert all(texts_of[-1] == "" for texts_of in found.values())
     assert sorted(found["train"][:-1] + found["val"][:-1]) == sorted(p.read_text() for p in texts.iterdir())
     assert 3 <= len(found["val"]) - 1 <= 25
-
-
-def test_the_manifest_says_where_the_text_came_from(root, texts):
-    data = Corpus(source=str(texts), tokenizer="bpe:300", val_fraction=0.2)
-    data.prepare_data()
-    manifest = data.manifest()
-    source = manifest["source"]
-    assert (source["kind"], source["path"], source["val_fraction"]) == ("files", str(texts), 0.2)
-    assert manifest["tokenizer"]["file"] == "tokenizer.json" and (data.prepared_folder / "tokenizer.json").is_file()
-    assert data.provenance()["tokens"]["train"] == manifest["splits"]["train"]["tokens"]
 
 
 def test_killed_before_its_shards_were_removed_it_removes_them_when_it_is_started_again(root, texts, monkeypatch):
@@ -136,12 +130,7 @@ def test_what_was_begun_is_named_and_removed(root, texts, capsys):
 
 
 def test_reviews_are_documents(root, tmp_path):
-    for split in ("train", "test"):
-        for label in ("neg", "pos"):
-            folder = tmp_path / "aclImdb" / split / label
-            folder.mkdir(parents=True)
-            for number in range(30):
-                (folder / f"{number}_1.txt").write_text(f"{split} {label} review {number}<br />")
+    write_imdb(tmp_path)
     counts = []
     for source in (str(tmp_path / "aclImdb"), "imdb"):
         data = Corpus(source=source, tokenizer="characters", val_fraction=0.3)
@@ -149,7 +138,7 @@ def test_reviews_are_documents(root, tmp_path):
         counts.append({name: entry["documents"] for name, entry in data.manifest()["splits"].items()})
         if source != "imdb":
             shutil.move(source, root / "aclImdb")
-    assert counts[0] == counts[1] and counts[0]["test"] == 60 == counts[0]["train"] + counts[0]["val"]
+    assert counts[0] == counts[1] and counts[0]["test"] == 40 == counts[0]["train"] + counts[0]["val"]
 
 
 # -- SlimPajama ----------------------------------------------------------------------------------------------------

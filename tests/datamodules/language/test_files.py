@@ -80,7 +80,7 @@ def test_shards_of_any_size_give_the_same(seed: int, tmp_path: Path, monkeypatch
             assert len(one.shards()) > 1 and read(one) == whole, (mode, shard_bytes)
 
 
-def test_forms_give_the_same_documents(tmp_path: Path) -> None:
+def test_forms_give_the_same_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [made_up(seed) + "end" for seed in range(20)]
     plain = write_jsonl(tmp_path / "a.jsonl", words)
     lines = plain.read_bytes().splitlines(keepends=True)
@@ -95,6 +95,10 @@ def test_forms_give_the_same_documents(tmp_path: Path) -> None:
     for shard_bytes in (1, 500, 1 << 20):
         assert read(replace(corpus(*files), shard_bytes=shard_bytes)) == expected * 5
     assert len(corpus(*files).shards()) == 1
+    small_sizes(monkeypatch, 50)  # long ones come in several texts then
+    one = corpus(*files)
+    found = [text for shard in one.shards() for text in one.texts(shard)]
+    assert len(found) > 1000 and [document.text for document in read(one)] == words * 5
     assert pickle.loads(pickle.dumps(corpus(*files))) == corpus(*files)
 
 
@@ -104,19 +108,6 @@ def test_a_large_corpus_has_no_more_shards(tmp_path: Path, monkeypatch: pytest.M
     assert 120 < len(one.shards()) < 140
     monkeypatch.setattr("lra_ssm.datamodules.language.files.MOST_SHARDS", 5)
     assert len(one.shards()) <= 6 and len(read(one)) == 300
-
-
-def test_long_documents_come_in_several_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_sizes(monkeypatch, 50)
-    long = "\n".join(f"line number {number}" for number in range(50))
-    write_jsonl(tmp_path / "a.jsonl", [long, "short"])
-    write_parquet(tmp_path / "b.parquet", {"text": [long, "short"]})
-    (tmp_path / "c.txt").write_text(long)
-    for name in ("a.jsonl", "b.parquet", "c.txt"):
-        one = corpus(tmp_path / name)
-        found = [text for shard in one.shards() for text in one.texts(shard)]
-        assert len(found) > 15 and max(len(text.text) for text in found) <= 50
-        assert read(one) == read(corpus(tmp_path / "a.jsonl"))[: 1 if name == "c.txt" else 2]
 
 
 def test_sources_and_fields(tmp_path: Path) -> None:
