@@ -213,15 +213,15 @@ class Preparation:
 
     def _check_room(self, shard: Shard, size: int, tokenizer: TextTokenizer) -> None:
         """For so many bytes of files, by what the first texts of a shard became; compressed ones count as plain."""
-        text = []
+        text, read = list[str](), 0
         for found in self.reader.texts(shard):
             text.append(found.text)
-            if sum(map(len, text)) >= _SAMPLE_BYTES:
+            read += len(found.text.encode())
+            if read >= _SAMPLE_BYTES:
                 break
         tokens = len(tokenizer.encode(text, [True] * len(text)).tokens)
         item = np.dtype(token_dtype(tokenizer.vocab_size)).itemsize
-        read = max(sum(map(len, text)), 1)
-        check_disk_space(self.folder, size * tokens * item // read, f"tokenising {self.dataset}")
+        check_disk_space(self.folder, size * tokens * item // max(read, 1), f"tokenising {self.dataset}")
 
     def _require_all(self, count: int) -> None:
         missing = [n for n in range(count) if not is_there(self.folder, n)]

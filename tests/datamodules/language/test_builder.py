@@ -290,8 +290,18 @@ def test_a_damaged_shard_is_named_and_made_anew(texts, once, tmp_path):
 
 
 def test_a_full_disk_is_said_before_anything_is_written(texts, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(InputError, match=r"tokenising lines needs 0\.000 GB on the disk .* where 0\.000 GB are free"):
-        preparation(texts, tmp_path / "shards").tokenise()
-    assert not list((tmp_path / "shards").glob("[0-9]*"))
+    (tmp_path / "a.txt").write_text("漢字\n" * 10_000)
+    shutil.copy(texts / "b.txt", tmp_path)
+    size = sum((tmp_path / name).stat().st_size for name in ("a.txt", "b.txt"))
+    for free in (size, 3 * size):  # a token of two bytes for each
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder, usage=usage: usage)
+        made = preparation(tmp_path, tmp_path / "shards", "bytes")
+        if free > size:
+            made.tokenise()
+            continue
+        with pytest.raises(
+            InputError, match=r"tokenising lines needs 0\.000 GB on the disk .* where 0\.000 GB are free"
+        ):
+            made.tokenise()
+        assert not list(made.folder.glob("[0-9]*"))
