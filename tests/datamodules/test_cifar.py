@@ -1,4 +1,3 @@
-import hashlib
 import inspect
 import os
 import pickle
@@ -28,7 +27,7 @@ from tests.datamodules.image_helpers import (
     write_files,
     write_tar,
 )
-from tests.datamodules.server import serving
+from tests.datamodules.language.hub_server import serving_hub
 
 IMAGES = pictures(60)  # 50 for training, 10 for test; labels count up
 
@@ -192,26 +191,24 @@ def test_hugging_face(tmp_path: Path, column: str, form: str, monkeypatch: pytes
 def test_hugging_face_is_fetched_by_prepare_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = hub_dataset(np.repeat(IMAGES[:10], 4, 0), kind="JPEG")
     content = next(write_hub(tmp_path / "hub", "parquet", train=part).rglob("*.parquet")).read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
     names = [f"plain_text/{split}-00000-of-00001.parquet" for split in ("train", "test")]
-    monkeypatch.setattr(cifar_files, "HUB", cifar_files.HUB._replace(files=dict.fromkeys(names, digest)))
     data = Image(root=str(tmp_path / "root"), source="huggingface")
     with pytest.raises(InputError, match="lra-ssm prepare image --source=huggingface"):
         data.prepare_data()
     folder = tmp_path / "root" / "cifar10" / "download" / "uoft-cs-cifar10-0b2714987fa4"
-    with serving(content) as site:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", site.url)
+    with serving_hub(dict.fromkeys(names, content), monkeypatch, cifar_files.HUB) as hub:
         data.fetch()
         data.fetch()
-        address = f"/datasets/uoft-cs/cifar10/resolve/{cifar_files.HUB.revision}/"
-        assert [request["path"] for request in site.requests] == [address + name for name in names]
+        assert hub.asked == ["listing", *sorted(names)]
         # A download that was killed between the two files goes on, and a damaged file is seen and fetched again.
-        (folder / "test-00000-of-00001.parquet").unlink()
-        (folder / "train-00000-of-00001.parquet").write_bytes(b"x")
+        (folder / names[1]).unlink()
+        (folder / names[0]).write_bytes(b"x")
         with pytest.raises(InputError, match="lra-ssm prepare image --source=huggingface"):
             data.prepare_data()
+        with pytest.raises(InputError, match="train-00000-of-00001.parquet has the sha256 .* is removed"):
+            data.fetch()
         data.fetch()
-        assert len(site.requests) == 4 and len(list(folder.glob("*.parquet"))) == 2
+        assert {*hub.asked[3:]} == {"listing", *names} and len(list(folder.glob("*/*.parquet"))) == 2
     source = prepared(data).manifest()["source"]
     assert source["lossy"] is True and source["revision"] == cifar_files.HUB.revision
     assert source["repository"] == "uoft-cs/cifar10"

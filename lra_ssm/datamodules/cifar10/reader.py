@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lra_ssm.datamodules.fetch import hub
 from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.sources import opened
@@ -37,13 +38,11 @@ from lra_ssm.errors import InputError
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 SIZE = (32, 32)
 PUBLISHED_COUNTS = {"train": 50_000, "test": 10_000}
-HUB = huggingface.HubDataset(
+HUB = hub.HubDataset(
     "uoft-cs/cifar10",
-    "0b2714987fa478483af9968de7c934580d0bb9a2",  # it and the digests as many public repositories pin them
-    {
-        "plain_text/train-00000-of-00001.parquet": "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
-        "plain_text/test-00000-of-00001.parquet": "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
-    },
+    "0b2714987fa478483af9968de7c934580d0bb9a2",  # as many public repositories pin it
+    ("plain_text/*.parquet",),
+    "cifar10/download",
 )
 ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
 ARCHIVE = RemoteFile(
@@ -86,7 +85,7 @@ def locate(path: Path) -> Path:
     for candidate in (path, *(path / name for name in (*FOLDERS, *ARCHIVES))):
         batches = any((candidate / f"data_batch_1{end}").is_file() for end in ("", ".bin"))
         images = (candidate / "train" / CLASS_NAMES[0]).is_dir()
-        if candidate.is_file() or batches or images or huggingface.is_hub_dataset(candidate):
+        if candidate.is_file() or batches or images or hub.is_hub_dataset(candidate):
             return candidate
     raise InputError(
         f"{path}: holds no CIFAR-10 that is known; expected {' or '.join((*FOLDERS, *ARCHIVES))},"
@@ -102,8 +101,8 @@ def watched_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    if huggingface.is_hub_dataset(path):
-        return huggingface.watched_files(path)
+    if hub.is_hub_dataset(path):
+        return hub.watched_files(path)
     batches = [entry for entry in path.iterdir() if _BATCH.fullmatch(entry.name) and entry.is_file()]
     folders = [path / "train", path / "test", *path.glob("train/*"), *path.glob("test/*")]
     return batches + [entry for entry in folders if entry.is_dir()]
@@ -118,7 +117,7 @@ def read(path: Path) -> ImageFiles:
     Raises:
         InputError: a file is missing, damaged, refused or not as published; names it.
     """
-    if huggingface.is_hub_dataset(path):
+    if hub.is_hub_dataset(path):
         return huggingface.read(path, "RGB", SIZE, CLASS_NAMES)
     batches, pictures, entries, layout = dict[str, LabelledImages](), list[_Picture](), dict[str, Any](), ""
     with closing(_members(path)) as members:  # its bar must be gone before an error is shown

@@ -13,9 +13,9 @@ import numpy as np
 
 from lra_ssm.datamodules.base import PreparedDataModule, file_stats
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
+from lra_ssm.datamodules.fetch.hub import HubDataset, is_hub_dataset
 from lra_ssm.datamodules.fetch.sources import download_folder, named_source
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, Pixels
-from lra_ssm.datamodules.images.huggingface import HubDataset, is_hub_dataset
 from lra_ssm.datamodules.images.own_files import Form, own_pixels
 from lra_ssm.datamodules.images.splits import Indices, indices_sha256, limited, random_split, require_every_class
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
@@ -150,16 +150,17 @@ class PublishedImages(PreparedDataModule):
         if self.source != "huggingface":
             return {}
         hub: HubDataset = self.files.HUB
-        ours = path.name == hub.folder_name
-        return {"repository": hub.repository, "revision": hub.revision} if ours else {"revision": "unknown"}
+        return hub.origin if path == self.data_root / hub.below else {"revision": "unknown"}
 
     def fetch(self) -> None:
         """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
         if self.kind() == "files" or self._usual_path() is not None:
             return
-        hub = self.source == "huggingface"
-        with download_folder(self.data_root, self._hub_folder if hub else f"{self.dataset}/download") as folder:
-            for file in self.files.HUB.remote_files() if hub else self.downloads:
+        if self.source == "huggingface":
+            self.files.HUB.fetch(self.data_root)
+            return
+        with download_folder(self.data_root, f"{self.dataset}/download") as folder:
+            for file in self.downloads:
                 download(file, folder)
 
     def _path(self) -> Path:
@@ -182,13 +183,8 @@ class PublishedImages(PreparedDataModule):
         places, there = self.files.USUAL_PLACES, self.files.is_published
         if self.source == "huggingface":
             # The second is for what a user has saved, on a machine that reaches the Hub or of another revision.
-            places, there = (self._hub_folder, f"{self.dataset}/huggingface"), is_hub_dataset
+            places, there = (self.files.HUB.below, f"{self.dataset}/huggingface"), is_hub_dataset
         return next((self.data_root / place for place in places if there(self.data_root / place)), None)
-
-    @property
-    def _hub_folder(self) -> str:
-        """Where the Hub's files are downloaded to, below the root."""
-        return f"{self.dataset}/download/{self.files.HUB.folder_name}"
 
 
 def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.datamodules.fetch.hub import NOTE
 from lra_ssm.datamodules.language import plain_text, records
 from lra_ssm.datamodules.language.documents import (
     MOST_SHARDS,
@@ -25,7 +26,6 @@ from lra_ssm.datamodules.language.documents import (
     Reading,
     Shard,
 )
-from lra_ssm.datamodules.language.hub import NOTE
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)

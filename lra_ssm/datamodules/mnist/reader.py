@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lra_ssm.datamodules.fetch import hub
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.sources import opened
 from lra_ssm.datamodules.images import huggingface
@@ -25,13 +26,11 @@ from lra_ssm.errors import InputError
 CLASS_NAMES = tuple("0123456789")
 SIZE = (28, 28)
 PUBLISHED_COUNTS = {"train": 60_000, "test": 10_000}
-HUB = huggingface.HubDataset(
+HUB = hub.HubDataset(
     "ylecun/mnist",
-    "77f3279092a1c1579b2250db8eafed0ad422088c",  # it and the digests as many public repositories pin them
-    {
-        "mnist/train-00000-of-00001.parquet": "f2c01285a9f89399335b00ee4e8d499dc4e46db5e39c74903ce5618d895eb3bf",
-        "mnist/test-00000-of-00001.parquet": "d49fcf556ce25b002b302e318ce4a11098bbfe5d4499c3f35d7c72297c52374b",
-    },
+    "77f3279092a1c1579b2250db8eafed0ad422088c",  # as many public repositories pin it
+    ("mnist/*.parquet",),
+    "mnist/download",
 )
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MD5 = {
@@ -69,7 +68,7 @@ def locate(path: Path) -> Path:
     """
     candidates = (path, path / "raw", path / "MNIST" / "raw")
     for candidate in candidates:
-        if is_published(candidate) or huggingface.is_hub_dataset(candidate):
+        if is_published(candidate) or hub.is_hub_dataset(candidate):
             return candidate
     for candidate in candidates:
         missing = [name for name in MD5 if name not in _found(candidate)]
@@ -82,7 +81,7 @@ def locate(path: Path) -> Path:
 
 def watched_files(path: Path) -> list[Path]:
     """Files whose sizes and times tell whether the content of a located folder may have changed."""
-    return list(_found(path).values()) if is_published(path) else huggingface.watched_files(path)
+    return list(_found(path).values()) if is_published(path) else hub.watched_files(path)
 
 
 def read(path: Path) -> ImageFiles:

@@ -13,14 +13,7 @@ from typing import Any
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments
 from lra_ssm.datamodules.language.module import LanguageDataModule
-from lra_ssm.datamodules.slimpajama.reader import (
-    HUB_NAME,
-    HUB_REVISION,
-    PUBLISHED_DOCUMENTS,
-    fetch_huggingface,
-    find_at,
-    find_huggingface,
-)
+from lra_ssm.datamodules.slimpajama.reader import HUB, PUBLISHED_DOCUMENTS, find_at
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -55,22 +48,22 @@ class SlimPajama(LanguageDataModule):
     def reader(self) -> CorpusReader:
         if self.source not in self.sources:
             return find_at(named_source("SlimPajama", self.source, "huggingface", folder=True), self.empty_documents)
-        found = find_huggingface(self.data_root)
+        found = HUB.found(self.data_root)
         if found is None:
             raise InputError(
-                f"{self.data_root}: no copy of the Hub's {HUB_NAME} below it; `lra-ssm prepare slimpajama6b"
+                f"{self.data_root}: no copy of the Hub's {HUB.repository} below it; `lra-ssm prepare slimpajama6b"
                 f" --root={self.data_root}` downloads it"
             )
         return find_at(found, self.empty_documents)
 
     def source_settings(self) -> dict[str, Any]:
-        return {"repository": HUB_NAME, "revision": HUB_REVISION, "empty_documents": self.empty_documents}
+        return {**HUB.origin, "empty_documents": self.empty_documents}
 
     def fetch_files(self) -> None:
-        fetch_huggingface(self.data_root)
+        HUB.fetch(self.data_root)
 
     def published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         counts = {name: entry["documents"] for name, entry in splits.items()}
         if self.source in self.sources and counts != PUBLISHED_DOCUMENTS:
-            log.warning("%s: %s documents; its card counts %s", HUB_NAME, counts, PUBLISHED_DOCUMENTS)
+            log.warning("%s: %s documents; its card counts %s", HUB.repository, counts, PUBLISHED_DOCUMENTS)
         return {"published_counts": counts == PUBLISHED_DOCUMENTS}

@@ -10,33 +10,20 @@ Documents keep the names of their sources, RedPajamaCommonCrawl, RedPajamaC4, â€
 
 from pathlib import Path
 
+from lra_ssm.datamodules.fetch.hub import HubDataset
 from lra_ssm.datamodules.language.documents import EmptyDocuments, Reading
 from lra_ssm.datamodules.language.files import FORMS, FileCorpus, find_files, split_name
-from lra_ssm.datamodules.language.hub import fetch_files, fetched
 from lra_ssm.errors import InputError
 
-HUB_NAME = "DKYoon/SlimPajama-6B"
-HUB_REVISION = "b5f90f419b7489cdba26fdbc8c022fcb5562f968"  # as public repositories pin it
-HUB_FILES = ("data/train-*.parquet", "data/validation-*.parquet", "data/test-*.parquet")
-HUB_FOLDER = f"slimpajama/download/DKYoon-SlimPajama-6B-{HUB_REVISION[:12]}"  # below the data root
+HUB = HubDataset(
+    "DKYoon/SlimPajama-6B",
+    "b5f90f419b7489cdba26fdbc8c022fcb5562f968",  # as public repositories pin it
+    ("data/train-*.parquet", "data/validation-*.parquet", "data/test-*.parquet"),
+    "slimpajama/download",
+)
 # As the dataset's card counts them; other counts are worth a warning.
 PUBLISHED_DOCUMENTS = {"train": 5_489_000, "val": 9_347, "test": 9_346}
 SOURCE_FIELD = "meta.redpajama_set_name"
-
-
-def find_huggingface(root: Path) -> Path | None:
-    """The folder that `fetch_huggingface` has completed; None if it has not."""
-    folder = root / HUB_FOLDER
-    return folder if fetched(folder) else None
-
-
-def fetch_huggingface(root: Path) -> None:
-    """Downloads the Hub's files at a pinned revision to <root>/slimpajama/download/; goes on where it broke off.
-
-    Raises:
-        InputError: the root cannot be used, or the files cannot be had.
-    """
-    fetch_files(HUB_NAME, HUB_REVISION, HUB_FILES, root, HUB_FOLDER)
 
 
 def find_at(path: Path, empty_documents: EmptyDocuments = "error") -> FileCorpus:

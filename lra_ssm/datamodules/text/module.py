@@ -10,23 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import SequenceDataModule, file_stats
-from lra_ssm.datamodules.fetch.imdb import PLACES, fetch_original
+from lra_ssm.datamodules.fetch.imdb import PLACES, fetch_original, find_original
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
 from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
 from lra_ssm.datamodules.text.builder import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
-from lra_ssm.datamodules.text.reader import (
-    HUB_NAME,
-    HUB_REVISION,
-    Found,
-    describe,
-    fetch_huggingface,
-    find_at,
-    find_huggingface,
-    find_original,
-    read,
-    stamped_files,
-)
+from lra_ssm.datamodules.text.reader import HUB, describe, find_at, find_huggingface, read, watched_files
 from lra_ssm.errors import InputError
 
 
@@ -96,12 +85,12 @@ class Text(SequenceDataModule):
         )
 
     def content_settings(self) -> dict[str, Any]:
-        files = {"files": file_stats(stamped_files(self._found()))} if self.kind() == "files" else {}
+        files = {"files": file_stats(watched_files(self._found()))} if self.kind() == "files" else {}
         return {"version": READER_VERSION, **self.settings.content_settings(), **files}
 
     def build(self, folder: Path) -> None:
         found = self._found()
-        hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}
+        hub = HUB.origin if self.source == "huggingface" else {}
         build(folder, read(found), self.settings, {"kind": self.kind(), **describe(found), **hub})
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
@@ -121,15 +110,15 @@ class Text(SequenceDataModule):
         if self.source == "original" and find_original(self.data_root) is None:
             fetch_original(self.data_root)
         if self.source == "huggingface" and find_huggingface(self.data_root) is None:
-            fetch_huggingface(self.data_root)
+            HUB.fetch(self.data_root)
 
-    def _found(self) -> Found:
+    def _found(self) -> Path:
         if self.source == "original":
             places = ", ".join(place for place in PLACES if place)
             missing = f"no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {places} below it"
             found = find_original(self.data_root)
         elif self.source == "huggingface":
-            missing = f"no copy of the Hub's {HUB_NAME} below it"
+            missing = f"no copy of the Hub's {HUB.repository} below it"
             found = find_huggingface(self.data_root)
         else:
             return find_at(named_source("Text", self.source, "original, huggingface"))

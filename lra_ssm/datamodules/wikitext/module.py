@@ -13,15 +13,13 @@ from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments, Reading
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.wikitext.reader import (
-    HUB_NAME,
-    HUB_REVISION,
     Version,
     check_counts,
-    fetch_huggingface,
     fetch_published,
     find_at,
     find_huggingface,
     find_published,
+    hub,
     names,
 )
 from lra_ssm.errors import InputError
@@ -82,7 +80,7 @@ class WikiText(LanguageDataModule):
                 if value != usual
             )  # fmt: skip
             folder, archive = names(self.version, raw)
-            what = f"{folder}/ or {archive}" if self.source == "original" else f"copy of the Hub's {HUB_NAME}"
+            what = f"{folder}/ or {archive}" if self.source == "original" else "copy of the Hub's wikitext"
             raise InputError(
                 f"{self.data_root}: no {what} below it; `lra-ssm prepare {self.dataset}{options}` downloads it"
             )
@@ -90,9 +88,15 @@ class WikiText(LanguageDataModule):
         return find_at(found, self.version, raw, reading, self.documents == "line")
 
     def source_settings(self) -> dict[str, Any]:
-        hub = {"repository": HUB_NAME, "revision": HUB_REVISION} if self.source == "huggingface" else {}
+        origin = hub(self.version, self.level == "raw").origin if self.source == "huggingface" else {}
         lines = {"documents": self.documents} if self.documents == "line" else {}  # what was prepared before stays good
-        return {"version": self.version, "level": self.level, "empty_documents": self.empty_documents, **lines, **hub}
+        return {
+            "version": self.version,
+            "level": self.level,
+            "empty_documents": self.empty_documents,
+            **lines,
+            **origin,
+        }
 
     def content_settings(self) -> dict[str, Any]:
         return {**super().content_settings(), "level": self.level}
@@ -100,7 +104,7 @@ class WikiText(LanguageDataModule):
     def fetch_files(self) -> None:
         raw = self.level == "raw"
         if self.source == "huggingface":
-            fetch_huggingface(self.data_root, self.version, raw)
+            hub(self.version, raw).fetch(self.data_root)
         elif find_published(self.data_root, self.version, raw) is None:
             fetch_published(self.data_root, self.version, raw)
 

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
+from lra_ssm.datamodules.fetch.hub import HubDataset
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.language.documents import Reading
-from lra_ssm.datamodules.language.hub import fetch_files, fetched
 from lra_ssm.datamodules.wikitext.articles import Articles, Files
 from lra_ssm.errors import InputError
 
@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 Version = Literal["103", "2"]
 
-HUB_NAME = "Salesforce/wikitext"
-HUB_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # as public repositories pin it
 DOWNLOADS = "wikitext/download"
-HUB_FOLDER = f"{DOWNLOADS}/Salesforce-wikitext-{HUB_REVISION[:12]}"
 PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # as files are named
 HUB_SPLITS = {"train": "train", "val": "validation", "test": "test"}
@@ -81,10 +78,16 @@ def find_published(root: Path, version: Version, raw: bool) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
+def hub(version: Version, raw: bool) -> HubDataset:
+    """The Hub's parquet files, in a folder for each of the four."""
+    name, revision = f"{names(version, raw)[0]}-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"  # as others pin it
+    return HubDataset("Salesforce/wikitext", revision, (f"{name}/*.parquet",), DOWNLOADS, f"{name}.json")
+
+
 def find_huggingface(root: Path, version: Version, raw: bool) -> Path | None:
-    """What `fetch_huggingface` has completed; None if it has not."""
-    name = f"{names(version, raw)[0]}-v1"
-    return root / HUB_FOLDER / name if fetched(root / HUB_FOLDER, f"{name}.json") else None
+    """What has been fetched of the Hub; None if it has not."""
+    folder = hub(version, raw).found(root)
+    return folder / f"{names(version, raw)[0]}-v1" if folder else None
 
 
 def fetch_published(root: Path, version: Version, raw: bool) -> None:
@@ -95,16 +98,6 @@ def fetch_published(root: Path, version: Version, raw: bool) -> None:
     """
     with download_folder(root, DOWNLOADS) as folder:
         download(ARCHIVES[names(version, raw)[1]], folder)
-
-
-def fetch_huggingface(root: Path, version: Version, raw: bool) -> None:
-    """Downloads the Hub's parquet files at a pinned revision to <root>/wikitext/download/; goes on where it broke off.
-
-    Raises:
-        InputError: the root cannot be used, or the files cannot be had.
-    """
-    name = f"{names(version, raw)[0]}-v1"
-    fetch_files(HUB_NAME, HUB_REVISION, (f"{name}/*.parquet",), root, HUB_FOLDER, note=f"{name}.json")
 
 
 def find_at(path: Path, version: Version, raw: bool, reading: Reading, ended_lines: bool = False) -> Articles:

@@ -226,11 +226,11 @@ def test_wikitext_is_found_below_the_root(tmp_path: Path) -> None:
 def test_wikitext_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_wikitext(tmp_path / "wikitext-2-v1", "parquet")
     files = {f"wikitext-2-v1/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr(wikitext, "HUB_NAME", "owner/name")
-    with serving_hub(files | {"wikitext-103-v1/train-0.parquet": b"x"}, wikitext.HUB_REVISION, monkeypatch) as hub:
+    published = wikitext.hub("2", raw=False)
+    with serving_hub(files | {"wikitext-103-v1/train-0.parquet": b"x"}, monkeypatch, published) as hub:
         assert wikitext.find_huggingface(tmp_path, "2", raw=False) is None
-        wikitext.fetch_huggingface(tmp_path, "2", raw=False)
-        wikitext.fetch_huggingface(tmp_path, "2", raw=False)
+        published.fetch(tmp_path)
+        published.fetch(tmp_path)
         assert sorted(hub.asked) == sorted([*files, "listing"])
     found = wikitext.find_huggingface(tmp_path, "2", raw=False)
     assert found is not None and wikitext.find_huggingface(tmp_path, "103", raw=False) is None
@@ -300,11 +300,10 @@ def test_slimpajama_of_the_hub(
         columns = {"text": [split], "meta": [{"redpajama_set_name": "RedPajamaC4"}], "__index_level_0__": [1]}
         path = write_parquet(tmp_path / f"{split}-00000-of-00001-ab3669701d34fafd.parquet", columns)
         files[f"data/{path.name}"] = path.read_bytes()
-    monkeypatch.setattr(slimpajama, "HUB_NAME", "owner/name")
-    assert slimpajama.find_huggingface(tmp_path / "root") is None
-    with serving_hub(files | {"README.md": b"x"}, slimpajama.HUB_REVISION, monkeypatch):
-        slimpajama.fetch_huggingface(tmp_path / "root")
-    folder = slimpajama.find_huggingface(tmp_path / "root")
+    assert slimpajama.HUB.found(tmp_path / "root") is None
+    with serving_hub(files | {"README.md": b"x"}, monkeypatch, slimpajama.HUB):
+        slimpajama.HUB.fetch(tmp_path / "root")
+    folder = slimpajama.HUB.found(tmp_path / "root")
     assert folder is not None and by_split(slimpajama.find_at(folder)) == {
         "train": ["train"], "val": ["validation"], "test": ["test"]
     }  # fmt: skip
