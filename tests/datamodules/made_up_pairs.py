@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lra_ssm.datamodules.retrieval.reader import FILES
+from lra_ssm.datamodules.retrieval.reader import NAMES
 
 _CONSONANTS, _VOWELS = np.array(list("bcdfghjklmnpqrstvwxz")), np.array(list("aeiouy"))
 _COMMON = (
@@ -31,7 +31,7 @@ def write_pairs(
     """Writes new_aan_pairs.{train,eval,test}.tsv; returns the folder. median_length: of documents, in characters."""
     folder.mkdir(parents=True, exist_ok=True)
     topics = _topics(np.random.RandomState((seed, 0)), 8)
-    for index, (name, split, count) in enumerate(zip(FILES.values(), FILES, counts, strict=True)):
+    for index, (name, split, count) in enumerate(zip(NAMES.values(), NAMES, counts, strict=True)):
         with open(folder / name, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(_lines(np.random.RandomState((seed, 1 + index)), topics, count, split, median_length))
     return folder

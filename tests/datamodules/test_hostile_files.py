@@ -147,13 +147,6 @@ def test_records_of_generators(tmp_path: Path, record: bytes) -> None:
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
-def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lra_ssm.datamodules.listops.reader._LONGEST_LINE", 1000)
-    for text, what in ((b"Source\tTarget\n" + b"[MAX 1 " * 9999, "more than 1,000 bytes"), (b"x" * 9999, "header")):
-        path = save(tmp_path, text)
-        assert what in one_line(lambda: [*ListOpsFile(path, 10**6).chunks()], f"{path}:")  # noqa: B023
-
-
 def pairs_lines() -> bytes:
     return b"".join(b"%d.0\tA%d\tB%d\tone text %d\tother text\n" % (i % 2, i, i, i) for i in range(4))
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.listops.reader import LAYOUTS, ListOpsFile
+from lra_ssm.datamodules.listops.reader import FILES, ListOpsFile
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 from tests.datamodules.helpers import LINES, words, write_tsv
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", FILES.layouts)
 def test_layouts(tmp_path: Path, layout: str) -> None:
     root = tmp_path / "root"
     files = write_tsv(root / layout)

@@ -14,7 +14,7 @@ from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, read_note, write_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.retrieval.module import Retrieval
-from lra_ssm.datamodules.retrieval.reader import FILES
+from lra_ssm.datamodules.retrieval.reader import NAMES
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 from tests.datamodules.helpers import write_tsv
@@ -22,7 +22,7 @@ from tests.datamodules.test_retrieval import ROWS, write_files
 
 
 def write_release(path: Path, wrapping: str) -> Path:
-    members = {f"{wrapping}tsv_data/{FILES[split]}": "\n".join([*rows, ""]) for split, rows in ROWS.items()}
+    members = {f"{wrapping}tsv_data/{NAMES[split]}": "\n".join([*rows, ""]) for split, rows in ROWS.items()}
     members |= {f"{wrapping}listops-1000/basic_train.tsv": "Source\tTarget\n", f"{wrapping}README": "about"}
     members |= {f"{wrapping}pathfinder32/hard/imgs/0.png": "hard", f"{wrapping}pathfinder32/easy/imgs/0.png": "easy"}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, mon
     data.fetch()
     unpacked = root / "lra_release/lra_release"
     names = [str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()]
-    assert sorted(names) == [f"tsv_data/{name}" for name in sorted(["download.json", *FILES.values()])]
+    assert sorted(names) == [f"tsv_data/{name}" for name in sorted(["download.json", *NAMES.values()])]
     data.prepare_data()
     source = data.manifest()["source"]
     assert source["kind"] == "lra" and source["archive"] == asdict(record)
@@ -64,7 +64,7 @@ def test_unpacks_what_it_needs_of_the_release(tmp_path: Path, wrapping: str, mon
 def test_a_release_that_is_there_needs_no_network(tmp_path: Path) -> None:
     write_release(tmp_path / "lra_release.gz", "lra_release/")
     folder = fetch_lra_release(tmp_path, "tsv_data")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(["download.json", *FILES.values()])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["download.json", *NAMES.values()])
     note = read_note(folder)
     assert note["url"] is None and note["sha256"] == sha256(tmp_path / "lra_release.gz")
     with pytest.raises(InputError, match="none of the wanted files"):
@@ -91,11 +91,11 @@ def test_killed_while_unpacking(tmp_path: Path) -> None:
     write_release(tmp_path / "lra_release.gz", "")
     half = tmp_path / "lra_release/lra_release/.unfinished-tsv_data"
     half.mkdir(parents=True)
-    (half / FILES["train"]).write_text("half")
+    (half / NAMES["train"]).write_text("half")
     write_note(half, DownloadNote("https://x.org", 1, "0" * 64, "unknown"))
     folder = fetch_lra_release(tmp_path, "tsv_data")
     assert len(list(folder.iterdir())) == 4 and not half.exists() and read_note(folder)["url"] is None
-    assert len((folder / FILES["train"]).read_text().splitlines()) == len(ROWS["train"])
+    assert len((folder / NAMES["train"]).read_text().splitlines()) == len(ROWS["train"])
 
 
 def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:

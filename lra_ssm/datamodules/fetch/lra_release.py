@@ -7,13 +7,15 @@
 Needs neither torch nor lightning.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lra_ssm.datamodules.fetch.archives import extract
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.download_note import NOTE
-from lra_ssm.datamodules.fetch.sources import download_folder
+from lra_ssm.datamodules.fetch.sources import download_folder, named_source
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked
 
@@ -21,6 +23,70 @@ from lra_ssm.files import locked
 LRA_RELEASE = RemoteFile(("https://storage.googleapis.com/long-range-arena/lra_release.gz",), "lra_release.gz")
 UNPACKED = Path("lra_release/lra_release")
 LOCK = ".lra_release.lock"
+
+
+@dataclass(frozen=True)
+class ReleasedFiles:
+    """A dataset's files in LRA's archive, one a split.
+
+    Args:
+        dataset: as messages call it; in small letters as `lra-ssm prepare` does.
+        folder: in the archive.
+        names: of the files, by split.
+        others: folders below the data root, or a user's folder, in which they also may be.
+    """
+
+    dataset: str
+    folder: str
+    names: Mapping[str, str]
+    others: tuple[str, ...]
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Where files may be: as the archive unpacks, as it should have unpacked, and as users move them."""
+        return (f"{UNPACKED}/{self.folder}", f"lra_release/{self.folder}", self.folder, *self.others, "")
+
+    def find(self, folder: Path) -> dict[str, Path] | None:
+        """The files by split, in the first of the layouts that has any of them; None if none has.
+
+        Raises:
+            InputError: some are there and others not; names a missing one.
+        """
+        for layout in self.layouts:
+            files = {split: folder / layout / name for split, name in self.names.items()}
+            missing = [path for path in files.values() if not path.is_file()]
+            if not missing:
+                return files
+            if len(missing) < len(files):
+                there = next(path.name for path in files.values() if path.is_file())
+                raise InputError(f"{missing[0]}: missing, though {there} is there; all {len(files)} files are needed")
+        return None
+
+    def of(self, root: Path, source: str, words: str) -> dict[str, Path]:
+        """The files of a source by split: of "lra" below the root, else in the user's folder.
+
+        words: what else a source may be, for messages.
+
+        Raises:
+            InputError: they are not there.
+        """
+        folder = root if source == "lra" else named_source(self.dataset, source, words, folder=True)
+        if (files := self.find(folder)) is not None:
+            return files
+        command = f"lra-ssm prepare {self.dataset.lower()} --source=lra --root={root}"
+        raise InputError(
+            f"{folder}: no {self.dataset} files ({', '.join(self.names.values())}) here or in"
+            f" {', '.join(self.layouts[:-1])} below it; `{command}` downloads LRA's (more than 7 GB)"
+        )
+
+    def fetch(self, root: Path) -> None:
+        """Downloads LRA's archive to the root, where it stays, and unpacks the files there, if they are not there.
+
+        Raises:
+            InputError: it cannot be downloaded or unpacked.
+        """
+        if self.find(root) is None:
+            fetch_lra_release(root, self.folder)
 
 
 def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE) -> Path:

@@ -1,9 +1,10 @@
 """Where a source's files are: at a path that the user names, or in a folder that a download makes below the root."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
@@ -41,31 +42,6 @@ def named_source(dataset: str, source: str, words: str, *, folder: bool = False)
     return path
 
 
-def split_files(folder: Path, layouts: Iterable[str], names: Mapping[str, str], dataset: str) -> dict[str, Path] | None:
-    """The files of a dataset by split, in the first of `layouts` below `folder` that has any of them; None if none has.
-
-    Args:
-        folder: where to look.
-        layouts: paths below it; "" for itself.
-        names: of the files, by split.
-        dataset: as messages call it: "ListOps".
-
-    Raises:
-        InputError: some are there and others not; names a missing one.
-    """
-    for layout in layouts:
-        files = {split: folder / layout / name for split, name in names.items()}
-        missing = [path for path in files.values() if not path.is_file()]
-        if not missing:
-            return files
-        if len(missing) < len(files):
-            there = next(path for path in files.values() if path not in missing)
-            raise InputError(
-                f"{missing[0]}: missing, though {there.name} is there; {dataset} needs all {len(files)} files"
-            )
-    return None
-
-
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """A file of the user's, open for reading.
@@ -79,6 +55,35 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     with file:
         yield file
+
+
+class LineFile:
+    """A user's file, read line by line once: numbered, counted and hashed on the way.
+
+    Args:
+        path: the file.
+        advance: told the bytes of each line (for a progress bar).
+    """
+
+    def __init__(self, path: Path, advance: Callable[[int], object]) -> None:
+        self.path, self.number, self._advance = path, 0, advance
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        with opened(self.path) as file:
+            for self.number, line in enumerate(file, start=1):
+                self._digest.update(line)
+                self._advance(len(line))
+                yield line
+
+    def wrong(self, what: str) -> InputError:
+        """The error for the line that was read last."""
+        return InputError(f"{self.path}:{max(self.number, 1)}: {what}")
+
+    def entry(self, **counts: Any) -> dict[str, Any]:
+        """What the manifest says of the file; no digests are published that it could be compared with."""
+        size, digest = self.path.stat().st_size, self._digest.hexdigest()
+        return {"file": str(self.path), "bytes": size, **counts, "sha256": digest, "digest": "unknown"}
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def build_from_files(
         for name, reader in readers.items():
             split = writer.split(name)
             for chunk in reader.chunks(bar.advance):
-                split.extend(chunk.tokens, chunk.lengths, chunk.labels)
+                split.extend(*chunk)
     counts = {name: reader.manifest_entry["examples"] for name, reader in readers.items()}
     if limit is None and counts != PUBLISHED_COUNTS:
         log.warning("ListOps files hold %s examples; the published ones hold %s", counts, PUBLISHED_COUNTS)

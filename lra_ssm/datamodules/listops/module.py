@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lra_ssm.datamodules.base import SequenceDataModule, file_stats
-from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
-from lra_ssm.datamodules.fetch.sources import named_source, split_files
 from lra_ssm.datamodules.listops.builder import (
     DATASET,
     NUM_CLASSES,
@@ -22,7 +20,7 @@ from lra_ssm.datamodules.listops.builder import (
     generator_settings,
 )
 from lra_ssm.datamodules.listops.generator import check_settings
-from lra_ssm.datamodules.listops.reader import FILES, LAYOUTS, parse_expression
+from lra_ssm.datamodules.listops.reader import FILES, parse_expression
 from lra_ssm.datamodules.listops.trees import DIGITS, VOCABULARY, TreeSettings
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
 from lra_ssm.errors import InputError
@@ -115,22 +113,9 @@ class ListOps(SequenceDataModule):
         return own_sequences([where for where, _ in lines], np.concatenate(found), lengths, notes)
 
     def fetch(self) -> None:
-        """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed.
-
-        Raises:
-            InputError: it cannot be downloaded or unpacked.
-        """
-        if self.source == "lra" and split_files(self.data_root, LAYOUTS, FILES, "ListOps") is None:
-            fetch_lra_release(self.data_root, "listops-1000")
+        """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed."""
+        if self.source == "lra":
+            FILES.fetch(self.data_root)
 
     def _files(self) -> dict[str, Path]:
-        lra = self.source == "lra"
-        folder = self.data_root if lra else named_source("ListOps", self.source, "generated, lra", folder=True)
-        files = split_files(folder, LAYOUTS, FILES, "ListOps")
-        if files is None:
-            raise InputError(
-                f"{folder}: no ListOps files ({', '.join(FILES.values())}) here or in"
-                f" {', '.join(layout for layout in LAYOUTS if layout)} below it; put LRA's there, download them with"
-                " `lra-ssm prepare listops --source=lra`, or use source: generated"
-            )
-        return files
+        return FILES.of(self.data_root, self.source, "generated, lra")

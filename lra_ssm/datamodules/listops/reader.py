@@ -5,35 +5,31 @@ Three files basic_{train,val,test}.tsv, a header `Source\\tTarget`, then one exp
 code they are dropped, and `X`, its spelling of `]`, is accepted.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.fetch.lra_release import ReleasedFiles
+from lra_ssm.datamodules.fetch.sources import LineFile
 from lra_ssm.datamodules.listops.trees import CLOSE_ID, EOS_ID, FIRST_DIGIT_ID, FIRST_OPERATOR_ID, VOCABULARY
 from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
 
-FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
+NAMES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
+FILES = ReleasedFiles("ListOps", "listops-1000", NAMES, ("listops",))
 PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
 HEADER = b"Source\tTarget"
-# As the archive unpacks, as it should have unpacked, as users move it, as the S4 code asks for it, and the folder.
-LAYOUTS = ("lra_release/lra_release/listops-1000", "lra_release/listops-1000", "listops-1000", "listops", "")
 
 _IDS = {token.encode(): index for index, token in enumerate(VOCABULARY) if index >= FIRST_DIGIT_ID} | {b"X": CLOSE_ID}
 _LABELS = {str(digit).encode(): digit for digit in range(10)}
 _LINES_PER_CHUNK = 1000
-_LONGEST_LINE = 1 << 26  # bytes; a file without line ends must not fill the memory
 
 
-@dataclass
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive sequences of a file, `<eos>` included: tokens one after another, lengths (n,), labels (n,)."""
 
     tokens: IntArray
@@ -57,62 +53,33 @@ class ListOpsFile:
     manifest_entry: dict[str, Any] = field(default_factory=dict, init=False)
 
     def chunks(self, advance: Callable[[int], object] = lambda size: None) -> Iterator[Chunk]:
-        """Yields the file's sequences in order.
-
-        Args:
-            advance: told the number of bytes read since the last time (for a progress bar).
+        """Yields the file's sequences in order; `advance` is told the bytes that are read.
 
         Raises:
             InputError: `FILE:LINE: what is wrong`, at the first line that is not as published.
         """
-        digest, examples, number = hashlib.sha256(), 0, 1
-        sequences: list[list[int]] = []
-        labels: list[int] = []
-        pending = 0
-        with opened(self.path) as file:
-            header = file.readline(_LONGEST_LINE)
-            digest.update(header)
-            if header.rstrip(b"\r\n") != HEADER:
-                raise self._wrong(number, f"the header is {_quote(header)} instead of 'Source\\tTarget'")
-            for line in islice(iter(partial(file.readline, _LONGEST_LINE), b""), self.limit):
-                number += 1
-                digest.update(line)
-                pending += len(line)
-                sequence, label = self._parse(line, number)
-                sequences.append(sequence)
-                labels.append(label)
-                if len(labels) == _LINES_PER_CHUNK:
-                    yield _chunk(sequences, labels)
-                    advance(pending)
-                    examples, pending, sequences, labels = examples + len(labels), 0, [], []
-        if sequences:
-            yield _chunk(sequences, labels)
-            advance(pending)
-            examples += len(labels)
-        if not examples:
-            raise self._wrong(number, "the file ends after its header; it holds no expression")
-        self.manifest_entry = {
-            "file": str(self.path),
-            "bytes": self.path.stat().st_size,
-            "examples": examples,
-            "sha256": digest.hexdigest(),
-            # No digests are published for these files, so there is nothing to compare with.
-            "digest": "unknown",
-        }
+        file = LineFile(self.path, advance)
+        lines = iter(file)
+        header = next(lines, b"")
+        if header.rstrip(b"\r\n") != HEADER:
+            raise file.wrong(f"the header is {_quote(header)} instead of 'Source\\tTarget'")
+        parsed = (self._parse(line, file) for line in islice(lines, self.limit))
+        while some := list(islice(parsed, _LINES_PER_CHUNK)):
+            sequences, labels = zip(*some, strict=True)
+            flat = b"".join(map(bytes, sequences))
+            yield Chunk(np.frombuffer(flat, np.uint8), list(map(len, sequences)), list(labels))
+        if file.number == 1:
+            raise file.wrong("the file ends after its header; it holds no expression")
+        self.manifest_entry = file.entry(examples=file.number - 1)
 
-    def _parse(self, line: bytes, number: int) -> tuple[list[int], int]:
-        if len(line) == _LONGEST_LINE:
-            raise self._wrong(number, f"the line has more than {_LONGEST_LINE:,} bytes; is this a file of ListOps?")
+    def _parse(self, line: bytes, file: LineFile) -> tuple[list[int], int]:
         source, tab, target = line.rstrip(b"\r\n").partition(b"\t")
         if not tab:
-            raise self._wrong(number, f"no tab and label after the expression (truncated?): …{_quote(line[-40:])}")
-        label = _LABELS.get(target)
-        if label is None:
-            raise self._wrong(number, f"the label is {_quote(target)} instead of one digit 0-9")
-        return parse_expression(source, self.max_length, f"{self.path}:{number}", ", so raise max_length"), label
-
-    def _wrong(self, number: int, what: str) -> InputError:
-        return InputError(f"{self.path}:{number}: {what}")
+            raise file.wrong(f"no tab and label after the expression (truncated?): …{_quote(line[-40:])}")
+        if target not in _LABELS:
+            raise file.wrong(f"the label is {_quote(target)} instead of one digit 0-9")
+        where = f"{self.path}:{file.number}"
+        return parse_expression(source, self.max_length, where, ", so raise max_length"), _LABELS[target]
 
 
 def parse_expression(source: bytes, max_length: int, where: str, advice: str = "") -> list[int]:
@@ -154,13 +121,6 @@ def _check_brackets(sequence: list[int], where: str) -> None:
         raise InputError(
             f"{where}: brackets do not match ({opened} operators, {closed} closing; truncated expression?)"
         )
-
-
-def _chunk(sequences: list[list[int]], labels: list[int]) -> Chunk:
-    flat = bytearray()
-    for sequence in sequences:
-        flat += bytes(sequence)
-    return Chunk(np.frombuffer(bytes(flat), dtype=np.uint8), [len(sequence) for sequence in sequences], labels)
 
 
 def _quote(data: bytes) -> str:

@@ -120,20 +120,12 @@ def own_arrays(
     Raises:
         InputError: a file cannot be read, or has other shapes or values.
     """
-    arrays: list[np.ndarray[Any, np.dtype[np.float32]]] = []
-    names: list[str] = []
+    arrays, names = [], list[str]()
     for path in paths:
-        values = _numbers(path)
-        if values.ndim == 2 and d_input == 1:
-            values = values[..., None]
-        wanted = f"(sequences, {length or 'length'}, {d_input})" + (" or without the last" if d_input == 1 else "")
-        if values.ndim != 3 or values.shape[2] != d_input or 0 in values.shape:
-            raise InputError(f"{path}: its shape is {values.shape}; expected {wanted}")
-        if values.shape[1] != (length or (arrays[0].shape[1] if arrays else values.shape[1])):
-            expected = length or arrays[0].shape[1]
-            raise InputError(f"{path}: its sequences have length {values.shape[1]}; expected {expected}")
-        if not np.isfinite(values).all():
-            raise InputError(f"{path}: holds a NaN or an infinity")
+        values = _features(path, d_input, length)
+        length = length or values.shape[1]
+        if values.shape[1] != length:
+            raise InputError(f"{path}: its sequences have length {values.shape[1]}; expected {length}")
         low, high = value_range or (-np.inf, np.inf)
         if values.min() < low - 1e-4 or values.max() > high + 1e-4:
             raise InputError(
@@ -148,6 +140,19 @@ def own_arrays(
         return torch.from_numpy(every[examples]), None
 
     return OwnExamples(names, load, [*notes])
+
+
+def _features(path: Path, d_input: int, length: int | None) -> np.ndarray[Any, Any]:
+    """The sequences (n, length, d_input) of a file, finite. Raises InputError: it holds others."""
+    values = _numbers(path)
+    if values.ndim == 2 and d_input == 1:
+        values = values[..., None]
+    if values.ndim != 3 or values.shape[2] != d_input or 0 in values.shape:
+        wanted = f"(sequences, {length or 'length'}, {d_input})" + (" or without the last" if d_input == 1 else "")
+        raise InputError(f"{path}: its shape is {values.shape}; expected {wanted}")
+    if not np.isfinite(values).all():
+        raise InputError(f"{path}: holds a NaN or an infinity")
+    return values
 
 
 def _numbers(path: Path) -> np.ndarray[Any, Any]:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.images.splits import (
+    Indices,
     indices_sha256,
     limited,
     ordered_split,
     random_split,
     require_every_class,
 )
-from lra_ssm.datamodules.pathfinder.reader import generator_of, read_images, read_listing
+from lra_ssm.datamodules.pathfinder.reader import Listing, generator_of, read_images, read_listing
 from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
@@ -63,9 +64,28 @@ def build_from_folder(
     indices = dict(zip(("train", "val", "test"), parts, strict=True))
     require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
     chosen = {name: part[limited(listing.labels[part], limit)] for name, part in indices.items()}
-    total = sum(len(part) for part in chosen.values())
-    check_disk_space(folder, total * (resolution**2 + 8), f"preparing {total:,} images of {images}")
     writer = DatasetWriter(folder, dataset=DATASET, num_classes=len(CLASS_NAMES))
+    _write(writer, folder, images, listing, chosen, resolution)
+    record = {
+        "class_names": list(CLASS_NAMES),
+        "limit": limit,
+        "published_counts": listed == PUBLISHED_COUNT,
+        "split": {
+            "kind": split,
+            "seed": split_seed if split == "random" else None,
+            "sha256": {name: indices_sha256(part) for name, part in indices.items()},
+        },
+        "files": listing.manifest_entry,
+    }
+    writer.finish(source | record)
+
+
+def _write(
+    writer: DatasetWriter, folder: Path, images: Path, listing: Listing, chosen: dict[str, Indices], resolution: int
+) -> None:
+    """The chosen images of each split, decoded a few at a time."""
+    total = sum(map(len, chosen.values()))
+    check_disk_space(folder, total * (resolution**2 + 8), f"preparing {total:,} images of {images}")
     with Bar(f"reading {total:,} Pathfinder images", total) as bar:
         for name, part in chosen.items():
             to = writer.images(name, (resolution, resolution, 1))
@@ -74,17 +94,3 @@ def build_from_folder(
                 to.extend(pixels, listing.labels[part[position : position + len(pixels)]])
                 position += len(pixels)
                 bar.advance(len(pixels))
-    writer.finish(
-        source
-        | {
-            "class_names": list(CLASS_NAMES),
-            "limit": limit,
-            "published_counts": listed == PUBLISHED_COUNT,
-            "split": {
-                "kind": split,
-                "seed": split_seed if split == "random" else None,
-                "sha256": {name: indices_sha256(part) for name, part in indices.items()},
-            },
-            "files": listing.manifest_entry,
-        }
-    )

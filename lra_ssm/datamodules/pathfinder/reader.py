@@ -12,17 +12,16 @@ import hashlib
 import io
 import json
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.datamodules.fetch.sources import opened
 from lra_ssm.datamodules.images.files import decode_image
 from lra_ssm.datamodules.images.pickles import load_arrays
 from lra_ssm.datamodules.pathfinder.archive import RECORD
@@ -126,36 +125,22 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     Raises:
         InputError: metadata is not as published, an image is missing, or a generated one is empty; names it.
     """
-    paths: list[str] = []
-    labels: list[int] = []
-    formats: set[str] = set()
-    digest = hashlib.sha256()
     files = metadata_files(folder)
+    rows, formats, digest = [], set[str](), hashlib.sha256()
     for file in files:
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+        with opened(file) as content:
+            data = content.read()
         digest.update(data)
         formats.add("npy" if data.startswith(NPY) else "text")
-        for number, row in enumerate(_npy_rows(data, file) if data.startswith(NPY) else _text_rows(data, file), 1):
-            path, label = _entry(row, f"{file} line {number}")
-            paths.append(path)
-            labels.append(label)
+        found = _npy_rows(data, file) if data.startswith(NPY) else _text_rows(data, file)
+        rows += [_entry(row, f"{file} line {number}") for number, row in enumerate(found, 1)]
+    paths = [path for path, _ in rows]
+    labels = np.array([label for _, label in rows], dtype=np.int64)
     if len(set(paths)) != len(paths):
         raise InputError(f"{folder / 'metadata'}: lists an image twice")
     if not paths:
         raise InputError(f"{folder / 'metadata'}: lists no images")
-    sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
-    kept = np.flatnonzero(sizes)
-    empty = [path for path, size in zip(paths, sizes, strict=True) if not size]
-    missing = next((path for path, size in zip(paths, sizes, strict=True) if size == MISSING), None)
-    lost = missing or (empty[0] if generated and empty else None)
-    if lost is not None:
-        what = "is listed in the metadata but missing" if missing else "is an empty file"
-        block = folder / "metadata" / f"{PurePosixPath(lost).parent.name}.npy"
-        remedy = f"; delete {block} and its images are drawn again" if generated else ""
-        raise InputError(f"{folder / lost}: {what}{remedy}")
+    kept, empty = _kept(folder, paths, generated)
     # Nobody has published digests of these files; the generated ones are told by the generator's settings.
     known = {} if generated else {"folder": str(folder), "digest": "unknown"}
     entry = {
@@ -166,7 +151,20 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
         "empty_images": empty,
         **known,
     }
-    return Listing([paths[index] for index in kept], np.array(labels, dtype=np.int64)[kept], entry)
+    return Listing([paths[index] for index in kept], labels[kept], entry)
+
+
+def _kept(folder: Path, paths: list[str], generated: bool) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Which images are not empty, by their place; the paths of those that are. Raises as `read_listing`."""
+    sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
+    empty = [paths[index] for index in np.flatnonzero(sizes == 0)]
+    missing = [paths[index] for index in np.flatnonzero(sizes == MISSING)]
+    if lost := missing or (empty if generated else []):
+        what = "is listed in the metadata but missing" if missing else "is an empty file"
+        block = folder / "metadata" / f"{PurePosixPath(lost[0]).parent.name}.npy"
+        remedy = f"; delete {block} and its images are drawn again" if generated else ""
+        raise InputError(f"{folder / lost[0]}: {what}{remedy}")
+    return np.flatnonzero(sizes), empty
 
 
 def read_images(folder: Path, paths: Iterable[str], resolution: int) -> Iterator[npt.NDArray[np.uint8]]:
@@ -194,30 +192,16 @@ def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
     """Rows of an array (n, columns) of strings, or of objects: a pickle, of which only plain values are accepted."""
     stream = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(stream)
-        shape, _, dtype = (
-            np.lib.format.read_array_header_1_0(stream)
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0(stream)
-        )
-        if dtype.hasobject:
-            array = load_arrays(stream.read(), str(file))
-        else:
-            if prod(shape) > len(data) or prod(shape) * dtype.itemsize != len(data) - stream.tell():
-                raise ValueError("another size than its header says")
-            stream.seek(0)
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-            letters = array.tobytes() if dtype.kind == "U" else b""
-            if (np.frombuffer(letters, np.dtype("u4").newbyteorder(dtype.byteorder)) > sys.maxunicode).any():
-                raise ValueError("letters that are none")  # of which numpy may make strings that Python cannot handle
-        rows = array.tolist() if isinstance(array, np.ndarray) else []
+        np.lib.format.read_magic(stream)
+        dtype = np.lib.format.read_array_header_1_0(stream)[2]
+        array = load_arrays(stream.read(), str(file)) if dtype.hasobject else np.load(io.BytesIO(data))
+        if array.ndim != 2 or array.dtype.kind not in "USO":
+            raise InputError(f"{file}: is not an array (images, columns) of strings")
+        return ([_string(value) for value in row] for row in array.tolist())
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"{file}: is a damaged .npy file ({type(error).__name__})") from error
-    if not isinstance(array, np.ndarray) or array.shape != shape or array.ndim != 2 or array.dtype.kind not in "USO":
-        raise InputError(f"{file}: is not an array (images, columns) of strings")
-    return ([_string(value) for value in row] for row in rows)
 
 
 def _string(value: Any) -> str:
@@ -229,11 +213,7 @@ def _entry(row: list[str], where: str) -> tuple[str, int]:
     if len(row) < 4 or row[3] not in ("0", "1", "0.0", "1.0"):
         raise InputError(f"{where}: {' '.join(row)[:100]!r} is not folder, file, number, label (0 or 1)")
     path = PurePosixPath(row[0], row[1])
-    try:
-        possible = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        possible = False
-    if path.is_absolute() or ".." in path.parts or not possible:
+    if path.is_absolute() or ".." in path.parts or not str(path).isprintable():
         raise InputError(f"{where}: {str(path)!r} is not a path below the folder")
     return str(path), int(row[3][0])
 
@@ -256,12 +236,9 @@ def _sizes(folder: Path, paths: list[str]) -> npt.NDArray[np.int64]:
 def _read(folder: Path, paths: list[str]) -> list[tuple[str, bytes]]:
     """Names and contents of files."""
     contents = []
-    for path in (os.path.join(folder, path) for path in paths):
-        try:
-            with open(path, "rb", buffering=0) as file:
-                contents.append((path, file.read()))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    for path in paths:
+        with opened(folder / path) as file:
+            contents.append((f"{folder / path}", file.read()))
     return contents
 
 

@@ -48,15 +48,13 @@ def build(
             the disk has no room.
     """
     readers = {split: PairsFile(path, settings.reads) for split, path in files.items()}
-    limited = limit is not None
-    first_pass = [name for name in readers if limited or (name == "train" and settings.counts_characters)]
+    counted = [name for name in readers if limit is not None or (name == "train" and settings.counts_characters)]
     sizes = {name: path.stat().st_size for name, path in files.items()}
     _check_room(folder, sizes, settings.max_length, limit)
-    total = sum(sizes.values()) + sum(sizes[name] for name in first_pass)
-    chosen: dict[str, npt.NDArray[np.int64] | None] = dict.fromkeys(readers)
+    chosen: dict[str, npt.NDArray[np.int64]] = {}
     counts = CharacterCounts()
-    with Bar("reading AAN pairs", total, in_bytes=True) as bar:
-        for name in first_pass:
+    with Bar("reading AAN pairs", sum(sizes[name] for name in [*readers, *counted]), in_bytes=True) as bar:
+        for name in counted:
             labels = []
             for chunk in readers[name].chunks(bar.advance):
                 labels += chunk.labels
@@ -66,24 +64,18 @@ def build(
             if limit is not None:
                 chosen[name] = choose(np.array(labels), limit, random_keys(len(labels), LIMIT_SEED))
         tokenizer = settings.tokenizer(counts)
-        writer = DatasetWriter(
-            folder,
-            dataset=DATASET,
-            vocabulary=tokenizer.vocabulary,
-            num_classes=NUM_CLASSES,
-            max_length=settings.max_length,
-            per_example=2,
-        )
+        tokens = {"vocabulary": tokenizer.vocabulary, "max_length": settings.max_length}
+        writer = DatasetWriter(folder, dataset=DATASET, num_classes=NUM_CLASSES, per_example=2, **tokens)
         for name, reader in readers.items():
             split = writer.split(name)
-            for chunk in reader.chunks(bar.advance, chosen[name]):
+            for chunk in reader.chunks(bar.advance, chosen.get(name)):
                 split.extend(*tokenizer.encode(chunk.texts), chunk.labels)
             _check_classes(reader, name)
-    pairs = {name: reader.manifest_entry["pairs"] for name, reader in readers.items()}
+    entries = {name: reader.manifest_entry for name, reader in readers.items()}
+    pairs = {name: entry["pairs"] for name, entry in entries.items()}
     published = pairs == PUBLISHED_COUNTS
     if not published:
         log.warning("AAN files hold %s pairs; the published ones hold %s", pairs, PUBLISHED_COUNTS)
-    entries = {name: reader.manifest_entry for name, reader in readers.items()}
     writer.finish({**source, **content_settings(settings, limit), "published_counts": published, "files": entries})
 
 

@@ -12,11 +12,9 @@ from typing import Any, Literal
 
 from lra_ssm.datamodules.base import SequenceDataModule, file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
-from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
-from lra_ssm.datamodules.fetch.sources import named_source, split_files
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
 from lra_ssm.datamodules.retrieval.builder import DATASET, NUM_CLASSES, READER_VERSION, build, content_settings
-from lra_ssm.datamodules.retrieval.reader import FILES, LAYOUTS
+from lra_ssm.datamodules.retrieval.reader import FILES
 from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
 from lra_ssm.errors import InputError
 
@@ -84,22 +82,9 @@ class Retrieval(SequenceDataModule):
         return own_sequences(names, encoded.tokens, encoded.lengths, others + notes, per_example=2)
 
     def fetch(self) -> None:
-        """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed; the archive stays.
-
-        Raises:
-            InputError: it cannot be downloaded or unpacked.
-        """
-        if self.source == "lra" and split_files(self.data_root, LAYOUTS, FILES, "Retrieval") is None:
-            fetch_lra_release(self.data_root, "tsv_data")
+        """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed."""
+        if self.source == "lra":
+            FILES.fetch(self.data_root)
 
     def _files(self) -> dict[str, Path]:
-        lra = self.source == "lra"
-        folder = self.data_root if lra else named_source("Retrieval", self.source, "lra", folder=True)
-        files = split_files(folder, LAYOUTS, FILES, "Retrieval")
-        if files is None:
-            places = (
-                f"{', '.join(FILES.values())} here or in {', '.join(layout for layout in LAYOUTS if layout)} below it"
-            )
-            command = f"lra-ssm prepare retrieval --root={self.data_root}"
-            raise InputError(f"{folder}: no AAN files ({places}); `{command}` downloads LRA's (more than 7 GB)")
-        return files
+        return FILES.of(self.data_root, self.source, "lra")

@@ -71,15 +71,33 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     if counts != PUBLISHED_COUNTS:
         log.warning("IMDb: %s labelled reviews; the published ones are %s", counts, PUBLISHED_COUNTS)
     tokenizer = make_tokenizer(settings.tokens, train.texts)
-    held_out = np.empty(0, dtype=np.int64)
-    split_record: dict[str, Any] = {}
+    splits, record = _splits(train, test, settings)
+    _check_room(folder, tokenizer, splits.values())
+    tokens = {"vocabulary": tokenizer.vocabulary, "max_length": settings.tokens.max_length}
+    writer = DatasetWriter(folder, dataset=DATASET, num_classes=NUM_CLASSES, **tokens)
+    for name, split in splits.items():
+        target = writer.split(name)
+        starts = range(0, len(split.texts), _TEXTS_PER_CHUNK)
+        for start in with_bar(starts, f"encoding {name}", len(starts)):
+            end = start + _TEXTS_PER_CHUNK
+            target.extend(*tokenizer.encode(split.texts[start:end]), split.labels[start:end])
+    record |= {
+        "order_seed": ORDER_SEED,
+        "counts": counts,
+        "published_counts": counts == PUBLISHED_COUNTS,
+        "content_sha256": {name: texts_digest(split.texts, split.labels) for name, split in reviews.items()},
+    }
+    writer.finish({**source, **settings.content_settings(), **record})
+
+
+def _splits(train: Reviews, test: Reviews, settings: TextSettings) -> tuple[dict[str, Reviews], dict[str, Any]]:
+    """The three splits, and what the manifest says of those held out."""
+    val, record, kept = test, dict[str, Any](), train
     if settings.validation == "held_out":
         held_out = hold_out(train, settings.val_fraction, settings.split_seed)
         val = _take(train, held_out)
-        split_record = {"held_out_sha256": texts_digest(val.texts, val.labels)}
-    else:
-        val = test
-    kept = _take(train, np.setdiff1d(np.arange(len(train.texts)), held_out))
+        record = {"held_out_sha256": texts_digest(val.texts, val.labels)}
+        kept = _take(train, np.setdiff1d(np.arange(len(train.texts)), held_out))
     if len(set(kept.labels)) < NUM_CLASSES:
         raise InputError(
             f"Text val_fraction {settings.val_fraction}: leaves no training review of one class of {len(train.texts)}"
@@ -87,32 +105,7 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     splits = {"train": kept, "val": val, "test": test}
     if settings.limit is not None:
         splits = {name: _limited(split, settings.limit) for name, split in splits.items()}
-    _check_room(folder, tokenizer, splits.values())
-    writer = DatasetWriter(
-        folder,
-        dataset=DATASET,
-        vocabulary=tokenizer.vocabulary,
-        num_classes=NUM_CLASSES,
-        max_length=settings.tokens.max_length,
-    )
-    for name, split in splits.items():
-        target = writer.split(name)
-        starts = range(0, len(split.texts), _TEXTS_PER_CHUNK)
-        for start in with_bar(starts, f"encoding {name}", len(starts)):
-            end = start + _TEXTS_PER_CHUNK
-            target.extend(*tokenizer.encode(split.texts[start:end]), split.labels[start:end])
-    digests = {name: texts_digest(split.texts, split.labels) for name, split in reviews.items()}
-    writer.finish(
-        {
-            **source,
-            **settings.content_settings(),
-            **split_record,
-            "order_seed": ORDER_SEED,
-            "counts": counts,
-            "published_counts": counts == PUBLISHED_COUNTS,
-            "content_sha256": digests,
-        }
-    )
+    return splits, record
 
 
 def make_tokenizer(settings: TokenSettings, texts: list[str]) -> Tokenizer:
