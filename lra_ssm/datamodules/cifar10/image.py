@@ -22,14 +22,13 @@ class Image(Cifar10):
 
     Args:
         source: "original" for the published files below the root (cifar-10-python.tar.gz, cifar-10-batches-py, or the
-            binary version; `lra-ssm prepare image` downloads them); "huggingface" for the Hub's uoft-cs/cifar10
-            (likewise); or an archive or folder: these files, or `{train,test}/<class>/NAME.{png,jpg}`. Where JPEG files
-            are read, the manifest says lossy. Training images alone are good for trying out: a random sixth of them
-            becomes the test set, and the manifest says published_test false.
+            binary version); "huggingface" for the Hub's uoft-cs/cifar10; or an archive or folder: these files, or
+            `{train,test}/<class>/NAME.{png,jpg}`. Without test images a sixth of the others becomes the test set, and
+            the manifest says published_test false.
         inputs: "normalized", as in the public S4 code; "integers" 0 to 255 of TensorFlow's gray, as in LRA's own.
             Results of the two do not belong into one table.
-        augment: "crop_flip": random crops out of a black border of 4 pixels, and mirroring, in training alone. They
-            depend on the seed of shuffling, the epoch and the image's number.
+        augment: "crop_flip": random crops out of a black border of 4 pixels, and mirroring, in training alone, by the
+            seed of shuffling, the epoch and the image's number.
 
     Raises:
         InputError: settings that cannot be met.

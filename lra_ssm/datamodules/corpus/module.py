@@ -13,7 +13,6 @@ from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.language.documents import CorpusReader, Documents, EmptyDocuments, HeldOut, Reading
 from lra_ssm.datamodules.language.module import LanguageDataModule
-from lra_ssm.errors import InputError
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -26,11 +25,11 @@ class Corpus(LanguageDataModule):
 
     Args:
         source: a folder of .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, however deep, or such a file; or
-            "imdb" for IMDb's labelled reviews, each a document (below the root, as for Text; a path to them will do).
-        documents: what a document is in .txt: the file, a line, a paragraph (between blank lines), or an article
-            (WikiText's headings). In the other forms it is a line or row.
-        splits: "auto" for those that folders or files name (train*, val* or dev*, test*), where they do; documents of
-            train are held out if none is for validation. "hash": documents are held out of all files.
+            "imdb" for IMDb's labelled reviews, each a document (as for Text).
+        documents: of .txt: the file, a line, a paragraph (between blank lines), or an article (WikiText's headings).
+            In the other forms a document is a line or row.
+        splits: "auto" for those that folders or files name (train*, val* or dev*, test*); where none is for validation,
+            documents of train are held out. "hash": documents are held out of all files.
         val_fraction: of the documents, held out for validation.
         test_fraction: of the documents, held out for testing; where files name splits, theirs alone is.
         split_seed: decides with each document's beginning, and nothing else, where it goes.
@@ -67,13 +66,7 @@ class Corpus(LanguageDataModule):
         if self.source not in self.sources:
             path = named_source("Corpus", self.source, "imdb")
             return find_at(path, self.splits, self.reading, self.held_out)
-        found = imdb.find_original(self.data_root)
-        if found is None:
-            places = ", ".join(place for place in imdb.PLACES if place)
-            raise InputError(
-                f"{self.data_root}: no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {places} below it;"
-                f" `lra-ssm prepare corpus --source=imdb --root={self.data_root}` downloads them"
-            )
+        found = imdb.required(self.data_root, "corpus --source=imdb")
         return reviews(found, self.splits, self.reading, self.held_out)
 
     def source_settings(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.sources import download_folder
+from lra_ssm.errors import InputError
 
 # Stanford's page names no digest; this is the one that other libraries check (paddlepaddle, torchtext, …).
 ARCHIVE = RemoteFile(
@@ -48,6 +49,17 @@ def find_original(root: Path) -> Path | None:
             if archive.is_file():
                 return archive
     return None
+
+
+def required(root: Path, command: str) -> Path:
+    """As `find_original`; `command`: what downloads them. Raises InputError: there is none."""
+    if (found := find_original(root)) is not None:
+        return found
+    places = ", ".join(place for place in PLACES if place)
+    raise InputError(
+        f"{root}: no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {places} below it; `lra-ssm prepare"
+        f" {command} --root={root}` downloads them"
+    )
 
 
 def is_layout(folder: Path) -> bool:

@@ -44,14 +44,12 @@ class Pathfinder(PreparedDataModule):
         source: "generated"; "lra" for LRA's images below the root (layouts: data/README.md); or a folder with
             `metadata` and `imgs`, or with `pathfinder<resolution>/<difficulty>/` above them.
         resolution: side of the images in pixels.
-        difficulty: curv_baseline is LRA's easy one, curv_contour_length_9 intermediate, curv_contour_length_14 hard,
-            which is what LRA reports.
-        num_images: how many are generated, over all splits; for source "generated" alone. They are written in the
-            layout of LRA's archive below `<root>/pathfinder/`, resumed after a kill, and may be deleted
-            once they are prepared.
+        difficulty: curv_baseline is easy, curv_contour_length_9 intermediate; LRA reports curv_contour_length_14.
+        num_images: how many are generated, over all splits. They are written in the layout of LRA's archive below
+            `<root>/pathfinder/`, and may be deleted once they are prepared.
         generator_seed: of the generated images.
-        inputs: "unit": pixels in [0, 1], as in the public S4 code's experiments; "symmetric": in [−1, 1], as in S5's;
-            "integers": 0 to 255, as in LRA's own.
+        inputs: "unit": pixels in [0, 1], as in the S4 code; "symmetric": in [−1, 1], as in S5's; "integers": 0 to 255,
+            as in LRA's own.
         split: 80, 10 and 10 % of the whole set, "random", as in the public S4 code, or in "file_order", as in LRA's.
         split_seed: of the random split; 42 is the public S4 code's.
         limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
@@ -110,20 +108,12 @@ class Pathfinder(PreparedDataModule):
         return common | {"difficulty": self.difficulty, **files}
 
     def build(self, folder: Path) -> None:
-        source: dict[str, Any] = {
-            "kind": self.kind(),
-            "resolution": self.resolution,
-            "difficulty": self.difficulty,
-        }
+        source: dict[str, Any] = {"kind": self.kind()}
+        source |= {"resolution": self.resolution, "difficulty": self.difficulty}
         if self.source == "generated":
             self._check_room(folder)
-            images = write_archive(
-                self.archive_folder,
-                settings_for(self.resolution, self.difficulty),
-                self.generator_seed,
-                self.num_images,
-                difficulty=self.difficulty,
-            )
+            drawn = settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images
+            images = write_archive(self.archive_folder, *drawn, difficulty=self.difficulty)
             source |= {"seed": self.generator_seed, "generator": self._generator()}
         else:
             images = self._folder()
@@ -165,25 +155,20 @@ class Pathfinder(PreparedDataModule):
     def _find(self) -> Path | None:
         if self.source == "lra":
             return find_lra(self.data_root, self.resolution, self.difficulty)
-        path = named_source(type(self).__name__, self.source, "generated, lra", folder=True)
-        try:
-            return find_folder(path, self.resolution, self.difficulty)
-        except OSError as error:  # a folder that may not be looked into
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-
-    def _places(self) -> tuple[str, ...]:
-        return places(self.resolution, self.difficulty)
+        path = named_source("Pathfinder", self.source, "generated, lra", folder=True)
+        return find_folder(path, self.resolution, self.difficulty)
 
     def _folder(self) -> Path:
         folder = self._find()
         if folder is not None:
             return folder
         if self.source == "lra":
+            options = {"source": "lra", "resolution": self.resolution, "difficulty": self.difficulty}
+            given = " ".join(f"--{name}={value}" for name, value in {**options, "root": self.data_root}.items())
+            where = ", ".join(places(self.resolution, self.difficulty))
             raise InputError(
-                f"{self.data_root}: holds none of LRA's images in {', '.join(self._places())};"
-                f" `lra-ssm prepare pathfinder --source=lra --resolution={self.resolution}"
-                f" --difficulty={self.difficulty} --root={self.data_root}` downloads LRA's"
-                " release, and source generated needs none"
+                f"{self.data_root}: holds none of LRA's images in {where}; `lra-ssm prepare pathfinder {given}`"
+                " downloads LRA's release, and source generated needs none"
             )
         raise InputError(
             f"{self.source}: holds no Pathfinder images; expected the folders metadata and imgs in it, or in"

@@ -7,9 +7,8 @@ Shape legend: n images; m of them at work ("lanes"); C paddles of a contour; D d
 framed image (see drawing.py); P pixels of a stamp; K pixels of a circle.
 
 Source: Linsley et al. (2018) and the algorithm of its public generator (drewlinsley/pathfinder, snakes2.py). Three
-things are stricter here, so that no two paddles of an image ever overlap by the rule: a contour also keeps off the
-other one's newest paddle, the second seed keeps off the first and the padding, and distractors keep off the last paddle
-of both contours. There they went unseen, and where contours cross, the label is a guess.
+things are stricter here, so that no two paddles ever overlap, and no label is a guess: a contour also keeps off the
+other one's newest paddle, the second seed off the first and the padding, distractors off both contours' last paddles.
 """
 
 from typing import NamedTuple
@@ -135,13 +134,74 @@ class _FirstSeeds:
         return y * self.side + x, degrees
 
 
+class _Growth:
+    """Contours under way, two in each of LANES lanes: each attempt grows both by a paddle in turn."""
+
+    def __init__(self, tables: PaddleTables, settings: PathfinderSettings, rng: np.random.RandomState) -> None:
+        self.tables, self.rng = tables, rng
+        self.length, self.retrials = settings.contour_length, settings.max_paddle_retrial
+        self.seeds = _FirstSeeds(tables, settings)
+        distance, angles = settings.seed_distance, np.radians(np.arange(DEGREES))
+        rows = [round(distance * np.sin(angle)) for angle in angles]
+        columns = [round(distance * np.cos(angle)) for angle in angles]
+        self.second = np.array(rows) * tables.side + np.array(columns)  # from the first contour's start to the other's
+        # What snake s must keep off: the other one, and itself but for its last paddle.
+        self.views = Canvas(tables, LANES), Canvas(tables, LANES)
+        self.starts, self.stamps = np.zeros((2, LANES, 2, self.length), dtype=np.int64)
+        self.pivots = np.zeros((LANES, 2), dtype=np.int64)
+        self.grown = np.zeros(LANES, dtype=np.int64)  # paddles in each of a lane's contours; 0: to be started
+
+    def begin(self) -> None:
+        """Puts two first paddles into each lane that has none, where the second fits."""
+        empty = np.flatnonzero(self.grown == 0)
+        if not len(empty):
+            return
+        starts, stamps = self.starts[empty, :, 0], self.stamps[empty, :, 0]
+        starts[:, 0], stamps[:, 0] = self.seeds.draw(len(empty), self.rng)
+        starts[:, 1] = starts[:, 0] + self.second[below(self.rng, DEGREES, len(empty))]
+        stamps[:, 1] = below(self.rng, DEGREES, len(empty))
+        for view in self.views:
+            view.clear(empty)
+        self.views[1].add(empty, starts[:, 0], stamps[:, 0])
+        fits = self.views[1].fits(empty, starts[:, 1], stamps[:, 1])
+        self.views[0].add(empty, starts[:, 1], stamps[:, 1])
+        self.starts[empty, :, 0], self.stamps[empty, :, 0] = starts, stamps
+        self.pivots[empty] = starts + self.tables.first_pivots[stamps]
+        self.grown[empty[fits]] = 1
+
+    def grow(self) -> None:
+        """Adds a paddle to both contours of each lane; where one finds no room, both are thrown away."""
+        alive = np.flatnonzero(self.grown > 0)
+        for snake, view in enumerate(self.views):
+            number = self.grown[alive]
+            last_starts = self.starts[alive, snake, number - 1]
+            last_stamps = self.stamps[alive, snake, number - 1]
+            pivots = self.pivots[alive, snake]
+            pivots, starts, stamps = extend(view, alive, pivots, last_stamps, self.retrials, self.rng)
+            found = starts >= 0
+            self.grown[alive[~found]] = 0
+            alive, number = alive[found], number[found]
+            self.pivots[alive, snake] = pivots[found]
+            self.starts[alive, snake, number] = starts[found]
+            self.stamps[alive, snake, number] = stamps[found]
+            view.add(alive, last_starts[found], last_stamps[found])
+            self.views[1 - snake].add(alive, starts[found], stamps[found])
+        self.grown[alive] += 1
+
+    def take(self, most: int) -> Paddles:
+        """At most so many pairs of contours that are complete; their lanes are empty then."""
+        finished = np.flatnonzero(self.grown == self.length)[:most]
+        self.grown[finished] = 0
+        return Paddles(self.starts[finished], self.stamps[finished])
+
+
 def grow_contours(
     tables: PaddleTables, settings: PathfinderSettings, count: int, rng: np.random.RandomState
 ) -> Paddles:
     """Grows two contours in each of `count` images.
 
-    Both grow by a paddle in turn; where one finds no room, both are thrown away. Attempts run in lanes, and the first
-    `count` that succeed are kept. As every success takes equally many steps, that keeps no kind more often than others.
+    Attempts run in lanes, and the first `count` that succeed are kept. As every success takes equally many steps, that
+    keeps no kind more often than others.
 
     Returns:
         Paddles (count, 2, C).
@@ -149,57 +209,22 @@ def grow_contours(
     Raises:
         InputError: there is no room for such contours.
     """
-    length, retrials = settings.contour_length, settings.max_paddle_retrial
-    seeds = _FirstSeeds(tables, settings)
-    ring = [(round(settings.seed_distance * np.sin(a)), round(settings.seed_distance * np.cos(a)))
-            for a in np.radians(np.arange(DEGREES))]  # fmt: skip
-    second = np.array([dy * tables.side + dx for dy, dx in ring])
-    lanes = np.arange(LANES)
-    # What snake s must keep off: the other one, and itself but for its last paddle.
-    views = Canvas(tables, len(lanes)), Canvas(tables, len(lanes))
-    kept: list[tuple[Ints, Ints]] = []
-    starts, stamps = np.zeros((2, len(lanes), 2, length), dtype=np.int64)
-    pivots = np.zeros((len(lanes), 2), dtype=np.int64)
-    grown = np.zeros(len(lanes), dtype=np.int64)  # paddles in each of a lane's contours; 0: to be started
+    growth = _Growth(tables, settings, rng)
+    kept: list[Paddles] = []
     done = failures = 0
     while done < count:
-        empty = np.flatnonzero(grown == 0)
-        if len(empty):
-            first, stamp = seeds.draw(len(empty), rng)
-            starts[empty, 0, 0], stamps[empty, 0, 0] = first, stamp
-            starts[empty, 1, 0] = first + second[below(rng, DEGREES, len(empty))]
-            stamps[empty, 1, 0] = below(rng, DEGREES, len(empty))
-            for view in views:
-                view.clear(empty)
-            views[1].add(empty, starts[empty, 0, 0], stamps[empty, 0, 0])
-            fits = views[1].fits(empty, starts[empty, 1, 0], stamps[empty, 1, 0])
-            views[0].add(empty, starts[empty, 1, 0], stamps[empty, 1, 0])
-            pivots[empty] = starts[empty, :, 0] + tables.first_pivots[stamps[empty, :, 0]]
-            grown[empty[fits]] = 1
-        alive = np.flatnonzero(grown > 0)
-        for snake, view in enumerate(views):
-            last = starts[alive, snake, grown[alive] - 1], stamps[alive, snake, grown[alive] - 1]
-            new_pivots, ends, chosen = extend(view, alive, pivots[alive, snake], last[1], retrials, rng)
-            found = ends >= 0
-            grown[alive[~found]] = 0
-            alive = alive[found]
-            pivots[alive, snake] = new_pivots[found]
-            starts[alive, snake, grown[alive]], stamps[alive, snake, grown[alive]] = ends[found], chosen[found]
-            view.add(alive, last[0][found], last[1][found])
-            views[1 - snake].add(alive, ends[found], chosen[found])
-        grown[alive] += 1
-        finished = alive[grown[alive] == length][: count - done]
-        if len(finished):
-            kept.append((starts[finished], stamps[finished]))
-        grown[finished] = 0
-        done += len(finished)
-        failures = 0 if len(finished) else failures + int((grown == 0).sum())
+        growth.begin()
+        growth.grow()
+        finished = growth.take(count - done)
+        kept.append(finished)
+        done += len(finished.starts)
+        failures = 0 if len(finished.starts) else failures + int((growth.grown == 0).sum())
         if failures > MAX_FAILURES:
             raise InputError(
-                f"Pathfinder image_size {settings.image_size}: {failures} attempts at two contours of {length} paddles"
-                " found no room; make them shorter or the image larger"
+                f"Pathfinder image_size {settings.image_size}: {failures} attempts at two contours of"
+                f" {settings.contour_length} paddles found no room; make them shorter or the image larger"
             )
-    return Paddles(np.concatenate([k[0] for k in kept]), np.concatenate([k[1] for k in kept]))
+    return Paddles(*(np.concatenate(parts) for parts in zip(*kept, strict=True)))
 
 
 def grow_distractors(
@@ -230,13 +255,11 @@ def grow_distractors(
             alive = np.flatnonzero(starts[:, 0] >= 0)
             pivots = starts[:, 0] + tables.first_pivots[stamps[:, 0]]
             for paddle in range(1, length):
-                last = starts[alive, paddle - 1], stamps[alive, paddle - 1]
-                pivots[alive], starts[alive, paddle], stamps[alive, paddle] = extend(
-                    canvas, lanes[alive], pivots[alive], last[1], settings.max_paddle_retrial, rng
-                )
-                found = starts[alive, paddle] >= 0
-                alive = alive[found]
-                canvas.add(lanes[alive], last[0][found], last[1][found])
+                last = stamps[alive, paddle - 1]
+                grown = extend(canvas, lanes[alive], pivots[alive], last, settings.max_paddle_retrial, rng)
+                pivots[alive], starts[alive, paddle], stamps[alive, paddle] = grown
+                alive = alive[starts[alive, paddle] >= 0]
+                canvas.add(lanes[alive], starts[alive, paddle - 1], stamps[alive, paddle - 1])
             canvas.add(lanes[alive], starts[alive, -1], stamps[alive, -1])
             out.starts[lanes[alive], number], out.stamps[lanes[alive], number] = starts[alive], stamps[alive]
             failed = np.ones(len(lanes), dtype=bool)
@@ -251,8 +274,7 @@ def grow_distractors(
 def _seeds(canvas: Canvas, settings: PathfinderSettings, lanes: Ints, rng: np.random.RandomState) -> tuple[Ints, Ints]:
     """A first paddle for each lane: a direction, then one of the pixels from which it touches nothing.
 
-    Pixels are tried at random and the first that will do is taken, which is as likely to be any of them; lanes in
-    which none of a few did are searched through.
+    Pixels are tried at random; lanes in which none of a few did are searched through.
 
     Returns:
         Starts and stamps (m,); starts are -1 where there is no such pixel.

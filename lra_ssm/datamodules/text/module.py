@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.base import SequenceDataModule, file_stats
-from lra_ssm.datamodules.fetch.imdb import PLACES, fetch_original, find_original
+from lra_ssm.datamodules.fetch.imdb import fetch_original, find_original, required
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
 from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
@@ -21,32 +21,29 @@ from lra_ssm.errors import InputError
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Text(SequenceDataModule):
-    """IMDb reviews. Batches are `batches.Batch` with inputs (B, L) int64, lengths (B,) int64 and labels (B,) int64.
+    """IMDb reviews. Batches are `batches.Batch`: inputs (B, L), lengths (B,) and labels (B,), all int64.
 
-    A fit never downloads: `lra-ssm prepare text` does. Every split is stored in a random order that the texts alone
-    decide, so that its first batches hold both classes. Of reviews in a folder the times of change of the four folders
-    stand for the content: who edits a review in place deletes the prepared folder.
+    A fit never downloads: `lra-ssm prepare text` does. Splits are stored in a random order that the texts alone decide.
+    A review that is edited in place in a folder is not noticed: delete the prepared folder then.
 
     Takes what every `SequenceDataModule` takes, and its own:
 
     Args:
-        source: "original" for Stanford's archive aclImdb*.tar.gz or folder aclImdb below the root (there, or in imdb,
-            text or text/download); "huggingface" for the Hub's stanfordnlp/imdb at a pinned revision; or a path to
-            such an archive or folder, or to a folder that Hugging Face's `datasets` wrote (save_to_disk, or parquet).
-        inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code. The
-            two are different tasks: never put their numbers in one table. Both have the same splits.
+        source: "original" for Stanford's archive or its folder aclImdb below the root (there, or in imdb, text or
+            text/download); "huggingface" for the Hub's stanfordnlp/imdb; or a path to either, or to what `datasets`
+            saved.
+        inputs: "characters" and `<eos>`, as in the S4 code; "bytes", as in the original LRA code: another task, whose
+            numbers never belong in one table.
         max_length: a longer review is cut to it, `<eos>` included. 4096 is the S4 code's; the base configuration of
             the original LRA code has 1000.
-        min_freq: characters that occur less often in the training reviews are `<unk>` ("characters" alone; 15 as in the
-            S4 code). Counted in all training reviews, held out or not, each cut to max_length − 1: 131 characters and 3
-            special tokens with the defaults, 134. (How the S4 code came to its 135 is not known: these and a `<bos>`
-            would be 135, and so would the 133 characters of whole reviews with 2 special tokens.)
-        validation: "held_out" for a part of the training reviews, which are then not trained on; "test" for the test
-            reviews, as both public codes have it: what is selected by it is selected on the test set.
-        val_fraction: of the training reviews, held out: 2,500 of 25,000, half of each class.
+        min_freq: rarer characters are `<unk>` ("characters" alone; 15 as in the S4 code). Counted in all training
+            reviews, held out or not, each cut to max_length − 1: 131 and 3 special tokens. (How the S4 code came to its
+            135 is not known.)
+        validation: "held_out" for a part of the training reviews; "test" for the test reviews, as both public codes
+            have it: what is selected by it is selected on the test set.
+        val_fraction: of the training reviews, held out, half of each class.
         split_seed: decides with the reviews' texts, and nothing else, which ones are held out.
-        limit: at most this many examples in each split, for trying out: a random choice, always the same, with as
-            many of each class. None for all.
+        limit: at most this many examples in each split: a random choice, with as many of each class. None for all.
 
     Raises:
         InputError: settings that cannot be met.
@@ -76,13 +73,7 @@ class Text(SequenceDataModule):
     @property
     def settings(self) -> TextSettings:
         """What decides the prepared data besides the reviews."""
-        return TextSettings(
-            tokens=self.tokens,
-            validation=self.validation,
-            val_fraction=self.val_fraction,
-            split_seed=self.split_seed,
-            limit=self.limit,
-        )
+        return TextSettings(self.tokens, self.validation, self.val_fraction, self.split_seed, self.limit)
 
     def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(watched_files(self._found()))} if self.kind() == "files" else {}
@@ -102,29 +93,19 @@ class Text(SequenceDataModule):
         return own_sequences(list(names), encoded.tokens, encoded.lengths, others + notes)
 
     def fetch(self) -> None:
-        """Downloads the reviews of source "original" or "huggingface" to text/download below the root, if needed.
-
-        Raises:
-            InputError: they cannot be downloaded.
-        """
+        """Downloads the reviews to text/download below the root, if needed."""
         if self.source == "original" and find_original(self.data_root) is None:
             fetch_original(self.data_root)
         if self.source == "huggingface" and find_huggingface(self.data_root) is None:
             HUB.fetch(self.data_root)
 
     def _found(self) -> Path:
-        if self.source == "original":
-            places = ", ".join(place for place in PLACES if place)
-            missing = f"no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {places} below it"
-            found = find_original(self.data_root)
-        elif self.source == "huggingface":
-            missing = f"no copy of the Hub's {HUB.repository} below it"
-            found = find_huggingface(self.data_root)
-        else:
+        if self.kind() == "files":
             return find_at(named_source("Text", self.source, "original, huggingface"))
+        if self.source == "original":
+            return required(self.data_root, "text")
+        found = find_huggingface(self.data_root)
         if found is None:
-            option = "" if self.source == "original" else f" --source={self.source}"
-            raise InputError(
-                f"{self.data_root}: {missing}; `lra-ssm prepare text --root={self.data_root}{option}` downloads them"
-            )
+            command = f"lra-ssm prepare text --root={self.data_root} --source=huggingface"
+            raise InputError(f"{self.data_root}: no copy of the Hub's {HUB.repository} below it; `{command}` gets it")
         return found

@@ -35,13 +35,12 @@ class WikiText(LanguageDataModule):
 
     Args:
         source: "original" for the published archive or its folder below the root (there, or in wikitext or
-            wikitext/download); "huggingface" for the Hub's Salesforce/wikitext at a pinned revision; or a path to such
-            an archive, to a folder with its files ({train,valid,test}.txt will do), or to the Hub's parquet files.
+            wikitext/download); "huggingface" for the Hub's Salesforce/wikitext; or a path to either
+            ({train,valid,test}.txt will do).
         version: "103", or the small "2"; both have the same validation and test splits.
         level: "word", where rare words are <unk>, or "raw". A perplexity says which.
-        documents: "article" for end-of-text after each article; "line" for one after each line that is not blank, blank
-            ones left out, as code has it that takes the Hub's rows for documents (AnnanYu/mamba-bare, lindermanlab/S5).
-            A state is dropped at articles in both.
+        documents: "article" for end-of-text after each article; "line" for one after each line that is not blank, as
+            in code that takes the Hub's rows for documents. States are dropped at articles in both.
         empty_documents: blank lines that no article has are an "error", or passed over ("skip") and counted.
 
     Raises:

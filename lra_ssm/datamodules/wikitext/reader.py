@@ -6,7 +6,7 @@
     wikitext-103{,-raw}-v1/{train,validation,test}-*.parquet    Salesforce/wikitext of the Hub, a line a row
 
 WikiText-2 the same. Lines stay as the files have them, blank ones (" \\n") too, so that `<eos>` for each makes the
-published numbers of tokens. Source: Merity et al., "Pointer Sentinel Mixture Models" (2016), section 4.3.
+published numbers of tokens. Source: Merity et al. (2016), section 4.3.
 """
 
 import logging
@@ -31,8 +31,8 @@ PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # as files are named
 HUB_SPLITS = {"train": "train", "val": "validation", "test": "test"}
 
-# Sizes and digests as Hugging Face's loading script recorded them of the publisher's archives; torchtext's md5 of
-# the two by words agree. The publisher's own address answers no more; the second is the first author's.
+# Sizes and digests as Hugging Face's loading script recorded them; torchtext's md5 of the two by words agree.
+# The publisher's own address answers no more; the first is the first author's.
 _ADDRESSES = ("https://wikitext.smerity.com/", "https://s3.amazonaws.com/research.metamind.io/wikitext/")
 _DIGESTS = {
     "wikitext-103-v1.zip": (190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
@@ -91,23 +91,18 @@ def find_huggingface(root: Path, version: Version, raw: bool) -> Path | None:
 
 
 def fetch_published(root: Path, version: Version, raw: bool) -> None:
-    """Downloads the published archive to <root>/wikitext/download/, compared with its known digest.
-
-    Raises:
-        InputError: the root cannot be used, or as `download`.
-    """
+    """Downloads the published archive to <root>/wikitext/download/. Raises InputError: as `download`."""
     with download_folder(root, DOWNLOADS) as folder:
         download(ARCHIVES[names(version, raw)[1]], folder)
 
 
 def find_at(path: Path, version: Version, raw: bool, reading: Reading, ended_lines: bool = False) -> Articles:
-    """WikiText at a path of the user's: a folder with its files or above one, a zip archive, or the Hub's parquet.
+    """WikiText at an existing path: a folder with its files or above one, a zip archive, or the Hub's parquet.
 
     Args:
-        path: an existing file or folder.
-        version, raw: which of the four; decides among the folders below `path`, and nothing else.
-        reading: how documents are taken.
-        ended_lines: whether end-of-text follows every line that is not blank.
+        path: where to look.
+        version, raw: which of the four; decides among the folders below `path`.
+        reading, ended_lines: as for `Articles`.
 
     Raises:
         InputError: there is nothing of the kind, or a split is missing.
@@ -157,11 +152,9 @@ def _members(archive: Path, version: Version, raw: bool) -> Files:
 
 
 def check_counts(version: Version, raw: bool, counts: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether the splits have the published numbers of lines and, by words, tokens; warns where they have not.
+    """Whether splits have the published lines and, by words, tokens; warns where not.
 
-    Args:
-        version, raw: which of the four.
-        counts: by split, with "lines" and "words".
+    counts: by split, with "lines" and "words".
     """
     same = True
     for split, published in PUBLISHED[version].items():
