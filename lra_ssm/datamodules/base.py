@@ -72,10 +72,7 @@ class PreparedDataModule(LoadedDataModule):
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides what the prepared data is, as plain values: its hash is in the folder's name.
 
-        Here the version and all settings of the dataset's own, and of a user's file or folder what stands for it.
-
-        Raises:
-            InputError: files that the user names are missing.
+        Here the version and all settings of the dataset's own, and what stands for a user's files.
         """
         common = {"bucket_batches", *(setting.name for setting in fields(PreparedDataModule) if setting.init)}
         own = {s.name: getattr(self, s.name) for s in fields(self) if s.init and s.name not in common}
@@ -116,11 +113,7 @@ class PreparedDataModule(LoadedDataModule):
 
     @property
     def prepared_folder(self) -> Path:
-        """Where the prepared data is, or will be.
-
-        Raises:
-            InputError: the source's files are missing.
-        """
+        """Where the prepared data is, or will be. Raises InputError: the source's files are missing."""
         return self._folder_of({"prepared format": FORMAT, **self.content_settings()})
 
     def _folder_of(self, settings: dict[str, Any]) -> Path:
@@ -128,10 +121,7 @@ class PreparedDataModule(LoadedDataModule):
         return self.data_root / self.dataset / f"{self.kind()}-{digest[:12]}"
 
     def source_digests(self) -> dict[str, str]:
-        """What a user names of this data -> what stands for its content: files by sizes and times, which are not read.
-
-        Empty where nothing is the user's: a publisher's files are what they are. Raises InputError: files are missing.
-        """
+        """What a user names of this data -> what stands for its content: files by sizes and times."""
         if self.kind() != "files":
             return {}
         settings = self.content_settings()
@@ -168,8 +158,7 @@ class PreparedDataModule(LoadedDataModule):
         return self.make_dataset(split, name)
 
     def manifest(self) -> dict[str, Any]:
-        """The prepared folder's manifest: source, counts, lengths, classes, vocabulary and digests, as far as the data
-        has them; and what batches make of it: `inputs` and `batch_settings`."""
+        """The prepared folder's manifest, and what batches make of the data: `inputs` and `batch_settings`."""
         names = {"class_names": list(self.class_names)} if self.class_names else {}
         return {"inputs": self.inputs, "batches": self.batch_settings(), **names, **self._open().manifest}
 
@@ -212,9 +201,5 @@ class SequenceDataModule(PreparedDataModule):
 
 
 def file_stats(paths: list[Path]) -> dict[str, Any]:
-    """What stands for the content of files that a user names, which takes long to hash: sizes and times of change.
-
-    A changed file gives other prepared data then. A publisher's files below the root are not looked at: what was
-    prepared of them serves without them, wherever the root is moved to.
-    """
+    """What stands for the content of files that a user names, which takes long to hash: sizes and times of change."""
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}

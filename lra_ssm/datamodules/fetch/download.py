@@ -4,8 +4,7 @@
 <name>.partial.json     of which address and version that is a part: two are never joined
 <name>.download.json    beside the whole file: where it came from (`download_note`)
 
-After a crash of the machine itself, blocks of a part may be missing: the published digest shows
-that, and so do the checksums inside archives.
+After a crash of the machine itself, blocks of a part may be missing: a digest shows that.
 """
 
 import hashlib
@@ -77,9 +76,8 @@ def download(
 ) -> DownloadNote:
     """Makes sure that <folder>/<name> is there, whole and with its published digest.
 
-    A file that is there is used without the network, if its digest and size are right. Broken
-    connections, 429 and 5xx are tried again, going on where they broke off. An address that does not
-    have the file, or has another, gives way to the next. Of several processes one downloads.
+    A file that is there is used without the network, if its digest and size are right. Broken connections, 429 and 5xx
+    are tried again, going on where they broke off. Of several processes one downloads.
 
     Args:
         file: what to download.
@@ -87,11 +85,11 @@ def download(
         timeout: seconds that a server may be silent.
         tries: how often in a row an address may bring nothing new.
         backoff: seconds before the first further try, doubled with each, up to LONGEST_WAIT.
-        progress: show a bar on the standard error if the file is not small.
+        progress: show a bar.
 
     Raises:
-        InputError: no address gives the file, its digest or size is wrong (it is removed), the
-            disk has no room, or the folder cannot be written.
+        InputError: no address gives the file, its digest or size is wrong (it is removed), the disk has no room, or the
+            folder cannot be written.
     """
     path = folder / file.name
     try:

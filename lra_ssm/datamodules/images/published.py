@@ -114,6 +114,7 @@ class PublishedImages(PreparedDataModule):
         if files.test is not None:
             parts["test"] = files.test, np.arange(counts["test"])
         writer = self._write(folder, parts)
+        digests = {name: indices_sha256(chosen) for name, chosen in indices.items()}
         source = {
             "kind": self.kind(),
             **self._origin(path),
@@ -121,12 +122,8 @@ class PublishedImages(PreparedDataModule):
             "class_names": list(self.class_names or ()),
             "limit": self.limit,
             "published_counts": published,
-            # False: a score on "test" is no published number.
-            "published_test": files.test is not None,
-            "split": {
-                "seed": self.split_seed,
-                "sha256": {name: indices_sha256(chosen) for name, chosen in indices.items()},
-            },
+            "published_test": files.test is not None,  # else a score on "test" is no published number
+            "split": {"seed": self.split_seed, "sha256": digests},
         }
         writer.finish(source | files.manifest_entry)
 
@@ -171,10 +168,10 @@ class PublishedImages(PreparedDataModule):
             return found
         usual = self._usual_path()
         if usual is None:
+            command = f"lra-ssm prepare {self.command} --source={self.source} --root={self.data_root}"
             raise InputError(
-                f"{self.data_root}: holds no {self.dataset} ({self.source}) in the usual places; `lra-ssm"
-                f" prepare {self.command} --source={self.source} --root={self.data_root}` downloads it, or give your"
-                " own as source"
+                f"{self.data_root}: holds no {self.dataset} ({self.source}) in the usual places; `{command}` downloads"
+                " it, or give your own as source"
             )
         return usual
 

@@ -71,8 +71,7 @@ class Preparation:
         reader: reads the corpus.
         choice: of the tokenizer.
         end_of_text: of a tokenizer.json: the token that ends texts; None where it is known.
-        processes: that tokenise at a time here; None for one on each core, and for this one alone where there is little
-            text. Does not change the result.
+        processes: that tokenise at a time here; None for one on each core, or where there is little text for this one.
     """
 
     folder: Path
@@ -87,8 +86,7 @@ class Preparation:
 
         Raises:
             BadCorpus: a file cannot be read.
-            InputError: the corpus or the tokenizer is another than when the first shard was made, or the disk has no
-                room; or a process was killed.
+            InputError: the corpus or the tokenizer has changed since, the disk has no room, or a process was killed.
         """
         shards = self.reader.shards()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -183,21 +181,16 @@ class Preparation:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.folder / PLAN}: cannot be read; delete the folder {self.folder}") from error
         if corpus != _digest(shards):
-            raise InputError(
-                f"{self.folder}: the corpus has changed since its first shard was made; delete it to begin anew"
-            )
+            raise InputError(f"{self.folder}: the corpus has changed since; delete the folder to begin anew")
         if not file.is_file() or sha256(file) != digest:
-            raise InputError(
-                f"{file}: is not the tokenizer that the shards beside it were made with; delete {self.folder}"
-            )
+            raise InputError(f"{file}: is not what the shards beside it were made with; delete {self.folder}")
         tokenizer = load_tokenizer(file, end_of_text)
         if not self.choice.is_trained:
             now = self.choice.open(self.end_of_text)
             if (now.digest, now.end_of_text) != (digest, end_of_text):
                 raise InputError(
-                    f"tokenizer {self.choice.text}: has changed since the first shard of {self.dataset} was made"
-                    f" ({tokenizer.vocab_size:,} tokens then, {now.vocab_size:,} now); bring the old one back, or"
-                    f" delete {self.folder} to begin anew"
+                    f"tokenizer {self.choice.text}: has changed since the first shard of {self.dataset} was made; bring"
+                    f" the old one back, or delete {self.folder} to begin anew"
                 )
         return tokenizer
 
@@ -226,10 +219,9 @@ class Preparation:
     def _require_all(self, count: int) -> None:
         missing = [n for n in range(count) if not is_there(self.folder, n)]
         if missing:
-            shown = ", ".join(f"{n:06d}" for n in missing[:3]) + (", …" if len(missing) > 3 else "")
             raise InputError(
-                f"{self.folder}: {len(missing)} of {count} shards are missing ({shown}): --shard=i/n makes those whose"
-                " number mod n is i - 1; run those again, then --merge"
+                f"{self.folder}: {len(missing)} of {count} shards are missing, the first is {missing[0]:06d}:"
+                " --shard=i/n makes those whose number mod n is i - 1; run those again, then --merge"
             )
 
     def _require_splits(self, shards: Sequence[Shard], splits: dict[str, Any]) -> None:
@@ -242,9 +234,8 @@ class Preparation:
             if due and split not in splits:
                 found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
                 raise BadCorpus(
-                    f"{self.dataset}: no document for {split} ({found or 'none at all'}): hold out a larger share"
-                    " (val_fraction, test_fraction), make smaller documents (documents=paragraph, or line), or give"
-                    " files of their own (train*, val*, test*)"
+                    f"{self.dataset}: no document for {split} ({found or 'none at all'}): hold out more (val_fraction,"
+                    " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
                 )
 
 

@@ -32,16 +32,12 @@ class MixtureBatches(EpochBatches):
     """Batches of windows of several streams, in fixed shares.
 
     Stream i has windows in shuffled passes, each over all of them, by (seed, i, pass); epoch e takes its next
-    quotas[i]. They are never mixed up among themselves, so that none comes again before its pass is over; which
-    stream's window comes next is shuffled by (seed, epoch).
+    quotas[i]. Which stream's window comes next is shuffled by (seed, epoch).
 
     Args:
         counts: windows of the streams, which examples number through.
         quotas: how many of each an epoch takes.
-        batch_size: of the global batch, over all ranks.
-        seed: of the order.
-        rank: which share of each global batch.
-        world_size: number of ranks.
+        batch_size, seed, rank, world_size: as for `EpochBatches`.
     """
 
     def __init__(
@@ -78,18 +74,15 @@ class Mixture(WindowedDataModule):
     """Corpora of the same tokenizer, mixed by weights. Batches are `TokenBatch`.
 
     An epoch takes a fixed number of windows of each corpus, which goes on with the next ones in the next epoch: through
-    all its windows before any of them comes again. Validation and test are those of the corpora, one behind the other,
-    each token once: weights do not count there. (To score one corpus, validate with it alone.) Each corpus is prepared
-    as it is by itself: `lra-ssm prepare`.
+    all its windows before any of them comes again. Validation and test are those of the corpora, one behind the other;
+    weights do not count there. Each corpus is prepared by itself.
 
     Takes what every `WindowedDataModule` takes, and its own:
 
     Args:
         corpora: data modules of text, given by class_path and init_args without `root`; in Python a class, or
-            `functools.partial(Corpus, source=…)`: they are called with `root`. How they make windows and batches does
-            not count, but must not be said otherwise than here.
-        weights: their shares of the windows of an epoch, as positive numbers, whatever their sum; None for a share as
-            large as the corpus.
+            `functools.partial(Corpus, source=…)`. Their windows and batches must not be other ones than given here.
+        weights: their shares of an epoch, as positive numbers, whatever their sum; None for the corpora's sizes.
         epoch_windows: windows of an epoch; None for as many as all corpora have.
 
     Raises:
@@ -109,12 +102,9 @@ class Mixture(WindowedDataModule):
         if not self.built:
             raise InputError("Mixture corpora: there is none; give at least one")
         if self.weights is not None:
-            self.require(
-                len(self.weights) == len(self.built), "weights", f"must be one for each of {len(self.built)} corpora"
-            )
-            self.require(
-                all(0 < weight < float("inf") for weight in self.weights), "weights", "must be positive numbers"
-            )
+            count, weights = len(self.built), self.weights
+            self.require(len(weights) == count, "weights", f"must be one for each of {count} corpora")
+            self.require(all(0 < weight < np.inf for weight in weights), "weights", "must be positive numbers")
 
     def _built(self, corpus: Any, number: int) -> LanguageDataModule:
         built = corpus(root=self.root) if callable(corpus) else corpus
@@ -147,15 +137,14 @@ class Mixture(WindowedDataModule):
         splits = [split for corpus in self.built for split in corpus.text_splits(name)]
         first, *others = self.built
         for corpus in others:
+            both = f"{first.prepared_folder} and {corpus.prepared_folder}"
             if corpus.tokenizer_digest != first.tokenizer_digest:
+                raise InputError(f"Mixture: the tokenizers of {both} differ; prepare all corpora with one")
+            ends = first.end_of_text_id, corpus.end_of_text_id
+            if ends[0] != ends[1]:
                 raise InputError(
-                    f"Mixture: the tokenizers of {first.prepared_folder} and {corpus.prepared_folder} differ;"
-                    " prepare all corpora with one"
-                )
-            if corpus.end_of_text_id != first.end_of_text_id:
-                raise InputError(
-                    f"Mixture: documents end with token {first.end_of_text_id} in {first.prepared_folder} and with"
-                    f" {corpus.end_of_text_id} in {corpus.prepared_folder}; prepare all corpora with one end_of_text"
+                    f"Mixture: documents end with token {ends[0]} and {ends[1]} in {both}; prepare all corpora with one"
+                    " end_of_text"
                 )
         return splits
 
@@ -171,8 +160,7 @@ class Mixture(WindowedDataModule):
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def quotas(self, counts: list[int]) -> list[int]:
-        """How many windows an epoch takes of corpora that have so many: what the weights say, to less than one window,
-        and as many as an epoch has together.
+        """How many windows an epoch takes of corpora that have so many: what the weights say, to less than one window.
 
         Raises:
             InputError: a corpus would have none.

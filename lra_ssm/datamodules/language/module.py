@@ -98,8 +98,7 @@ class WindowedDataModule(LoadedDataModule):
 
     @property
     def carries_state(self) -> bool:
-        """Whether a training batch goes on where the one before ended, row by row: its states are to be kept then, and
-        dropped where reset says so."""
+        """Whether a training batch goes on where the one before ended, row by row, with the states of its end."""
         return self.order == "streams"
 
     @property
@@ -187,9 +186,8 @@ class WindowedDataModule(LoadedDataModule):
 class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     """Text that is prepared once, as tokens in shards. Batches are `batches.TokenBatch`.
 
-    A dataset, a dataclass too, gives `dataset`, `sources`, `reader` and `source_settings`, its own settings and other
-    defaults of these, and `fetch_files` where its files can be downloaded. `vocab_size` is known once the data is
-    prepared, from the manifest: a network may have more rows.
+    A dataset, a dataclass too, gives `dataset`, `sources`, `reader` and `source_settings`, its own settings, and
+    `fetch_files` where its files can be downloaded.
 
     Args:
         tokenizer: "bytes", "characters", "words" (an `<eos>` for each line), "bpe:16000" (trained on the training

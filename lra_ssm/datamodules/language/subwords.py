@@ -42,7 +42,7 @@ class SubwordTokenizer(TextTokenizer):
         ids = {*vocabulary.values()}
         if (last := max(ids, default=-1)) >= len(ids):
             hole = next(i for i in range(last) if i not in ids)
-            raise InputError(f"{name}: its vocabulary has a hole: {len(ids)} ids up to {last}, none is {hole}")
+            raise InputError(f"{name}: its vocabulary has a hole: no id is {hole}")
         self.end_of_text_name = self._end_of_text(end_of_text, named, vocabulary)
         super().__init__(len(ids), vocabulary[self.end_of_text_name])
         self._tokenizer.add_special_tokens([self.end_of_text_name])  # which it may not be: a text could end itself
@@ -77,10 +77,8 @@ class SubwordTokenizer(TextTokenizer):
         for encoding in encodings:
             tokens = np.array(encoding.ids, self.dtype)
             if self.end_of_text in tokens:
-                raise InputError(
-                    f"{self._name}: makes its end-of-text token {self.end_of_text_name!r} of a text, whose end would"
-                    " not be known; give another end_of_text"
-                )
+                end = self.end_of_text_name
+                raise InputError(f"{self._name}: makes its end-of-text {end!r} of a text; give another end_of_text")
             yield tokens
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
@@ -108,10 +106,8 @@ class SubwordTokenizer(TextTokenizer):
         if given is not None:
             known = hint(str(given), special, "special are")
             raise InputError(f"{self._name}: end_of_text {given!r} is no token of it; {known}")
-        raise InputError(
-            f"{self._name}: which token ends a text is not known; give end_of_text, one of its special tokens"
-            f" ({', '.join(special[:20]) or 'it has none'})"
-        )
+        known = ", ".join(special[:20]) or "it has none"
+        raise InputError(f"{self._name}: which token ends a text is not known; give end_of_text, one of {known}")
 
 
 def _read(data: bytes, name: str) -> Any:

@@ -172,21 +172,18 @@ class ResumableLoader:
     however the trainer numbers its epochs then, goes on with the next batch.
 
     In a plain loop nobody counts: there every pass over a shuffled loader is the next epoch, from 0 on, also after one
-    that was abandoned in the middle (as with torch's own samplers). `set_epoch` chooses the epoch of the next pass, and
-    those that follow go on from it: a script that resumes by itself says `loader.set_epoch(epoch)` before its first.
+    that was abandoned in the middle. `set_epoch` chooses the epoch of the next pass, for a script that resumes.
 
     Not a subclass of torch's DataLoader but the owner of one: Lightning rebuilds DataLoaders when several devices train
-    or predict, with samplers that repeat examples until all ranks have the same number. It takes any other iterable as
-    it is. Iterating draws nothing from the global random generators. Worker processes live as long as the loader; only
-    one pass may be under way at a time.
+    or predict, with samplers that repeat examples. Iterating draws nothing from the global random generators. Worker
+    processes live as long as the loader; only one pass may be under way at a time.
 
     Args:
         dataset: gives the batch for a list of examples.
         batch_sampler: which batches.
         num_workers: processes that load ahead; 0 loads in this one. Does not change the batches.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
-        trained: gives the number of batches that the run has trained on, over all epochs, or None where no run is
-            under way; None for a loader that no run trains on.
+        trained: gives the batches that the run has trained on, over all epochs; it, or its answer, None for no run.
     """
 
     def __init__(

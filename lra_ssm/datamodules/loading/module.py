@@ -28,9 +28,8 @@ class LoadedDataModule(LightningDataModule, ABC):
     Args:
         batch_size: examples per optimizer batch over all devices together.
         eval_batch_size: the same for validation, test and prediction; None for batch_size.
-        shuffle_seed: of the order of training examples; None for the run's seed (PL_GLOBAL_SEED, which
-            seed_everything sets), else 0.
-        num_workers: processes that load ahead. Loading costs little: 0 is enough for most models.
+        shuffle_seed: of the order of training examples; None for the run's seed (seed_everything), else 0.
+        num_workers: processes that load ahead; 0 is enough for most models.
         pin_memory: copy batches to pinned memory; None where there is a CUDA device.
 
     Raises:
@@ -88,12 +87,7 @@ class LoadedDataModule(LightningDataModule, ABC):
         return {name: getattr(self, name) for name in ("batch_size", "shuffle_seed", "bucket_batches")}
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the splits that a stage needs: fit train and val, validate val, test test, predict `predict_split`;
-        None all.
-
-        Raises:
-            InputError: a split cannot be opened; no such stage.
-        """
+        """Opens the splits that a stage needs; None: all. Raises InputError: one cannot be opened; no such stage."""
         stages = {**STAGES, "predict": (self.predict_split,)}
         if stage is not None and stage not in stages:
             raise InputError(f"{type(self).__name__}.setup: unknown stage {stage!r}; {hint(stage, stages)}")
@@ -113,16 +107,14 @@ class LoadedDataModule(LightningDataModule, ABC):
         return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
-        """Examples of a user's own files, made into inputs as those of the data are; nothing has to be prepared.
-
-        Here features in arrays (`own_arrays`), where the data has features; datasets read what they are made of.
+        """Examples of a user's own files, made into inputs as those of the data are; here arrays of features.
 
         Args:
             paths: files, or folders of them.
             vocabulary: of the data that the network was trained on, where that was counted in it.
 
         Raises:
-            InputError: a file cannot be read, or is not such data; or there is nothing that could be read.
+            InputError: a file cannot be read, or is not such data.
         """
         if self.d_input is None:
             raise InputError(f"{type(self).__name__} reads no files of your own")
@@ -132,10 +124,7 @@ class LoadedDataModule(LightningDataModule, ABC):
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ResumableLoader:
-        """Every example once per epoch, shuffled by (shuffle_seed, epoch) where `shuffles`; resumable at every batch.
-
-        In a plain loop each pass over one loader is the next epoch; see `ResumableLoader`.
-        """
+        """Every example once per epoch, in an order of (shuffle_seed, epoch); resumable: see `ResumableLoader`."""
         # Overfitting means the same batches in every epoch, and in the same order.
         shuffle = self.shuffles and not getattr(self.trainer, "overfit_batches", 0)
         seed = self._resolved_shuffle_seed() if shuffle else None
@@ -144,9 +133,7 @@ class LoadedDataModule(LightningDataModule, ABC):
         return self._loader(dataset, self._training_order(dataset, seed, *self._rank()), trained)
 
     def train_batches(self, world_size: int = 1) -> int:
-        """Batches of a training epoch, once prepared: as long as `train_dataloader` is.
-
-        Raises InputError where they cannot be shared out among so many devices."""
+        """Batches of a training epoch, once prepared. Raises InputError: so many devices cannot share them."""
         self.setup("fit")
         return len(self._training_order(self._datasets["train"], None, 0, world_size))
 
@@ -155,7 +142,7 @@ class LoadedDataModule(LightningDataModule, ABC):
         return self._evaluation_loader(self._opened("val"), self.bucket_batches)
 
     def test_dataloader(self) -> ResumableLoader:
-        """Every test example once: in order, or with bucket_batches the longest first."""
+        """Every test example, the same way."""
         return self._evaluation_loader(self._opened("test"), self.bucket_batches)
 
     def predict_dataloader(self) -> ResumableLoader:
@@ -165,9 +152,8 @@ class LoadedDataModule(LightningDataModule, ABC):
     def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
             stage = next(name for name, splits in STAGES.items() if split in splits)
-            raise InputError(
-                f"{type(self).__name__}: the {split} split is not open; call prepare_data() and setup({stage!r}) first"
-            )
+            name = type(self).__name__
+            raise InputError(f"{name}: {split} is not open; call prepare_data() and setup({stage!r}) first")
         return self._datasets[split]
 
     def _rank(self) -> tuple[int, int]:

@@ -24,7 +24,8 @@ class SplitWriter:
         self._arrays: dict[str, ArrayFile] = {}
         self._labels = None if num_classes is None else self._array("labels", "<i8")
         self._class_counts = np.zeros(num_classes or 0, dtype=np.int64)
-        self._shortest, self._longest, self._sum_of_lengths, self._num_lengths = np.iinfo(np.int64).max, 0, 0, 0
+        self._shortest, self._longest = np.iinfo(np.int64).max, 0
+        self._sum_of_lengths = self._num_lengths = 0
 
     def _array(self, key: str, dtype: str, item: tuple[int, ...] = ()) -> ArrayFile:
         self._arrays[key] = ArrayFile(self._folder / f"{self.name}_{key}.npy", dtype, item)
