@@ -1,4 +1,4 @@
-"""What the data modules of stored data share: prepared once, opened by stage, loaded as `LoadedDataModule` says."""
+"""What the data modules of stored data share: it is prepared once."""
 
 import hashlib
 import json
@@ -92,13 +92,13 @@ class PreparedDataModule(LoadedDataModule):
         """
 
     def fetch(self) -> None:
-        """Downloads the source's files below the root, where they can be downloaded and are not there yet.
+        """Downloads the source's files below the root, if needed.
 
         `lra-ssm prepare` alone calls it: a fit never downloads. The caller need not hold a lock.
         """
 
     def batch_settings(self) -> dict[str, Any]:
-        """Settings that change what the model sees of the prepared data: permutation, augmentation."""
+        """Settings that change what the model sees: permutation, augmentation."""
         return {}
 
     def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
@@ -144,7 +144,7 @@ class PreparedDataModule(LoadedDataModule):
         self._prepare(self.build)
 
     def _prepare(self, build: Callable[[Path], None]) -> bool:
-        """`prepare`, into `prepared_folder`; returns whether it was not there. Says where an older version's was."""
+        """`prepare`, into `prepared_folder`; returns whether it was not there."""
         is_new, older = not self.is_prepared(), self._folder_of(self.content_settings())
         if is_new and (older / MANIFEST).is_file():
             log.warning("%s: an older version prepared it; it is prepared anew beside it, so it can be deleted", older)
@@ -158,12 +158,12 @@ class PreparedDataModule(LoadedDataModule):
         return self.make_dataset(split, name)
 
     def manifest(self) -> dict[str, Any]:
-        """The prepared folder's manifest, and what batches make of the data: `inputs` and `batch_settings`."""
+        """The prepared folder's manifest, with `inputs` and `batch_settings`."""
         names = {"class_names": list(self.class_names)} if self.class_names else {}
         return {"inputs": self.inputs, "batches": self.batch_settings(), **names, **self._open().manifest}
 
     def provenance(self) -> dict[str, Any]:
-        """What a result must say about its data: dataset, inputs, source, counts; the manifest without its details."""
+        """What a result must say about its data: the manifest without its details."""
         manifest = self.manifest()
         source = {key: value for key, value in manifest["source"].items() if key not in ("files", "class_names")}
         examples = {name: num_examples(split) for name, split in manifest["splits"].items()}
@@ -171,7 +171,7 @@ class PreparedDataModule(LoadedDataModule):
         return {"dataset": self.dataset, "batches": batches, "source": source, "examples": examples}
 
     def identity(self) -> dict[str, Any]:
-        """What of this data decides a run's result: the data, the batches and their order; not where it lies."""
+        """What of this data decides a run's result; not where it lies."""
         batches = {"inputs": self.inputs, **self.batch_settings(), **self.order_settings()}
         return {"dataset": self.dataset, "kind": self.kind(), "content": self.content_settings(), "batches": batches}
 
@@ -201,5 +201,5 @@ class SequenceDataModule(PreparedDataModule):
 
 
 def file_stats(paths: list[Path]) -> dict[str, Any]:
-    """What stands for the content of files that a user names, which takes long to hash: sizes and times of change."""
+    """What stands for the content of files that a user names: sizes and times of change."""
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}

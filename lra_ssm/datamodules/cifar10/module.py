@@ -1,4 +1,4 @@
-"""What LRA Image and sCIFAR share: both are CIFAR-10, whose prepared folders are `<root>/cifar10/…`."""
+"""What LRA Image and sCIFAR share: both are CIFAR-10."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@
     the Hub's parquet files, or a folder that `datasets` saved (uoft-cs/cifar10)
 
 The first two have the published order, which decides the public S4 code's split; class folders have that of the sorted
-names. Needs neither torch nor lightning.
+names.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ _PICTURE = re.compile(r"(?:.*/)?(train|test)/([^/]+)/([^/]+\.(?i:png|jpe?g))")
 
 
 def is_published(path: Path) -> bool:
-    """Whether a path is the archive, or a folder with all batches: fewer are what a broken unpacking leaves."""
+    """Whether a path is the archive, or a folder with all batches."""
     python, binary = (all((path / f"{name}{end}").is_file() for name in BATCH_MD5) for end in ("", ".bin"))
     return path.is_file() or python or binary
 
@@ -150,7 +150,7 @@ def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
     if path.is_file():
         yield from iterate(path, wanted)
         return
-    # Not path.rglob: links to folders are followed, and nothing deeper than the layouts go is looked at.
+    # Not path.rglob: links to folders are followed.
     found = [*path.glob("*"), *path.glob("train/*/*"), *path.glob("test/*/*")]
     names = [name for name in (entry.relative_to(path).as_posix() for entry in sorted(found)) if wanted(name)]
     with Bar(f"reading the images of {path.name}", len(names)) as bar:

@@ -1,1 +1,1 @@
-"""What comes from elsewhere: downloads, archives, the Long Range Arena release. Needs no torch."""
+"""What comes from elsewhere: downloads, archives, the Long Range Arena release."""

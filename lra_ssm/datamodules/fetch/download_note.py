@@ -37,7 +37,7 @@ def note_of(path: Path) -> Path:
 
 
 def write_note(path: Path, note: DownloadNote) -> None:
-    """Writes the note of a file or folder, whole or not at all. The caller holds a lock. Raises OSError."""
+    """Writes the note of a file or folder, whole or not at all."""
     write_json(note_of(path), asdict(note))
 
 

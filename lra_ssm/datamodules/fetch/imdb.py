@@ -2,7 +2,7 @@
 
     aclImdb/{train,test}/{pos,neg}/<id>_<rating>.txt    one review per file; train/unsup/ has no labels and is not read
 
-Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011). Needs neither torch nor lightning.
+Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011).
 """
 
 import re
@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 def find_original(root: Path) -> Path | None:
-    """Stanford's folder or archive below the data root, in the first of PLACES that has it; None if none has."""
+    """Stanford's folder or archive below the data root; None if there is none."""
     for place in PLACES:
         if is_layout(root / place / "aclImdb"):
             return root / place / "aclImdb"

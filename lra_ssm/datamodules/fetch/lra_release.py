@@ -43,7 +43,7 @@ class ReleasedFiles:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Where files may be: as the archive unpacks, as it should have unpacked, and as users move them."""
+        """Where files may be: as the archive unpacks, should unpack, and as users move them."""
         return (f"{UNPACKED}/{self.folder}", f"lra_release/{self.folder}", self.folder, *self.others, "")
 
     def find(self, folder: Path) -> dict[str, Path] | None:
@@ -117,7 +117,7 @@ def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE
 
 
 def _below(folder: str, name: str) -> str | None:
-    """A member's path below the folder, wherever that is in the archive; None if it is not in it."""
+    """A member's path below the folder; None if it is not in it."""
     return f"/{name}".partition(f"/{folder}/")[2] or None
 
 

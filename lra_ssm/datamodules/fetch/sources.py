@@ -1,4 +1,4 @@
-"""Where a source's files are: at a path that the user names, or in a folder that a download makes below the root."""
+"""Where a source's files are: at a user's path, or in a folder below the root."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """A file of the user's, open for reading.
 
     Raises:
-        InputError: it cannot be opened; without this, the one who prepares would blame the data root.
+        InputError: it cannot be opened.
     """
     try:
         file = open(path, "rb")
@@ -81,7 +81,7 @@ class LineFile:
         return InputError(f"{self.path}:{max(self.number, 1)}: {what}")
 
     def entry(self, **counts: Any) -> dict[str, Any]:
-        """What the manifest says of the file; no digests are published that it could be compared with."""
+        """What the manifest says of the file; no digests are published."""
         size, digest = self.path.stat().st_size, self._digest.hexdigest()
         return {"file": str(self.path), "bytes": size, **counts, "sha256": digest, "digest": "unknown"}
 

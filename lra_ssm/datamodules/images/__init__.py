@@ -1,1 +1,1 @@
-"""What the datasets of images share: decoding, splits, preparing, pixels as sequences. Readers need no torch."""
+"""What the datasets of images share."""

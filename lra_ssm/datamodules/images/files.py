@@ -1,4 +1,4 @@
-"""What every reader of images gives, and of what: PNG and JPEG files as arrays, labels that are classes, digests."""
+"""What every reader of images gives: PNG and JPEG files as arrays, labels that are classes, digests."""
 
 import hashlib
 import io
@@ -36,7 +36,7 @@ class ImageFiles(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Pixels (height, width, channels) uint8; whether the file's format loses some of what was put in (JPEG)."""
+    """Pixels (height, width, channels) uint8; whether the file is a JPEG, which loses some."""
 
     pixels: Pixels
     lossy: bool
@@ -79,7 +79,7 @@ def decode_image(data: bytes, mode: Mode, size: tuple[int, int], name: str) -> D
 
 
 def digests(data: bytes, published_md5: str | None) -> dict[str, Any]:
-    """What the manifest records of one file: its size, sha256, and whether it is the published one."""
+    """What the manifest records of one file."""
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     known = "published" if md5 == published_md5 else "unknown"
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "digest": known}

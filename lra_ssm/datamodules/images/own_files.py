@@ -1,4 +1,4 @@
-"""A user's own images as a network takes them: the sequences that the data module makes of its own."""
+"""A user's own images as a network takes them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

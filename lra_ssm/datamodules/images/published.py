@@ -1,4 +1,4 @@
-"""What Image, sCIFAR and MNIST share: image datasets that are published with a training and a test set."""
+"""What Image, sCIFAR and MNIST share: published training and test sets."""
 
 import logging
 import math
@@ -42,7 +42,7 @@ class PublishedImages(PreparedDataModule):
 
     Args:
         split_seed: of the choice of validation images; 42 is the public S4 code's.
-        limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
+        limit: at most so many images in each split, classes as balanced as they can be; None for all.
     """
 
     command: ClassVar[str]  # of `lra-ssm prepare`
@@ -108,7 +108,7 @@ class PublishedImages(PreparedDataModule):
         if files.test is None:
             log.warning("%s: holds no test images, so a part of the training images stands in for them", path)
         indices = split_indices(counts["train"], files.test is not None, self.split_seed)
-        # Of all that are for training, before the limit: a limit below the number of classes has to leave some out.
+        # Before the limit: one below the number of classes has to leave some out.
         require_every_class(files.train.labels[indices["train"]], self.class_names or (), path)
         parts = {name: (files.train, chosen) for name, chosen in indices.items()}
         if files.test is not None:
@@ -150,7 +150,7 @@ class PublishedImages(PreparedDataModule):
         return hub.origin if path == self.data_root / hub.below else {"revision": "unknown"}
 
     def fetch(self) -> None:
-        """Downloads what `source` needs below the root, unless it is there: for original and huggingface."""
+        """Downloads what `source` needs below the root, unless it is there."""
         if self.kind() == "files" or self._usual_path() is not None:
             return
         if self.source == "huggingface":

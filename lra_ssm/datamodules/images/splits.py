@@ -1,4 +1,4 @@
-"""Which examples belong to which split, and which are taken for trying out. Loads torch only to draw a split."""
+"""Which examples belong to which split."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def part_sizes(num: int, parts: Sequence[int] | Sequence[float]) -> list[int]:
-    """Counts that sum to num as they are; fractions that sum to 1 rounded down, but the first part takes what is left.
+    """Counts that sum to num as they are; fractions rounded down, but the first part takes the rest.
 
     Raises:
         InputError: they sum to something else, or a part would be empty.
@@ -61,7 +61,7 @@ def ordered_split(num: int, parts: Sequence[int] | Sequence[float]) -> list[Indi
 
 
 def limited(labels: npt.NDArray[np.integer[Any]], limit: int | None) -> Indices:
-    """Positions of at most `limit` examples by their labels (n,), increasing; all for None. See `selection.choose`."""
+    """Positions of at most `limit` examples by their labels (n,), increasing; all for None."""
     if limit is None:
         return np.arange(len(labels))
     return choose(labels, limit, random_keys(len(labels), LIMIT_SEED))

@@ -1,4 +1,4 @@
-"""Images as sequences of pixels: what models are given of the stored uint8 images, and augmentation.
+"""Stored uint8 images as the sequences of pixels that models are given, and augmentation.
 
 B batch, H height, W width, C channels, L = H · W pixels in row-major order.
 """
@@ -69,7 +69,7 @@ def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:
 
 
 def random_permutation(num: int, seed: int) -> npt.NDArray[np.int64]:
-    """The pixels 0 … num − 1 in a random order (num,), the same for a seed on every machine and numpy (NEP 19).
+    """The pixels 0 … num − 1 in a random order (num,), the same everywhere (NEP 19).
 
     Seed 92916 for 784 pixels is, by a note in the public S4 code (src/dataloaders/basic.py), what other works used.
     """

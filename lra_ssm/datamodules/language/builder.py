@@ -1,7 +1,7 @@
-"""From a corpus to prepared tokens: a plan of shards, a tokenizer, each shard's tokens, one prepared folder of all.
+"""From a corpus to prepared tokens: a plan of shards, a tokenizer, each shard's tokens, one folder.
 
 Shards lie in a folder of their own until all are there, so a killed preparation goes on where it was, and several
-machines that share a file system can make the shards of one corpus, in any order. Needs no torch.
+machines that share a file system can make the shards of one corpus, in any order.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Numbered = tuple[int, Shard]
 
 
 class Turn(NamedTuple):
-    """Which shards are made here, of a corpus that several machines work at: every turns-th, from the number-th on."""
+    """Which shards are made here, where several machines work: every turns-th, from the number-th on."""
 
     number: int
     turns: int
@@ -58,7 +58,7 @@ ALL = Turn(1, 1)
 
 
 class BadCorpus(InputError):
-    """The corpus cannot be read as it is: what was made of it will not serve when it is mended."""
+    """The corpus cannot be read as it is: what was made of it will not serve."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Preparation:
                 bar.advance(shard.size)
 
     def _check_room(self, shard: Shard, size: int, tokenizer: TextTokenizer) -> None:
-        """For so many bytes of files, by what the first texts of a shard became; compressed ones count as plain."""
+        """For so many bytes of files, by what a shard's first texts became."""
         text, read = list[str](), 0
         for found in self.reader.texts(shard):
             text.append(found.text)

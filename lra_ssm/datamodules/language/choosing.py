@@ -1,6 +1,6 @@
-"""Which tokenizer: what a user may say for one, how it is made of a corpus, read from a file, fetched from the Hub.
+"""Which tokenizer: what a user may say, and how it is made, read or fetched from the Hub.
 
-Of folders and repositories a vocabulary.json or a tokenizer.json is read, and nothing that is code, or could be.
+Of folders and repositories a vocabulary.json or a tokenizer.json is read, nothing that could be code.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class TokenizerChoice:
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
     def open(self, end_of_text: str | None = None) -> TextTokenizer:
-        """The tokenizer, where it is not made of the corpus; a hub's from the hub's cache, where `fetch` has put it.
+        """The tokenizer, where it is not made of the corpus; a hub's from the cache.
 
         Args:
             end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named beside.
@@ -78,7 +78,7 @@ class TokenizerChoice:
         return load_tokenizer(self.path if self.kind == "file" else _of_the_hub(self.text, cached=True), end_of_text)
 
     def fetch(self) -> None:
-        """Downloads a tokenizer of the hub to the hub's cache. Raises InputError: it cannot be had."""
+        """Downloads a tokenizer of the hub to its cache. Raises InputError."""
         if self.kind == "hub":
             _of_the_hub(self.text, cached=False)
 
@@ -128,7 +128,7 @@ def train_tokenizer(choice: TokenizerChoice, texts: Iterable[str], size: int = 0
 
 
 def evenly(texts: Iterable[str], size: int, most: int) -> Iterator[str]:
-    """About `most` bytes of texts of `size` bytes together, from their whole length; all of them if they are fewer."""
+    """About `most` bytes of texts of `size` bytes together, from their whole length."""
     seen = taken = 0
     for text in texts:
         if size <= most or taken * size <= seen * most:
@@ -174,7 +174,7 @@ def read_tokenizer(
 
 
 def _file_of(path: Path) -> Path:
-    """The file that a tokenizer is in, where `path` may be its folder. Raises InputError: the folder has none."""
+    """The file that a tokenizer is in. Raises InputError: the folder has none."""
     if not path.is_dir():
         return path
     names = sorted(entry.name for entry in path.iterdir())
@@ -186,7 +186,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _named_end(path: Path) -> str | None:
-    """The end-of-text token that the tokenizer_config.json beside a tokenizer.json names; None if it names none."""
+    """The end-of-text token that the tokenizer_config.json beside it names; None for none."""
     config = path.with_name(_CONFIG)
     if not config.is_file():
         return None

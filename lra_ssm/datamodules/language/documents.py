@@ -1,7 +1,7 @@
-"""Documents as a corpus gives them: the work in shards, long documents in several texts, the held-out share.
+"""Documents as a corpus gives them: in shards, long ones in several texts, some held out.
 
 A corpus gives `shards`, each to be read by any process at any time, and the `texts` of a shard, in order. Those of all
-shards, one behind the other, are the corpus, whatever the shards' size. Needs neither torch nor lightning.
+shards, one behind the other, are the corpus, whatever the shards' size.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ SPLITS = ("train", "val", "test")
 
 
 class Range(NamedTuple):
-    """A share of one file: bytes of plain ones, row groups of parquet; 0 and None, the whole file, of others."""
+    """A share of one file: bytes, of parquet row groups; 0 and None for the whole."""
 
     path: str
     begin: int
@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A share of the work. `split` None: each document's key decides (`HeldOut`). `size` in bytes, for progress."""
+    """A share of the work, `size` bytes. `split` None: each document's key decides (`HeldOut`)."""
 
     split: str | None
     ranges: tuple[Range, ...]
@@ -142,7 +142,7 @@ class CorpusReader(Protocol):
         """
 
     def content_settings(self) -> dict[str, Any]:
-        """Everything that decides what the documents and their splits are, as plain values."""
+        """Everything that decides the documents and their splits."""
 
 
 # Whitespace in UTF-8 as Unicode has it, with the separators that Python counts among it.

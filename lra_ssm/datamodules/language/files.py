@@ -109,7 +109,7 @@ class FileCorpus:
     shard_bytes: int = SHARD_BYTES
 
     def shards(self) -> list[Shard]:
-        """Large files in shares, small ones of a split together. Raises InputError: a file cannot be read."""
+        """Large files in shares, small ones of a split together."""
         found: list[Shard] = []
         most = max(self.shard_bytes, sum(_stat(path).st_size for path, _ in self.files) // MOST_SHARDS)
         for path, split in self.files:

@@ -182,14 +182,14 @@ class Mixture(WindowedDataModule):
     def _training_order(self, dataset: BatchDataset, seed: int | None, rank: int, world_size: int) -> EpochBatches:
         assert isinstance(dataset, TokenWindows)
         counts = np.diff(dataset.firsts).tolist()
-        # Without a seed the corpora would come one behind the other. (To overfit, the trainer counts within an epoch.)
+        # Without a seed the corpora would come one behind the other.
         seed = self._resolved_shuffle_seed() if seed is None else seed
         return MixtureBatches(counts, self.quotas(counts), self.batch_size, seed, rank, world_size)
 
     # -- what a result depends on ----------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """What of this data decides a run's result: the corpora, their shares, the batches and their order."""
+        """What of this data decides a run's result."""
         corpora = [{key: corpus.identity()[key] for key in ("dataset", "kind", "content")} for corpus in self.built]
         shares = {"weights": self.weights, "epoch_windows": self.epoch_windows}
         batches = {**self.batch_settings(), **self.order_settings()}

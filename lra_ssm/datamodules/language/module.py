@@ -1,4 +1,4 @@
-"""What the data modules of text have in common: windows or streams for training, an order of evaluation, a tokenizer.
+"""What the data modules of text have in common.
 
 L length of a window.
 """
@@ -24,7 +24,7 @@ from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 
-# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+# Raise when the same settings would give other data than before.
 READER_VERSION = 1
 SHARDS = ".shards-"  # what a preparation that is not finished leaves begins with
 Order = Literal["shuffled", "streams"]
@@ -139,7 +139,7 @@ class WindowedDataModule(LoadedDataModule):
         return Windows(splits, self.length, self.isolate, self.eval_stride)
 
     def predict_dataloader(self) -> ResumableLoader:
-        """Every token of `predict_split` once, in the order of evaluation, the training split's too."""
+        """Every token of `predict_split` once, in the order of evaluation."""
         return self._evaluation_loader(self.evaluation_windows(self.text_splits(self.predict_split)))
 
     # -- what a result depends on ----------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class WindowedDataModule(LoadedDataModule):
         return {"batch_size": self.batch_size, "shuffle_seed": self.shuffle_seed, "order": self.order}
 
     def state_dict(self) -> dict[str, Any]:
-        """The tokenizer, which travels with checkpoints: its file's name, sha256 and text, and what ends texts."""
+        """The tokenizer, which travels with checkpoints."""
         file, end = self.tokenizer_file, {"end_of_text": self.end_of_text_id}
         text = file.read_text(encoding="utf-8")
         return {"tokenizer": {"file": file.name, "sha256": self.tokenizer_digest, "text": text, **end}}
@@ -222,13 +222,13 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     @abstractmethod
     def source_settings(self) -> dict[str, Any]:
-        """What decides the documents where a publisher's files are the source, as plain values."""
+        """What decides the documents where a publisher's files are the source."""
 
     def fetch_files(self) -> None:
-        """Downloads a publisher's files below the root, where they can be downloaded and are not there yet."""
+        """Downloads a publisher's files below the root, if needed."""
 
     def published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """What the manifest says of splits beside what is published of them, given their entries in it."""
+        """What the manifest says of splits beside what is published of them."""
         return {}
 
     # -- preparation -----------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         return {**super().source_digests(), **own}
 
     def fetch(self) -> None:
-        """Downloads what is missing of the corpus and the tokenizer. Raises InputError: they cannot be downloaded."""
+        """Downloads what is missing of the corpus and the tokenizer."""
         self.choice.fetch()
         if self.kind() != "files":
             self.fetch_files()
@@ -271,7 +271,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         self._make(self.build)
 
     def tokenise(self, turn: Turn) -> str:
-        """Makes those shards whose turn it is, so that several machines can work at a time; `merge` is the end of it.
+        """Makes the shards of a turn, so that several machines can work at a time; `merge` is the end.
 
         Returns:
             One line on what is there now.
@@ -325,7 +325,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         return super().open_split(name)
 
     def check_intact(self, name: str) -> None:
-        """Raises InputError where a split's files or the tokenizer are not what was prepared."""
+        """Raises InputError: files are not what was prepared."""
         for split in self.text_splits(name):
             check_intact(split)
         if self.tokenizer_digest != self._open().manifest["tokenizer"]["sha256"]:

@@ -1,4 +1,4 @@
-"""Plain text in documents: files, lines, paragraphs, articles. Files are mapped, not read: memory stays small."""
+"""Plain text in documents: files, lines, paragraphs, articles. Files are mapped."""
 
 import mmap
 import re
@@ -24,7 +24,7 @@ BOM = b"\xef\xbb\xbf"  # which some editors begin a file with; no part of its te
 
 
 class _Boundary(NamedTuple):
-    """What lies between two documents: the second begins where it ends. `kept`: as a part of the first."""
+    """What lies between two documents. `kept`: as a part of the first."""
 
     pattern: re.Pattern[bytes]
     kept: bool

@@ -59,7 +59,7 @@ def _names(reading: Reading) -> list[str]:
 
 
 def _lines(share: Range) -> Iterator[Record]:
-    """Records of JSON lines, of a share of a plain file or a whole compressed one; blank lines are none."""
+    """Records of JSON lines, of a share of a file; blank lines are none."""
     import pyarrow  # comes with `datasets`
 
     path, end = share.path, share.end
@@ -116,7 +116,7 @@ def _rows(share: Range, names: list[str]) -> Iterator[Record]:
 
 
 def _opened(path: str, names: list[str]) -> Any:
-    """A parquet file that is read bit by bit. Raises InputError: it is none, or lacks a column."""
+    """A parquet file. Raises InputError: it is none, or lacks a column."""
     import pyarrow.parquet
 
     try:
@@ -132,7 +132,7 @@ def _opened(path: str, names: list[str]) -> Any:
 
 
 def _field(record: Any, name: str, where: Callable[[], str]) -> str:
-    """A text in a record; "a.b" is b of a. Raises InputError: it is missing, or no text."""
+    """A text in a record. Raises InputError: it is missing, or no text."""
     value = record
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:

@@ -1,4 +1,4 @@
-"""A shard of a corpus as tokens: a folder of its own with the tokens by split, whole or not there at all.
+"""A shard of a corpus as tokens: a folder, whole or not there at all.
 
     <shards>/plan.json                            which shards there are, made with which tokenizer
     <shards>/<number>/shard.json                  counts by split and source, entries of the arrays
@@ -6,7 +6,7 @@
     <shards>/<number>/<split>_starts_<number>.npy where documents begin, int64; a shard may begin within one
 
 A shard depends on its place in the corpus and the tokenizer alone, so whichever process makes it, in whatever order, it
-is the same. Prepared data takes its arrays as they are. Needs no torch.
+is the same. Prepared data takes its arrays as they are.
 """
 
 import json
@@ -97,7 +97,7 @@ class TokenWriter:
         self.sources.setdefault(text.source, Tally()).add(tally)
 
     def close(self) -> dict[str, Any]:
-        """Finishes the files; returns what a split's entry in the manifest has, of this one shard."""
+        """Finishes the files; returns a split's entry in the manifest, of this shard."""
         sources = {name: vars(self.sources[name]) for name in sorted(self.sources)}
         arrays = {"tokens": self._tokens.close(), "starts": self._starts.close()}
         return {**vars(self.total), "tokens": self.num_tokens, "sources": sources, "shards": [arrays]}

@@ -1,4 +1,4 @@
-"""The fourth tokenizer: whatever a tokenizer.json of Hugging Face's `tokenizers` says, which is imported when needed.
+"""The fourth tokenizer: whatever a tokenizer.json of Hugging Face's `tokenizers` says.
 
 And a byte-level BPE made of texts (Sennrich et al. 2016; the bytes as GPT-2 has them, Radford et al. 2019): without a
 network, the same file for the same texts however they are cut or computed.

@@ -1,4 +1,4 @@
-"""Texts of any length as tokens of one flat array, and back: bytes, characters, words; `subwords` has the fourth.
+"""Texts as tokens of one flat array, and back: bytes, characters, words; `subwords` has the fourth.
 
 - bytes: ids 0–255 are the bytes of the UTF-8, 256 ends a text.
 - characters: `<eos>` 0, `<unk>` 1, then those of the training texts, the most frequent first, equally frequent ones by
@@ -79,7 +79,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def _encode(self, texts: Sequence[str], last: Sequence[bool]) -> Iterable[IntArray]:
-        """The tokens of each text, without the end of a document; of self.dtype, or a smaller one."""
+        """The tokens of each text, without the end of a document."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int] | IntArray) -> str:
@@ -181,7 +181,7 @@ class WordTokenizer(TextTokenizer):
 
     @classmethod
     def made_of(cls, texts: Iterable[str]) -> Self:
-        """With the words of texts, by how often they occur. Memory is that of the distinct ones."""
+        """With the words of texts, by how often they occur."""
         counts = Counter[str]()
         for text in texts:
             counts.update(text.split())
@@ -212,7 +212,7 @@ def _vocabulary(**content: str | Sequence[str]) -> bytes:
 
 
 class TextStream:
-    """Adds up to the text that all tokens together have behind those before them, whatever is between two tokens.
+    """The text of tokens, one by one.
 
     A character whose bytes are divided between tokens is held back until it is whole. What a token costs does not grow
     with the text.

@@ -20,7 +20,7 @@ from lra_ssm.errors import InputError
 
 
 class _Rows(NamedTuple):
-    """The rows of a batch: targets begin … end − 1 of a stream, of which those from `scored` on are scored."""
+    """The rows of a batch: targets begin … end − 1, scored from `scored` on."""
 
     stream: IntArray  # (B,), as begin, end and scored
     begin: IntArray

@@ -1,4 +1,4 @@
-"""Builds prepared ListOps folders, generated or from files. Needs neither torch nor lightning."""
+"""Builds prepared ListOps folders."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 DATASET = "listops"
 NUM_CLASSES = 10
-# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+# Raise when the same settings would give other data than before.
 GENERATOR_VERSION = 1
 READER_VERSION = 1
 

@@ -102,7 +102,7 @@ class ListOps(SequenceDataModule):
             build_from_files(folder, self._files(), self.kind(), self.max_length, self.limit)
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
-        """Expressions, one a line, as LRA writes them or without its parentheses; without their values."""
+        """Expressions, one a line, with parentheses or without, without values."""
         files, notes = own_files(paths, TEXTS, " or ".join(TEXTS))
         found = []
         for where, text in (lines := read_lines(files)):
@@ -113,7 +113,7 @@ class ListOps(SequenceDataModule):
         return own_sequences([where for where, _ in lines], np.concatenate(found), lengths, notes)
 
     def fetch(self) -> None:
-        """Downloads LRA's archive to the root and unpacks its expressions there (source "lra"), if needed."""
+        """Downloads LRA's archive and unpacks its expressions, if needed."""
         if self.source == "lra":
             FILES.fetch(self.data_root)
 

@@ -61,11 +61,11 @@ class BatchDataset(Dataset[AnyBatch], ABC):
 
     @property
     def lengths(self) -> IntArray | None:
-        """By which batches of examples of similar length are made (len(self),); None where all are equally long."""
+        """By which batches are bucketed (len(self),); None where all are equally long."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """What, besides the order of the examples, decides what a batch is, where a checkpoint should say it."""
+        """What, besides the examples' order, decides a batch, for checkpoints."""
         return {}
 
     def __getitem__(self, index: int) -> AnyBatch:

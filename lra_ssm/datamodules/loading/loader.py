@@ -1,4 +1,4 @@
-"""Which examples make up which batch, and a loader that resumes exactly where a checkpoint was written."""
+"""Which examples make up which batch, and a loader that resumes in the middle."""
 
 import os
 import signal

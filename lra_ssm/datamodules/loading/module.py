@@ -1,4 +1,4 @@
-"""What every data module of ours has: splits opened by stage, loaded in an order that seed and epoch decide."""
+"""What every data module has: splits opened by stage, loaded in an order of seed and epoch."""
 
 import os
 from abc import ABC, abstractmethod
@@ -101,7 +101,7 @@ class LoadedDataModule(LightningDataModule, ABC):
             loader.close()
 
     def sample(self, count: int) -> AnyBatch:
-        """The first training examples, at most a batch of them, as a batch of the first epoch; loads no more."""
+        """The first training examples, at most a batch of them."""
         self.setup("fit")
         train = self._datasets["train"]
         return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
@@ -175,7 +175,7 @@ class LoadedDataModule(LightningDataModule, ABC):
         return loader
 
     def _batches_trained(self) -> int | None:
-        """By the trainer that is training just now; None in a loop of somebody's own, after a fit too."""
+        """By the trainer that is training just now; None in a loop of somebody's own."""
         assert self.trainer is not None
         if not self.trainer.training:
             return None

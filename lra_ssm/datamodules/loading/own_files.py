@@ -1,4 +1,4 @@
-"""A user's own files as a network takes them: no labels, nothing prepared. A data module says how they are encoded.
+"""A user's own files as a network takes them: no labels, nothing prepared.
 
 B batch, L length, C features per position.
 """
@@ -86,7 +86,7 @@ def read_lines(paths: Sequence[Path]) -> list[tuple[str, str]]:
 def own_sequences(
     names: list[str], tokens: IntArray, lengths: IntArray, notes: list[str], per_example: int = 1
 ) -> OwnExamples:
-    """Tokens (sum of lengths,) of sequences one after another, of which an example takes one, or a pair."""
+    """Tokens (sum of lengths,) of sequences, of which an example takes one, or a pair."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
 
@@ -143,7 +143,7 @@ def own_arrays(
 
 
 def _features(path: Path, d_input: int, length: int | None) -> np.ndarray[Any, Any]:
-    """The sequences (n, length, d_input) of a file, finite. Raises InputError: it holds others."""
+    """The sequences (n, length, d_input) of a file. Raises InputError."""
     values = _numbers(path)
     if values.ndim == 2 and d_input == 1:
         values = values[..., None]
@@ -156,7 +156,7 @@ def _features(path: Path, d_input: int, length: int | None) -> np.ndarray[Any, A
 
 
 def _numbers(path: Path) -> np.ndarray[Any, Any]:
-    """The array of a .npy or .csv file. Raises InputError: it cannot be read as numbers."""
+    """The array of a .npy or .csv file. Raises InputError."""
     if path.suffix.lower() == ".npy":
         try:
             with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Randomness by counter: a number that depends on its coordinates alone, whoever asks for it, whenever."""
+"""Randomness by counter: a number depends on its coordinates alone."""
 
 import numpy as np
 import numpy.typing as npt

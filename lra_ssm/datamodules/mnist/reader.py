@@ -45,7 +45,7 @@ USUAL_PLACES = ("mnist/download", "mnist", "MNIST/raw", "mnist/MNIST/raw")
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder has all four files: fewer are what a killed download leaves, and the next one completes."""
+    """Whether a folder has all four files: fewer are what a killed download leaves."""
     return len(_found(folder)) == len(MD5)
 
 
@@ -80,7 +80,7 @@ def locate(path: Path) -> Path:
 
 
 def watched_files(path: Path) -> list[Path]:
-    """Files whose sizes and times tell whether the content of a located folder may have changed."""
+    """Files that tell by sizes and times whether the content may have changed."""
     return list(_found(path).values()) if is_published(path) else hub.watched_files(path)
 
 

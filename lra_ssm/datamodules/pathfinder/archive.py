@@ -8,7 +8,7 @@ A line of metadata per image, columns separated by blanks: folder, file, number 
 length, distractor length, paddle length, paddle thickness, margin, number of paddle contrasts.
 
 A block counts from the moment its metadata is there, which is written last and at once, so that a killed run
-is resumed where it was. Needs numpy, and rich for the progress bar; neither torch nor an image library.
+is resumed where it was.
 """
 
 import json

@@ -52,7 +52,7 @@ class Pathfinder(PreparedDataModule):
             as in LRA's own.
         split: 80, 10 and 10 % of the whole set, "random", as in the public S4 code, or in "file_order", as in LRA's.
         split_seed: of the random split; 42 is the public S4 code's.
-        limit: at most so many images in each split, classes as balanced as they can be, for trying out; None for all.
+        limit: at most so many images in each split, classes as balanced as they can be; None for all.
 
     Raises:
         InputError: settings that cannot be met.

@@ -1,4 +1,4 @@
-"""Builds prepared folders of AAN pairs. Needs neither torch nor lightning."""
+"""Builds prepared folders of AAN pairs."""
 
 import logging
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 DATASET = "retrieval"
 NUM_CLASSES = 2
-# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+# Raise when the same settings would give other data than before.
 READER_VERSION = 1
 
 
@@ -86,7 +86,7 @@ def _check_classes(reader: PairsFile, split: str) -> None:
 
 
 def _check_room(folder: Path, sizes: Mapping[str, int], max_length: int, limit: int | None) -> None:
-    """A token takes a byte, or two beside a large vocabulary; long documents are cut: the files' sizes lie between."""
+    """A token takes a byte, or two beside a large vocabulary."""
     needed = sum(sizes.values())
     if limit is not None:
         needed = min(needed, len(sizes) * limit * 2 * max_length)

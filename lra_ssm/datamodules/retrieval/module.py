@@ -82,7 +82,7 @@ class Retrieval(SequenceDataModule):
         return own_sequences(names, encoded.tokens, encoded.lengths, others + notes, per_example=2)
 
     def fetch(self) -> None:
-        """Downloads LRA's archive to the root and unpacks its pairs there (source "lra"), if needed."""
+        """Downloads LRA's archive and unpacks its pairs, if needed."""
         if self.source == "lra":
             FILES.fetch(self.data_root)
 

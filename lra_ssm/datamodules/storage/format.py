@@ -11,7 +11,7 @@ Example i of a split of sequences is tokens[offsets[i]:offsets[i + 1]], its clas
 its documents are sequences 2i and 2i + 1. targets[j] belongs to tokens[j]: a class, or NOT_SCORED. A split of text is
 all shards' tokens one behind the other; starts are the positions in it at which documents begin, those of a shard in
 its own file. Tokens are uint8, uint16 or uint32 by the size of the vocabulary, images uint8 (n, height, width,
-channels), offsets, starts and labels int64, targets int32. Needs no torch.
+channels), offsets, starts and labels int64, targets int32.
 """
 
 import json
@@ -47,7 +47,7 @@ class _Object(dict[str, Any]):
 
 @dataclass
 class StoredSplit:
-    """A split's files, memory-mapped on first use, anew in every process it is sent to: pickling takes paths alone."""
+    """A split's files, memory-mapped on first use, in every process anew."""
 
     folder: Path
     entry: dict[str, Any]
@@ -87,7 +87,7 @@ class Split(StoredSplit):
         return int(self.entry["examples"])
 
     def check(self, key: str, values: IntArray, size: int | None) -> None:
-        """Raises InputError unless all values, which an array gave, are 0 … size − 1 (None: whatever they are)."""
+        """Raises InputError unless all values of an array are 0 … size − 1 (None: any)."""
         if size is not None:
             check_values(self.path(key), key, values, size)
 
@@ -293,7 +293,7 @@ def array_entries(split: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def vocab_size(manifest: dict[str, Any]) -> int | None:
-    """How many tokens the vocabulary of a manifest has, which lists them or says their number; None for images."""
+    """How many tokens the vocabulary of a manifest has; None for images."""
     return len(manifest["vocabulary"]) if "vocabulary" in manifest else manifest.get("vocab_size")
 
 

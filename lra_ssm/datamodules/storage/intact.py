@@ -2,7 +2,7 @@
 
 What was found intact is remembered beside the prepared folder, in `.<name>.intact`: each file's size, times of change
 and digest. So opening costs one look at each file, a changed byte is found at the next start, and data that was copied
-or moved (which changes the times) is read through once more, about a second for each GB. Needs no torch.
+or moved (which changes the times) is read through once more, about a second for each GB.
 """
 
 import json

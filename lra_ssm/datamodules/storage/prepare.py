@@ -61,7 +61,7 @@ def prepare(root: Path, dataset: str, name: str, build: Callable[[Path], None]) 
 
 
 def _remove_if_unused(folder: Path) -> None:
-    """Removes the dataset's folder, lock included, if nothing else is in it. The lock must be held."""
+    """Removes the dataset's folder if only the lock, which is held, is in it."""
     if [entry.name for entry in folder.iterdir()] == [LOCK]:
         (folder / LOCK).unlink()
         with suppress(OSError):  # a process that has just come put its own lock there

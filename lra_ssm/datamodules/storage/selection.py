@@ -46,7 +46,7 @@ def random_keys(count: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def text_keys(texts: Iterable[str], seed: int) -> npt.NDArray[np.uint64]:
-    """Keys for `choose` that depend on the texts and the seed alone, not on their order: equal for equal texts."""
+    """Keys for `choose` that depend on the texts and the seed alone."""
     salt = seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
     digests = [hashlib.blake2b(text.encode(), digest_size=8, salt=salt).digest() for text in texts]
     return np.frombuffer(b"".join(digests), dtype="<u8")

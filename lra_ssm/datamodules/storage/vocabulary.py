@@ -1,4 +1,4 @@
-"""Texts as tokens, many at a time: the characters of the S4 code, or the bytes of the original LRA code.
+"""Texts as tokens: the characters of the S4 code, or the bytes of the original LRA code.
 
 "characters" (state-spaces/s4, src/dataloaders/lra.py at e757cef): a text is cut to max_length − 1 characters, `<eos>`
 follows. Ids are `<pad>` 0, `<unk>` 1, `<eos>` 2, then the characters that the cut training texts hold at least min_freq
@@ -101,7 +101,7 @@ class LraBytes:
         return Encoded(np.insert(tokens, np.cumsum(lengths)[lengths == 0], PAD_ID), np.maximum(lengths, 1))
 
 
-# With `vocabulary`, tokens in the order of their ids, and `reads`, characters of a text beyond which it looks at none.
+# With `vocabulary`, tokens in the order of their ids, and `reads`: characters of a text that it looks at.
 Tokenizer = LraCharacters | LraBytes
 
 
@@ -127,7 +127,7 @@ class TokenSettings:
 
     @property
     def reads(self) -> int:
-        """Characters of a text beyond which none is looked at: with "characters" as many as a sequence can hold."""
+        """Characters of a text that are looked at: with "characters" as many as a sequence can hold."""
         return self.max_length - 1 if self.counts_characters else self.max_length
 
     def tokenizer(self, counts: CharacterCounts) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Writes prepared data as `format.py` reads it, counting and hashing on the way. Needs no torch."""
+"""Writes prepared data as `format.py` reads it, counting and hashing on the way."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lra_ssm.files import replacing
 
 
 class SplitWriter:
-    """Writes one split: what sequences and images have in common, the labels. (num_classes None: it has none.)"""
+    """Writes one split and its labels; num_classes None: it has none."""
 
     def __init__(self, folder: Path, name: str, num_classes: int | None) -> None:
         self.name, self.num_examples = name, 0
@@ -35,7 +35,7 @@ class SplitWriter:
         return f"{self._folder.parent.name}: split {self.name}"
 
     def _whole(self, values: npt.ArrayLike, what: str) -> IntArray:
-        """values as an array. Raises InputError unless they are whole numbers: nothing is rounded silently."""
+        """values as an array. Raises InputError unless they are whole numbers."""
         found = np.asarray(values)
         if found.size and found.dtype.kind not in "iub":
             raise InputError(f"{self._where()}: {what} are {found.dtype}; they must be whole numbers")
@@ -48,7 +48,7 @@ class SplitWriter:
             raise self._refused(wrong, f"label {labels[wrong]}", "class", len(self._class_counts))
 
     def _refused(self, example: int, value: str, what: str, size: int) -> InputError:
-        """The error for a value of the example of this number, from 0 among those that are being appended."""
+        """The error for a value of an example, numbered among those that are being appended."""
         return InputError(
             f"{self._where()}, example {self.num_examples + example}: {value} is no {what}:"
             f" there are {size}, 0 to {size - 1}"
@@ -274,7 +274,7 @@ class DatasetWriter:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest of a prepared folder, whose files are all there, with the format's number."""
+    """Writes the manifest of a prepared folder, last."""
     with replacing(folder / MANIFEST, encoding="utf-8") as file:
         json.dump({"format": FORMAT, **manifest}, file, indent=1, ensure_ascii=False)
         file.write("\n")

@@ -49,7 +49,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Task:
-    """What a task's examples are: its settings as fields, and the making of a batch. Sent to worker processes."""
+    """What a task's examples are: its settings as fields, and the making of a batch."""
 
     @abstractmethod
     def make(self, draws: Draws) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -125,17 +125,17 @@ class SyntheticDataModule(LoadedDataModule):
         return GeneratedDataset(self.task, self.generator_seed, SPLITS.index(name), num_examples, resample)
 
     def content_settings(self) -> dict[str, Any]:
-        """Everything that decides what the examples are, as plain values."""
+        """Everything that decides the examples."""
         counts = {name: getattr(self, f"num_{name}") for name in SPLITS}
         own = {"generator_seed": self.generator_seed, "resample": self.resample, "examples": counts}
         return {"version": self.version, **asdict(self.task), **own}
 
     def identity(self) -> dict[str, Any]:
-        """What of this data decides a run's result: the examples and their order."""
+        """What of this data decides a run's result."""
         return {"dataset": self.dataset, "content": self.content_settings(), "batches": self.order_settings()}
 
     def manifest(self) -> dict[str, Any]:
-        """For a run's record, in the form that prepared data has: without files, hence without digests."""
+        """For a run's record, in the form that prepared data has."""
         counts = self.content_settings()["examples"]
         splits = {name: {"examples": count, "arrays": {}} for name, count in counts.items()}
         source = {"kind": "generated", **self.content_settings()}

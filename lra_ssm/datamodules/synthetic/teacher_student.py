@@ -20,7 +20,7 @@ Layers = tuple[tuple[float, ...], ...]  # a number for each state, by layer
 
 @dataclass(frozen=True)
 class Teacher(Task):
-    """Diagonal systems in a row; fields as `TeacherStudent` has them, with every phase, B and C written out."""
+    """Diagonal systems in a row; fields as `TeacherStudent` has them, written out."""
 
     length: int
     eigenvalues: Layers

@@ -1,4 +1,4 @@
-"""Builds prepared folders of IMDb reviews. Needs neither torch nor lightning."""
+"""Builds prepared folders of IMDb reviews."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 DATASET = "text"
 NUM_CLASSES = 2
 PUBLISHED_COUNTS = {"train": 25_000, "test": 25_000}
-# Raise when the same settings would give other data than before: what older versions prepared is then left alone.
+# Raise when the same settings would give other data than before.
 READER_VERSION = 2
 
 ORDER_SEED = 42  # of the order that every split is written in
@@ -126,7 +126,7 @@ def hold_out(train: Reviews, fraction: float, seed: int) -> npt.NDArray[np.int64
 
 
 def _mixed(reviews: Reviews) -> Reviews:
-    """By random keys; labels decide between copies of a text, so that the reviews' own order makes no difference."""
+    """By random keys; labels decide between copies of a text."""
     return _take(reviews, np.lexsort((np.array(reviews.labels), text_keys(reviews.texts, ORDER_SEED))))
 
 

@@ -5,7 +5,7 @@
 Reviews are read by class (neg 0, pos 1) and file name, whatever the order of an archive or folder; those of the Hub
 have no names and keep their order. `build` writes all of them in the same, mixed order.
 
-Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011). Needs neither torch nor lightning.
+Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011).
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Reviews:
 
 
 def find_huggingface(root: Path) -> Path | None:
-    """What has been fetched of the Hub, now or by a version that kept it as `datasets` saves it; None if nothing."""
+    """What has been fetched of the Hub, as parquet or as older versions saved it; None if nothing."""
     folder = root / HUB.below
     return folder if hub.is_hub_dataset(folder) else None
 
@@ -58,7 +58,7 @@ def find_at(path: Path) -> Path:
 
 
 def watched_files(path: Path) -> list[Path]:
-    """The files or, of Stanford's layout, the four folders whose sizes and times of change stand for the content."""
+    """The files, or of Stanford's layout the four folders, whose times stand for the content."""
     if path.is_file():
         return [path]
     if is_layout(path):

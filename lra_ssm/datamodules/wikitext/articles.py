@@ -1,4 +1,4 @@
-"""WikiText's splits as articles: of plain files, of the published zip archive, of the Hub's parquet files."""
+"""WikiText's splits as articles, of plain files, the zip archive or the Hub's parquet."""
 
 import io
 import zipfile
@@ -71,7 +71,7 @@ class Articles:
 
     @contextmanager
     def _data(self, paths: tuple[str, ...]) -> Iterator[Buffer]:
-        """The text of a split. What is packed is read whole, half a gigabyte of WikiText-103's training split."""
+        """The text of a split; what is packed is read whole, half a gigabyte at most."""
         if self._is_archive():
             yield _unpacked(self.source, paths[0])
         elif paths[0].endswith(".parquet"):

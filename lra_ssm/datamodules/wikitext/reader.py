@@ -73,7 +73,7 @@ def names(version: Version, raw: bool) -> tuple[str, str]:
 
 
 def find_published(root: Path, version: Version, raw: bool) -> Path | None:
-    """The published folder or archive below the data root, in the first of PLACES that has it; None if none has."""
+    """The published folder or archive below the data root; None if there is none."""
     paths = (root / place / name for place in PLACES for name in names(version, raw))
     return next((path for path in paths if path.exists()), None)
 
