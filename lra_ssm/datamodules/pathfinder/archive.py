@@ -114,7 +114,7 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, block: in
     folder = _images(target, block)
     _metadata(target, block).unlink(missing_ok=True)  # of images that somebody deleted: it says that all are there
     folder.mkdir(exist_ok=True)
-    # Renamed into its place, for this may be a process whose parent was killed, and another one may already read here.
+    # Renamed into its place: another process may already read here.
     temporary = folder / f"{UNFINISHED}{os.getpid()}"
     try:
         for number, image in enumerate(drawn.images):
@@ -123,7 +123,7 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, block: in
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # One flush for a thousand files. Without it a crash of the machine could leave metadata and empty images.
+    # One flush for a thousand files, so that a crash leaves no metadata without images.
     sync_filesystem(folder)
     with replacing(_metadata(target, block)) as file:
         file.write(_metadata_text(settings, drawn, block))

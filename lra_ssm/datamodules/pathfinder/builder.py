@@ -1,6 +1,4 @@
-"""Builds prepared folders of Pathfinder from a folder in the layout of LRA's archive. Needs no lightning, and torch for
-the random split alone.
-"""
+"""Builds prepared folders of Pathfinder from a folder in the layout of LRA's archive."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Everything that a Pathfinder paddle can be, drawn once: growing a snake is then looking up and comparing pixels.
+"""Everything that a Pathfinder paddle can be, drawn once: growing a snake is then looking up.
 
 A paddle starts at a whole pixel and has one of few directions: 360 whole degrees for the first of a snake, the pixels
 of a small circle for the others. So each is a stamp of a few pixels, and whether two overlap, what is free around them
@@ -156,7 +156,7 @@ def paddle_tables(settings: PathfinderSettings, margin: int) -> PaddleTables:
     """Draws the stamps for one of the settings' margins."""
     length, scale = settings.paddle_length, settings.antialias_scale
     extent = length + math.ceil(settings.paddle_thickness) + margin  # of a paddle's mask from its start
-    # A stamp starts inside; a pivot may lie margin + 3 outside, its circle around it, and a margin around that.
+    # A stamp starts inside; a pivot may lie margin + 3 outside, with its circle and a margin.
     reach = max(extent, length + 3 * margin + 4) + 1
     side = settings.image_size + 2 * reach
 

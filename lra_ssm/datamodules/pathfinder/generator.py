@@ -60,7 +60,7 @@ class PathfinderBlock(NamedTuple):
 
 
 def block_generator(seed: int, block: int) -> np.random.RandomState:
-    """A stream of its own for every block. numpy promises that RandomState's streams never change (NEP 19)."""
+    """A stream of its own for every block; RandomState's never change (NEP 19)."""
     digest = hashlib.sha256(f"pathfinder/{seed}/{block}".encode()).digest()
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4").astype(np.uint32))
 
@@ -139,22 +139,26 @@ def _finish(
     singles = grow_distractors(canvas, settings, num_singles, 1, settings.max_paddle_retrial, rng)
     marked = geometry.marked[numbers]
     # A contour's first stamp starts at its start, its last one at its end.
-    discs = np.stack(
-        [contours.starts[lanes, marked[:, 0], 0], contours.starts[lanes, marked[:, 1], -1]],
-        axis=1,
-    )
+    start = contours.starts[lanes, marked[:, 0], 0]
+    end = contours.starts[lanes, marked[:, 1], -1]
+    discs = np.stack([start, end], axis=1)
     geometry.contours[numbers] = _points(tables, contours)
     geometry.distractors[numbers] = _points(tables, distractors)
     geometry.singles[numbers, :num_singles] = _points(tables, singles)
     geometry.markers[numbers] = _pixels(tables, discs)
-
-    # In hundredths of 1/255: contrasts are given to two digits.
-    area = tables.side**2
-    sheet = np.zeros(count * area, dtype=np.uint16)
-    strength = _contour_contrasts(settings, count, rng)
-    drawn = [(contours, strength)]
+    drawn = [(contours, _contour_contrasts(settings, count, rng))]
     for others in (distractors, singles):
         drawn.append((others, _pick(settings.snake_contrasts, others.starts.shape, rng)))
+    return _drawn(settings, tables, drawn, discs)
+
+
+def _drawn(
+    settings: PathfinderSettings, tables: PaddleTables, drawn: list[tuple[Paddles, Shorts]], discs: Ints
+) -> Bytes:
+    """Images (m, size, size) of paddles with their contrasts, and of discs (m, 2)."""
+    count, area = len(discs), tables.side**2
+    # In hundredths of 1/255: contrasts are given to two digits.
+    sheet = np.zeros(count * area, dtype=np.uint16)
     for paddles, contrasts in drawn:
         flat = Paddles(*(array.reshape(count, -1) for array in paddles))
         for column, percent in enumerate(contrasts.reshape(count, -1).T):
@@ -164,13 +168,13 @@ def _finish(
             values = tables.line.values[stamps] * percent[there, None]
             sheet[pixels] = np.maximum(sheet[pixels], values)
     disc = marker_stamp(settings, tables.side)
+    lanes = np.arange(count)
     for place in discs.T:
         pixels = (lanes * area + place)[:, None] + disc.offsets
         sheet[pixels] = np.maximum(sheet[pixels], disc.values.astype(np.uint16) * 100)
-
     reach, side = tables.reach, tables.side
     framed = sheet.reshape(count, side, side)[:, reach : side - reach, reach : side - reach]
-    # The brightest pixel of every image becomes 255; contrasts above 1 would otherwise be cut off.
+    # The brightest pixel of every image becomes 255.
     scale = np.float32(FULL) / framed.max(axis=(1, 2), keepdims=True).astype(np.float32)
     return (framed * scale + np.float32(0.5)).astype(np.uint8)
 

@@ -81,7 +81,7 @@ class Pathfinder(PreparedDataModule):
         self.require(self.split in ("random", "file_order"), "split", "must be random or file_order")
         self.require(self.num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
         self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
-        # A limited dataset is generated no larger than it has to be: four fifths of the images are for training.
+        # Generated no larger than it has to be: four fifths of the images are for training.
         if self.limit is not None:
             self.num_images = min(self.num_images, max(10, -(-self.limit * 5 // 4)))
         self.image_size = (self.resolution, self.resolution)
@@ -131,7 +131,7 @@ class Pathfinder(PreparedDataModule):
         )
 
     def fetch(self) -> None:
-        """Downloads LRA's release and unpacks this resolution's images below the root, for source "lra"."""
+        """Downloads LRA's release and unpacks this resolution's images."""
         if self.source == "lra" and self._find() is None:
             fetch_lra_release(self.data_root, f"pathfinder{self.resolution}/{self.difficulty}")
 
@@ -142,7 +142,7 @@ class Pathfinder(PreparedDataModule):
         return self.data_root / DATASET / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
 
     def _check_room(self, folder: Path) -> None:
-        """Both for the images, which take a block of the disk each at least, and for what is prepared of them."""
+        """For the images, a block of the disk each at least, and for what is prepared of them."""
         area, num = self.resolution**2, self.num_images
         missing = sum(missing_blocks(self.archive_folder, self.resolution, self.difficulty, num).values())
         pictures = missing * max(4096, area // 5)

@@ -67,13 +67,13 @@ def find_folder(path: Path, resolution: int, difficulty: str) -> Path | None:
 
 
 def find_lra(root: Path, resolution: int, difficulty: str) -> Path | None:
-    """LRA's images in one of `places` below a data root; images that our generator wrote there are not LRA's."""
+    """LRA's images in one of `places` below a data root, not our generator's."""
     candidates = (root / place for place in places(resolution, difficulty))
     return next((path for path in candidates if has_images(path) and generator_of(path) is None), None)
 
 
 def generator_of(folder: Path) -> dict[str, Any] | None:
-    """What our generator recorded of the images that it wrote into a folder; None if somebody else did.
+    """What our generator recorded of a folder's images; None if they are not its own.
 
     Raises:
         InputError: they are damaged.
@@ -96,7 +96,7 @@ def has_images(folder: Path) -> bool:
 
 
 def watched_files(folder: Path) -> list[Path]:
-    """Files and folders whose sizes and times tell whether the content may have changed: not each of 200,000 images."""
+    """Files and folders that tell by sizes and times whether the content may have changed."""
     return [*metadata_files(folder), *sorted(entry for entry in (folder / "imgs").iterdir() if entry.is_dir())]
 
 
@@ -120,7 +120,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
 
     Args:
         folder: with `metadata` and `imgs`.
-        generated: whether they are our own: LRA's archive is known to hold empty images, the generator writes none.
+        generated: whether they are our own: LRA's archive holds empty images, the generator writes none.
 
     Raises:
         InputError: metadata is not as published, an image is missing, or a generated one is empty; names it.
@@ -141,7 +141,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     if not paths:
         raise InputError(f"{folder / 'metadata'}: lists no images")
     kept, empty = _kept(folder, paths, generated)
-    # Nobody has published digests of these files; the generated ones are told by the generator's settings.
+    # No digests of these files are published.
     known = {} if generated else {"folder": str(folder), "digest": "unknown"}
     entry = {
         "metadata_files": len(files),
@@ -155,7 +155,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
 
 
 def _kept(folder: Path, paths: list[str], generated: bool) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Which images are not empty, by their place; the paths of those that are. Raises as `read_listing`."""
+    """The places of images that are not empty; the paths of those that are."""
     sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
     empty = [paths[index] for index in np.flatnonzero(sizes == 0)]
     missing = [paths[index] for index in np.flatnonzero(sizes == MISSING)]
@@ -189,7 +189,7 @@ def _text_rows(data: bytes, file: Path) -> Iterator[list[str]]:
 
 
 def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
-    """Rows of an array (n, columns) of strings, or of objects: a pickle, of which only plain values are accepted."""
+    """Rows of an array (n, columns) of strings, or of objects: a pickle of plain values."""
     stream = io.BytesIO(data)
     try:
         np.lib.format.read_magic(stream)

@@ -134,20 +134,7 @@ def num_single_paddles(settings: PathfinderSettings, margin: int) -> int:
 
 def check_settings(settings: PathfinderSettings) -> None:
     """Raises InputError where the settings make no sense."""
-    at_least = {
-        "padding": 1,
-        "seed_distance": 1,
-        "paddle_length": 1,
-        "contour_length": 2,
-        "distractor_length": 1,
-        "num_distractor_snakes": 0,
-        "antialias_scale": 1,
-        "max_paddle_retrial": 0,
-        "max_distractor_contour_retrial": 0,
-    }
-    for name, low in at_least.items():
-        if getattr(settings, name) < low:
-            raise InputError(f"Pathfinder {name} {getattr(settings, name)}: must be at least {low}")
+    _check_whole_numbers(settings)
     if not settings.paddle_margins or min(settings.paddle_margins) < 1:
         raise InputError(f"Pathfinder paddle_margins {settings.paddle_margins}: needs one or more of at least 1")
     fine = settings.paddle_thickness * settings.antialias_scale
@@ -173,3 +160,20 @@ def check_settings(settings: PathfinderSettings) -> None:
             f"Pathfinder image_size {settings.image_size}: must be at least 4 times seed_distance"
             f" {settings.seed_distance} and 2 more, for contours begin in the middle"
         )
+
+
+def _check_whole_numbers(settings: PathfinderSettings) -> None:
+    at_least = {
+        "padding": 1,
+        "seed_distance": 1,
+        "paddle_length": 1,
+        "contour_length": 2,
+        "distractor_length": 1,
+        "num_distractor_snakes": 0,
+        "antialias_scale": 1,
+        "max_paddle_retrial": 0,
+        "max_distractor_contour_retrial": 0,
+    }
+    for name, low in at_least.items():
+        if getattr(settings, name) < low:
+            raise InputError(f"Pathfinder {name} {getattr(settings, name)}: must be at least {low}")

@@ -26,7 +26,7 @@ Flags = npt.NDArray[np.bool_]
 LEAST_WEIGHT = 1e-4 * FULL * WEIGHT_ONE
 # A pixel is free for a new snake where no more than 0.3 of it is taken.
 FREE = 76
-# Contours that grow at the same time: enough to hide numpy's cost per call, few enough for the cache.
+# Contours that grow at the same time: numpy's cost per call against the cache.
 LANES = 256
 # Contours are given up when this many attempts in a row, over all lanes, end in a dead end.
 MAX_FAILURES = 200_000
@@ -40,7 +40,7 @@ class Paddles(NamedTuple):
 
 
 class Canvas:
-    """The masks of m images, flat (m T T): how much of each pixel is covered by a paddle and its margin, 0 to FULL."""
+    """The masks of m images, flat (m T T): how much of each pixel is covered, 0 to FULL."""
 
     def __init__(self, tables: PaddleTables, count: int) -> None:
         self.tables = tables
@@ -90,7 +90,7 @@ def extend(
     pivots = pivots + tables.steps[stamps]
     # The margin around the end must be free too: the circle's pixels are weighted by the most taken pixel around each.
     around = canvas.mask[(canvas.bases(lanes) + pivots)[:, None, None] + tables.around[stamps]]
-    # Copied (D, m, F), because numpy is four times as fast over the first axis as over the middle one.
+    # Copied (D, m, F): numpy is four times as fast over the first axis.
     around = np.ascontiguousarray(around.transpose(1, 0, 2))
     sums = np.cumsum(tables.weights[stamps] * (FULL - around.max(axis=0)), axis=1, dtype=np.int32)
     totals = sums[:, -1]
@@ -128,7 +128,7 @@ class _FirstSeeds:
             )
 
     def draw(self, count: int, rng: np.random.RandomState) -> tuple[Ints, Ints]:
-        """Starts and stamps (count,). A direction without room would be drawn again; it is left out instead."""
+        """Starts and stamps (count,). Directions without room are left out."""
         degrees = self.degrees[below(rng, len(self.degrees), count)]
         y, x = self.low[:, degrees] + below(rng, self.size[:, degrees], (2, count))
         return y * self.side + x, degrees
