@@ -74,7 +74,7 @@ def test_published_spellings(tmp_path: Path) -> None:
         ("[MAX 1 2 3 4 5 6 7 8 9 ]\t9", "11 tokens, more than max_length - 1 = 10"),
     ],
 )
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", pytest.param("test", marks=pytest.mark.slow)])
 def test_bad_lines(tmp_path: Path, row: str, message: str, split: str) -> None:
     write_tsv(tmp_path / "listops-1000", LINES | {split: [LINES["val"][0], row, LINES["val"][0]]})
     data = ListOps(root=str(tmp_path), source="lra", max_length=11)

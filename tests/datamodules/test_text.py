@@ -1,11 +1,8 @@
-import inspect
 import io
 import json
 import logging
 import os
 import random
-import subprocess
-import sys
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
-from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.vocabulary import (
     EOS_ID,
@@ -356,26 +351,6 @@ def test_missing_and_damaged(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-@pytest.mark.parametrize("module", [Text, Retrieval, ListOps])
-def test_sources_that_are_no_path(tmp_path: Path, module: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_folder(tmp_path / "aclImdb", some_reviews())
-    monkeypatch.chdir(tmp_path)  # which an empty source would name
-    cases = {
-        "": "source '': is empty; give",
-        " ": "is empty",
-        "x" * 300: "x…': cannot be looked at \\(File name too long\\)",
-        "absent": "is neither .* nor an existing",
-        "aclImdb/train/neg/0_3.txt/x": "is neither .* nor an existing",
-        "zero\0byte": "cannot be looked at|is neither",
-        "~nobody-of-this-name/x": "cannot be looked at",
-    }
-    for source, message in cases.items():
-        with pytest.raises(InputError, match=f"^{module.__name__} .*{message}") as error:
-            module(root=str(tmp_path / "root"), source=source).prepare_data()
-        assert "\n" not in str(error.value) and len(str(error.value)) < 300
-    assert not (tmp_path / "root").exists()
-
-
 def test_odd_files_among_reviews(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "aclImdb", some_reviews())
     odd = folder / "train/pos/x.txt"
@@ -414,41 +389,6 @@ def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.Log
         prepared(tmp_path, limit=3)
     (record,) = [record for record in caplog.records if "published" in record.getMessage()]
     assert "'train': 40" in record.getMessage() and "\n" not in record.getMessage()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"inputs": "words"},
-        {"max_length": 1},
-        {"min_freq": 0},
-        {"validation": "train"},
-        {"val_fraction": 1.0},
-        {"val_fraction": 0.0},
-        {"split_seed": -1},
-        {"limit": 0},
-        {"batch_size": 0},
-    ],
-)
-def test_impossible_settings(tmp_path: Path, change: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=next(iter(change))) as error:
-        Text(root=str(tmp_path), **change)  # type: ignore[arg-type]
-    assert "\n" not in str(error.value)
-
-
-def test_constructor_is_fit_for_the_command_line() -> None:
-    parameters = inspect.signature(Text.__init__).parameters.values()
-    assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in list(parameters)[1:])
-
-
-def test_readers_load_neither_torch_nor_lightning() -> None:
-    code = (
-        "import sys, lra_ssm.datamodules.text.builder, lra_ssm.datamodules.retrieval.builder\n"
-        "import lra_ssm.datamodules.fetch.lra_release\n"
-        "assert not {'torch', 'lightning', 'datasets', 'pyarrow'} & set(sys.modules)"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def scored(rows: list[Row]) -> list[int]:
     return sorted(target for _, targets, _ in rows for target in targets if target != NO)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 16, 69, 100])
+@pytest.mark.parametrize("length", [1, 7, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 69))])
 def test_windows_are_those_of_a_naive_loop(text: tuple[TokenSplit, list[list[int]]], length: int) -> None:
     split, texts = text
     total = split.num_tokens
@@ -112,8 +112,12 @@ def test_sliding_windows_score_every_token_once(
             assert targets[: length - stride] == [NO] * (length - stride)  # they have that much before them
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 16, 100])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 8])
+PAIRS = [(1, 2), (7, 1), (7, 3), (16, 8), (100, 3)]
+EVERY = [(length, rows) for length in (1, 2, 7, 16, 100) for rows in (1, 2, 3, 8)]
+OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY if pair not in PAIRS]
+
+
+@pytest.mark.parametrize(("length", "num_rows"), [*PAIRS, *OTHERS])
 def test_streams_go_on_from_batch_to_batch(
     text: tuple[TokenSplit, list[list[int]]], length: int, num_rows: int
 ) -> None:
@@ -139,7 +143,7 @@ def test_streams_without_isolation_are_reset_at_their_beginning_alone(tmp_path: 
     assert len(others) == 3 and all(batch.reset is None for batch in others)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4, 7])
+@pytest.mark.parametrize("batch_size", [2, 7])
 def test_every_token_is_a_target_once_in_a_shuffled_epoch(
     text: tuple[TokenSplit, list[list[int]]], batch_size: int
 ) -> None:
