@@ -5,6 +5,7 @@ import tarfile
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,10 @@ from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.fetch import lra_release
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, read_note, write_note
-from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
+from lra_ssm.datamodules.fetch.lra_release import ReleasedFiles, fetch_lra_release
+from lra_ssm.datamodules.listops.reader import FILES as LISTOPS
 from lra_ssm.datamodules.retrieval.module import Retrieval
+from lra_ssm.datamodules.retrieval.reader import FILES as AAN
 from lra_ssm.datamodules.retrieval.reader import NAMES
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
@@ -32,6 +35,31 @@ def write_release(path: Path, wrapping: str) -> Path:
             info.size = len(text.encode())
             archive.addfile(info, io.BytesIO(text.encode()))
     return path
+
+
+@pytest.mark.parametrize(("module", "files"), [(ListOps, LISTOPS), (Retrieval, AAN)])
+def test_where_files_may_be(tmp_path: Path, module: Any, files: ReleasedFiles) -> None:
+    root = tmp_path / "root"
+    command = f"lra-ssm prepare {module.dataset} --source=lra --root={root}"
+    with pytest.raises(
+        InputError, match=f"no {module.__name__} files .*lra_release/lra_release/.*`{command}`"
+    ) as error:
+        module(root=str(root), source="lra").prepare_data()
+    assert "\n" not in str(error.value) and not root.exists()
+    for layout in files.layouts:
+        folder = tmp_path / "found" / layout
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files.names.values():
+            (folder / name).touch()
+        found = files.find(tmp_path / "found")
+        assert found == {split: folder / name for split, name in files.names.items()}
+        for path in found.values():
+            path.unlink()
+    for name in (files.names["train"], files.names["test"]):
+        (tmp_path / "found" / name).touch()
+    for attempt in ("prepare_data", "fetch"):
+        with pytest.raises(InputError, match=f"{files.names['val']}: missing, though {files.names['train']} is there"):
+            getattr(module(root=str(tmp_path / "found"), source="lra"), attempt)()
 
 
 @pytest.mark.parametrize("wrapping", ["lra_release/lra_release/", "lra_release/", ""])
