@@ -138,16 +138,22 @@ def pixels(images: Any, examples: Any, epoch: int) -> Any:
     return images.reshape(len(images), 4).astype(np.int64)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+IMPOSSIBLE: list[tuple[Any, ...]] = [
+    (tiny_dataset, SequenceDataset, "tokens", [5, 255]),
+    (tiny_dataset, SequenceDataset, "labels", [26, -1, 1 << 62, -(1 << 63)]),
+    (tiny_dataset, SequenceDataset, "offsets", [-1, 10_000, 1 << 62, -(1 << 63)]),
+    (with_targets, TokenDataset, "targets", [3, -1, -99, -101, 1 << 30]),
+    (without, TokenDataset, "tokens", [5, 255]),
+    (images, ImageDataset, "labels", [26, -1]),
+]
+
+
 @pytest.mark.parametrize(
-    ("make", "dataset", "array", "values"),
+    ("make", "dataset", "array", "values", "num_workers"),
     [
-        (tiny_dataset, SequenceDataset, "tokens", [5, 255]),
-        (tiny_dataset, SequenceDataset, "labels", [26, -1, 1 << 62, -(1 << 63)]),
-        (tiny_dataset, SequenceDataset, "offsets", [-1, 10_000, 1 << 62, -(1 << 63)]),
-        (with_targets, TokenDataset, "targets", [3, -1, -99, -101, 1 << 30]),
-        (without, TokenDataset, "tokens", [5, 255]),
-        (images, ImageDataset, "labels", [26, -1]),
+        *((*case, 0) for case in IMPOSSIBLE),
+        (*IMPOSSIBLE[0], 1),
+        *(pytest.param(*case, 1, marks=pytest.mark.slow) for case in IMPOSSIBLE[1:]),
     ],
 )
 def test_what_cannot_be_is_caught_by_batch(

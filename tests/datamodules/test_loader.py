@@ -176,7 +176,7 @@ def test_batches_that_cannot_be_shared() -> None:
         EpochBatches(3, 4, 0, 0, 4)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_workers_change_nothing(tiny: PreparedDataset, num_workers: int) -> None:
     def batches(workers: int) -> list[Batch]:
         return list(loader(tiny, workers))
@@ -195,7 +195,7 @@ def test_iterating_leaves_the_global_generators_alone(tiny: PreparedDataset, num
     assert states() == before
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("done", [0, 1, NUM_BATCHES - 1, NUM_BATCHES, 2 * NUM_BATCHES + 3])
 def test_a_pass_goes_on_after_what_the_run_has_trained_on(tiny: PreparedDataset, num_workers: int, done: int) -> None:
     order = EpochBatches(NUM_TRAIN, BATCH, 7)

@@ -52,7 +52,7 @@ def epoch(number: int) -> list[list[int]]:
     return list(EpochBatches(NUM_TRAIN, BATCH, SEED).batches(number))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_pass_is_the_next_epoch(tmp_path: Path, num_workers: int) -> None:
     data = opened(tmp_path, num_workers)
     loader = data.train_dataloader()
@@ -63,7 +63,7 @@ def test_every_pass_is_the_next_epoch(tmp_path: Path, num_workers: int) -> None:
     data.teardown()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_whoever_sets_the_epoch_is_obeyed(tmp_path: Path, num_workers: int) -> None:
     data = opened(tmp_path, num_workers)
     loader = data.train_dataloader()
@@ -76,7 +76,7 @@ def test_whoever_sets_the_epoch_is_obeyed(tmp_path: Path, num_workers: int) -> N
     data.teardown()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_abandoned_pass_was_one(tmp_path: Path, num_workers: int) -> None:
     data = opened(tmp_path, num_workers)
     loader = data.train_dataloader()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from lra_ssm.datamodules.listops.builder import build_generated
 from lra_ssm.datamodules.listops.trees import TreeSettings
-from lra_ssm.datamodules.storage.format import MANIFEST, open_prepared
+from lra_ssm.datamodules.storage.format import MANIFEST
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.datamodules.storage.root import ensure_root, resolve_root
 from lra_ssm.errors import InputError
@@ -156,42 +155,6 @@ def test_prepared_data_is_never_built_again(tmp_path: Path) -> None:
 
     target = prepare(tmp_path, "d", "n", write)
     assert prepare(tmp_path, "d", "n", lambda folder: pytest.fail("built again")) == target
-
-
-@pytest.mark.parametrize("array", ("tokens", "offsets", "labels"))
-def test_damaged_arrays(tmp_path: Path, array: str) -> None:
-    folder = tmp_path / "data"
-    tiny_dataset(folder)
-    path = folder / f"val_{array}.npy"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1])
-    with pytest.raises(InputError, match=f"val_{array}.npy: has {len(data) - 1} bytes instead of {len(data)}; delete"):
-        open_prepared(folder)
-    path.unlink()
-    with pytest.raises(InputError, match=f"val_{array}.npy: is missing; delete the folder {folder}"):
-        open_prepared(folder)
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    opened = open_prepared(folder)
-    with pytest.raises(InputError, match=f"val_{array}.npy: .*sha256; delete"):
-        open_prepared(folder, verify=True)
-    if array == "offsets":
-        with pytest.raises(InputError, match="offsets do not fit"):
-            opened.split("val").sequence(0)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 99, "splits": {}}'])
-def test_damaged_manifest(tmp_path: Path, text: str) -> None:
-    folder = tmp_path / "data"
-    tiny_dataset(folder)
-    (folder / MANIFEST).write_text(text)
-    with pytest.raises(InputError, match=f"{MANIFEST}: .*delete the folder"):
-        open_prepared(folder)
-    (folder / MANIFEST).unlink()
-    with pytest.raises(InputError, match=f"{MANIFEST}: is missing"):
-        open_prepared(folder)
-    shutil.rmtree(folder)
-    with pytest.raises(InputError, match="is not prepared"):
-        open_prepared(folder)
 
 
 def test_manifest_says_what_is_there(tmp_path: Path) -> None:
