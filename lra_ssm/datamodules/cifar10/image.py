@@ -13,7 +13,7 @@ from lra_ssm.datamodules.images.transforms import IMAGE_MEAN, IMAGE_STD, CropFli
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Image(Cifar10):
-    """LRA Image. Batches are `batches.Batch` without lengths: 45,000 train, 5,000 val, 10,000 test images.
+    """LRA Image. Batches are `batches.Batch` without lengths: 45,000, 5,000 and 10,000 images.
 
     Inputs are (B, 1024, 1) float32, normalized with mean 122.6 / 255 and std 61 / 255 (`d_input` 1), or for inputs
     "integers" (B, 1024) int64 tokens (`vocab_size` 256). Validation images are a random tenth of the training images.

@@ -1,7 +1,6 @@
 """Sequential CIFAR-10 as a LightningDataModule: 1024 colored pixels, ten classes.
 
-Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (2009); splits and normalization of the
-public S4 code (state-spaces/s4).
+Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (2009); the public S4 code's splits.
 """
 
 import math
@@ -21,7 +20,7 @@ from lra_ssm.datamodules.images.transforms import (
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SCIFAR(Cifar10):
-    """Sequential CIFAR-10. Batches are `batches.Batch` without lengths: 45,000 train, 5,000 val, 10,000 test images.
+    """Sequential CIFAR-10. Batches are `batches.Batch` without lengths: 45,000, 5,000 and 10,000 images.
 
     Inputs are (B, 1024, 3) float32, normalized with mean (.4914, .4822, .4465) and std (.247, .243, .261), or for
     `grayscale` (B, 1024, 1) as `Image` has them; `d_input` is 3 or 1.

@@ -126,7 +126,7 @@ class ReviewArchive:
     held_out: HeldOut
 
     def shards(self) -> list[Shard]:
-        """Its two splits; each is read in one pass through the archive."""
+        """Its two splits; each takes a pass through the archive."""
         size = Path(self.path).stat().st_size
         return [
             Shard("test" if self.named and split == "test" else None, (Range(split, 0, None),), size)

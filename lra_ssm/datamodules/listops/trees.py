@@ -33,7 +33,7 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "[SM": _sum_modulo,
 }
 
-# The order is ours and fixed: three specials, the digits by value, the operators, the closing bracket.
+# The order is ours and fixed.
 VOCABULARY: tuple[str, ...] = ("<pad>", "<unk>", "<eos>", *DIGITS, *OPERATORS, CLOSE)
 PAD_ID, UNK_ID, EOS_ID = 0, 1, 2
 FIRST_DIGIT_ID = VOCABULARY.index("0")

@@ -64,7 +64,7 @@ class EpochBatches:
 
     @property
     def sampler(self) -> "EpochBatches":
-        """Itself: Lightning calls `loader.batch_sampler.sampler.set_epoch` at the start of every epoch."""
+        """Itself: Lightning calls `batch_sampler.sampler.set_epoch` at every epoch."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -87,13 +87,13 @@ class EpochBatches:
             if self.pool == 1 or self.lengths is None:
                 return np.arange(self.num_examples)
             return np.argsort(-self.lengths, kind="stable")
-        # RandomState, for its stream is frozen for ever (NEP 19); default_rng's may change with numpy's version.
+        # RandomState, for its stream is frozen for ever (NEP 19); default_rng's is not.
         random = np.random.RandomState((self.seed & 0xFFFFFFFF, (self.seed >> 32) & 0xFFFFFFFF, epoch))
         order = random.permutation(self.num_examples)
         return order if self.pool == 1 else self._bucketed(order, random)
 
     def _bucketed(self, order: npt.NDArray[np.int64], random: np.random.RandomState) -> npt.NDArray[np.int64]:
-        """Sorts pools of batches by length, then shuffles the batches; the smaller last one stays the last."""
+        """Sorts pools of batches by length, then shuffles the batches but a smaller last one."""
         assert self.lengths is not None
         pools = np.split(order, range(self.pool * self.batch_size, len(order), self.pool * self.batch_size))
         sorted_pools = np.concatenate([pool[np.argsort(-self.lengths[pool], kind="stable")] for pool in pools])
@@ -130,7 +130,7 @@ def _sizes(num_examples: int, batch_size: int, world_size: int) -> list[int]:
 
 
 class _Pass:
-    """A whole epoch's worth of batches from number `first` of the run on, as DataLoader wants its batch sampler."""
+    """An epoch's worth of batches from number `first` of the run on, as a batch sampler."""
 
     def __init__(self, batches: EpochBatches) -> None:
         self.batches, self.first = batches, 0

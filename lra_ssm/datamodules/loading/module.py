@@ -96,7 +96,7 @@ class LoadedDataModule(LightningDataModule, ABC):
                 self._datasets[name] = self.open_split(name)
 
     def teardown(self, stage: str | None = None) -> None:
-        """Ends the worker processes of all loaders; Lightning calls it when a stage is over."""
+        """Ends the worker processes of all loaders."""
         for loader in list(self._loaders):
             loader.close()
 

@@ -18,7 +18,7 @@ NUM_PIXELS = 28 * 28
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MNIST(PublishedImages):
-    """MNIST. Batches are `batches.Batch` without lengths: 54,000 train, 6,000 val, 10,000 test images.
+    """MNIST. Batches are `batches.Batch` without lengths: 54,000, 6,000 and 10,000 images.
 
     Inputs are (B, 784, 1) float32 in [0, 1], not normalized, as in the public S4 code; `mean` and `std` normalize them.
 

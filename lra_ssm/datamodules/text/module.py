@@ -1,4 +1,4 @@
-"""LRA's Text as a LightningDataModule: IMDb reviews character by character, the class is negative (0) or positive (1).
+"""LRA's Text as a LightningDataModule: IMDb reviews, negative (0) or positive (1), character by character.
 
 Sources: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011); Tay et al., "Long Range Arena" (2021); the
 default inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py).

@@ -1,4 +1,4 @@
-"""Finds, fetches and reads WikiText-103 and WikiText-2, by words and raw, documents being articles.
+"""Finds, fetches and reads WikiText-103 and WikiText-2; documents are articles.
 
     wikitext-103/wiki.{train,valid,test}.tokens       as published, in wikitext-103-v1.zip; rare words are <unk>
     wikitext-103-raw/wiki.{train,valid,test}.raw      in wikitext-103-raw-v1.zip
@@ -73,7 +73,7 @@ def names(version: Version, raw: bool) -> tuple[str, str]:
 
 
 def find_published(root: Path, version: Version, raw: bool) -> Path | None:
-    """The published folder or archive below the data root; None if there is none."""
+    """The published folder or archive below the data root, or None."""
     paths = (root / place / name for place in PLACES for name in names(version, raw))
     return next((path for path in paths if path.exists()), None)
 
