@@ -64,8 +64,14 @@ def build(
             if limit is not None:
                 chosen[name] = choose(np.array(labels), limit, random_keys(len(labels), LIMIT_SEED))
         tokenizer = settings.tokenizer(counts)
-        tokens = {"vocabulary": tokenizer.vocabulary, "max_length": settings.max_length}
-        writer = DatasetWriter(folder, dataset=DATASET, num_classes=NUM_CLASSES, per_example=2, **tokens)
+        writer = DatasetWriter(
+            folder,
+            dataset=DATASET,
+            vocabulary=tokenizer.vocabulary,
+            num_classes=NUM_CLASSES,
+            max_length=settings.max_length,
+            per_example=2,
+        )
         for name, reader in readers.items():
             split = writer.split(name)
             for chunk in reader.chunks(bar.advance, chosen.get(name)):

@@ -73,8 +73,13 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     tokenizer = make_tokenizer(settings.tokens, train.texts)
     splits, record = _splits(train, test, settings)
     _check_room(folder, tokenizer, splits.values())
-    tokens = {"vocabulary": tokenizer.vocabulary, "max_length": settings.tokens.max_length}
-    writer = DatasetWriter(folder, dataset=DATASET, num_classes=NUM_CLASSES, **tokens)
+    writer = DatasetWriter(
+        folder,
+        dataset=DATASET,
+        vocabulary=tokenizer.vocabulary,
+        num_classes=NUM_CLASSES,
+        max_length=settings.tokens.max_length,
+    )
     for name, split in splits.items():
         target = writer.split(name)
         starts = range(0, len(split.texts), _TEXTS_PER_CHUNK)
