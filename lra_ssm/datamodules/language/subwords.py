@@ -107,7 +107,8 @@ class SubwordTokenizer(TextTokenizer):
             known = hint(str(given), special, "special are")
             raise InputError(f"{self._name}: end_of_text {given!r} is no token of it; {known}")
         known = ", ".join(special[:20]) or "it has none"
-        raise InputError(f"{self._name}: which token ends a text is not known; give end_of_text, one of {known}")
+        what = f"give end_of_text, one of its special tokens ({known})"
+        raise InputError(f"{self._name}: which token ends a text is not known; {what}")
 
 
 def _read(data: bytes, name: str) -> Any:

@@ -93,7 +93,7 @@ def test_turns_and_a_merge_by_command_give_what_one_command_gives(root, texts, c
     assert main([*options, "--shard=2/2"]) == 0  # there is one shard: the second has no turn, but makes the vocabulary
     assert "2/2 is done; 0 of 1 shards are there" in capsys.readouterr().out
     assert main([*options, "--merge"]) == 2
-    assert "1 of 1 shards are missing (000000): --shard=i/n makes those whose" in capsys.readouterr().err
+    assert "1 of 1 shards are missing, the first is 000000: --shard=i/n makes those whose" in capsys.readouterr().err
     assert main([*options, "--shard=1/2", "--processes=1"]) == 0
     assert "1 of 1 shards are there; --merge puts them together" in capsys.readouterr().out
     assert main([*options, "--merge"]) == 0

@@ -261,7 +261,7 @@ def test_corpora_whose_documents_end_with_other_tokens_are_refused(tmp_path: Pat
     ends = [partial(Corpus, **given), partial(Corpus, **given, end_of_text="<|im_end|>")]
     mixture = Mixture(ends, root=str(tmp_path / "data"), length=8, batch_size=2)
     mixture.prepare_data()
-    with pytest.raises(InputError, match=r"documents end with token 256 in .* and with 257 in .* one end_of_text$"):
+    with pytest.raises(InputError, match=r"documents end with token 256 and 257 in .* and .* one end_of_text$"):
         mixture.setup("fit")
     one, other = mixture.built
     other.load_state_dict(other.state_dict())

@@ -98,7 +98,7 @@ def test_an_end_that_the_file_calls_no_special_token_is_not_forged_either(bpe):
 
 
 def test_an_end_that_words_become_is_refused():
-    with pytest.raises(InputError, match=r"tokenizer\.json: makes its end-of-text token '</s>' of a text"):
+    with pytest.raises(InputError, match=r"tokenizer\.json: makes its end-of-text '</s>' of a text"):
         opened(word_level("</s>", "a")).encode(["a new"], [True])
 
 
@@ -160,7 +160,7 @@ def holes(content: dict, id_: int) -> dict:
         ("{}", "is no tokenizer.json that `tokenizers` reads (Cannot instantiate Tokenizer from buffer: Model missing"),
         ({"model": {"type": "Nope"}}, "is no tokenizer.json that `tokenizers` reads"),
         ({"model": 3, "added_tokens": 3}, "is no tokenizer.json that `tokenizers` reads"),
-        (holes(word_level("</s>", "a"), 7), "its vocabulary has a hole: 3 ids up to 7, none is 2"),
+        (holes(word_level("</s>", "a"), 7), "its vocabulary has a hole: no id is 2"),
         (holes(word_level("</s>", "a"), 2**31), "its vocabulary has a hole"),
         (holes(word_level("</s>", "a"), 2**33), "expected u32"),
         (word_level("[UNK]", "a"), "which token ends a text is not known; give end_of_text, one of its special tokens "
