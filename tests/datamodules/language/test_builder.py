@@ -141,7 +141,7 @@ def test_turns_in_any_order_give_what_one_process_gives(texts, once, tmp_path):
         made.finish(tmp_path / "prepared", the_source)
     for number in (3, 1):
         made.tokenise(Turn(number, 3))
-    with pytest.raises(InputError, match=r"shards: \d+ of \d+ shards are missing, the first is 000001: .*run those again"):
+    with pytest.raises(InputError, match=r"shards: \d+ of \d+ shards are missing, the first is 000001: .*run those"):
         made.finish(tmp_path / "prepared", the_source)
     assert not any((tmp_path / "prepared").iterdir())
     made.tokenise(Turn(2, 3))
