@@ -1,6 +1,6 @@
 """Tar (plain, gz, bz2, xz) and zip archives, read in one pass.
 
-The kind is told by the content, not the name (LRA's `lra_release.gz` is a compressed tar). A wanted
+The kind is told by the content, not the name. A wanted
 member with an absolute or parent path, a link or a device ends the work with an error. What nobody
 asked for is passed over, whatever it is, and so are the files in which macOS keeps its own data.
 """

@@ -69,10 +69,7 @@ def bitreversal_permutation(num: int) -> npt.NDArray[np.int64]:
 
 
 def random_permutation(num: int, seed: int) -> npt.NDArray[np.int64]:
-    """The pixels 0 … num − 1 in a random order (num,), the same everywhere (NEP 19).
-
-    Seed 92916 for 784 pixels is, by a note in the public S4 code (src/dataloaders/basic.py), what other works used.
-    """
+    """The pixels 0 … num − 1 in a random order (num,), the same everywhere (NEP 19)."""
     return np.random.RandomState(seed & 0xFFFFFFFF).permutation(num)
 
 
