@@ -140,13 +140,18 @@ def test_another_packages_command(bare, text):
 def test_slurms_partitions_in_one_line(bare):
     assert slurm().text == "no Slurm here"
     script(bare / "sbatch", "#!/bin/sh\necho slurm 23.11.4\n")
-    script(bare / "sinfo", "#!/bin/sh\necho 'gpu*|up|8|2-00:00:00|gpu:a100:4'\necho 'old|down|3|infinite|(null)'\n")
+    script(
+        bare / "sinfo",
+        "#!/bin/sh\necho 'gpu* (8 nodes, 2-00:00:00, gpu:a100:4, up)'\necho 'old (3 nodes, infinite, (null), down)'\n",
+    )
     found = slurm()
     assert (
         found.text == "slurm 23.11.4; partitions gpu* (8 nodes, 2-00:00:00, gpu:a100:4), old (3 nodes, infinite, down)"
     )
     assert not found.wrong and not found.notes
-    script(bare / "sinfo", '#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8 9 10; do echo "p$i|up|1|1:00|(null)"; done\n')
+    script(
+        bare / "sinfo", '#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8 9 10; do echo "p$i (1 nodes, 1:00, (null), up)"; done\n'
+    )
     assert slurm().text.endswith("p8 (1 nodes, 1:00) and 2 more")
 
 
@@ -155,7 +160,7 @@ def test_slurms_partitions_in_one_line(bare):
     [
         (
             "echo sinfo: error: looking >&2\necho sinfo: fatal: no configuration >&2\nexit 1",
-            "sinfo fails: fatal: no conf",
+            "sinfo fails: looking fatal: no conf",
         ),
         ("exit 3", "sinfo fails: exit code 3"),
         (f"exec {shutil.which('sleep')} 20", "sinfo did not answer within 3 s"),

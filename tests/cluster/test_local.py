@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.cluster.folder import SweepFolder
-from lra_ssm.cluster.queue import Queue
+from lra_ssm.cluster.slurm import Queue
 from lra_ssm.cluster.status import run_state
 from tests.cluster.sweeps import held, run_left, sweep_folder
 from tests.runner import TINY
@@ -21,6 +21,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 # An interpreter that knows two commands alone, and trains nothing: what a run with seed N does stands in seedN.
 INTERPRETER = """#!/bin/bash
+[ $1 != -Ic ] || exec PYTHON "$@"  # which becomes this script, with the command
 command=$3 seed=${5#*=}
 echo "$command $seed $OMP_NUM_THREADS" >> calls
 directory=runs/mine/$(printf %010d $seed)
@@ -40,16 +41,15 @@ while true; do sleep 0.05; done
 STUBBORN = "record started; trap '' TERM; touch ready$seed; while true; do sleep 0.05; done"
 
 
-def start(folder: SweepFolder, at_a_time: int, indices: list[int] | None = None, **env: str) -> subprocess.Popen:
-    """run_local in a process of its own, with the interpreter above."""
+def start(folder: SweepFolder, at_a_time: int, **env: str) -> subprocess.Popen:
+    """The command in a process of its own, with the interpreter above."""
     base = folder.path.parents[2]
-    (base / "python").write_text(INTERPRETER)
+    (base / "python").write_text(INTERPRETER.replace("PYTHON", sys.executable))
     (base / "python").chmod(0o755)
     code = (
-        "import sys; from pathlib import Path\nfrom lra_ssm.cluster.folder import SweepFolder\n"
-        f"from lra_ssm.cluster import local\nsys.executable = './python'\nlocal._SAID_EVERY = 0.5\n"
-        f"folder = SweepFolder(Path({str(folder.path.relative_to(base))!r}))\n"
-        f"sys.exit(local.run_local(folder, {indices or [run.index for run in folder.runs]}, {at_a_time}))"
+        "import sys\nfrom lra_ssm.cli import main\nfrom lra_ssm.cluster import local\n"
+        "sys.executable = './python'\nlocal._SAID_EVERY = 0.5\n"
+        f"sys.exit(main(['submit', {str(folder.path.relative_to(base))!r}, '--local={at_a_time}']))"
     )
     given = {**os.environ, "PYTHONPATH": str(CHECKOUT), **env}
     if "OMP_NUM_THREADS" not in env:
@@ -132,7 +132,7 @@ def test_data_is_prepared_once_and_first(tmp_path):
     (folder.path / "prepare.txt").write_text("--config=a.yaml --seed=7\n--config=b.yaml --seed=8\n")
     (tmp_path / "seed8").write_text("echo 'lra-ssm: error: no LRA release at x'; exit 2")
     said, _ = (process := start(folder, 2)).communicate(timeout=60)
-    assert process.returncode == 1 and [line[:9] for line in calls(tmp_path)] == ["prepare 7", "prepare 8"]
+    assert process.returncode == 2 and [line[:9] for line in calls(tmp_path)] == ["prepare 7", "prepare 8"]
     where = folder.path.relative_to(tmp_path) / "logs/prepare.log"
     assert said.splitlines()[-1] == f"lra-ssm: error: data is not prepared: no LRA release at x ({where})"
     (tmp_path / "seed8").unlink()
