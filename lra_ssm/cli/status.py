@@ -20,7 +20,7 @@ _EVERY = 5.0  # seconds between two drawings
 
 DESCRIPTION = """\
 Shows every run of a sweep: waiting, running (or starting, validating, testing), done (trained and tested), failed with
-its reason, stopped by a signal with its step saved, or lost: its process is gone without a word. It reads the runs'
+its reason, stopped by a signal with its step saved, or lost: its process ended and left no reason. It reads the runs'
 folders and logs, and asks squeue where there is one; it needs no scheduler. A narrow terminal gets fewer columns.
 """
 

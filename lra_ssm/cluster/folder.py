@@ -69,7 +69,8 @@ class SweepFolder:
                 for run in content["runs"]
             ]
         except OSError as error:
-            raise InputError(f"{path} is no folder of a sweep: {file.name} cannot be read: {error.strerror}") from error
+            said = f"{file.name} cannot be read: {error.strerror}"
+            raise InputError(f"{path} is no folder of a sweep: {said}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is damaged ({error!r}); submit {path.name} again") from error
         self.path, self.logs = path, path / "logs"

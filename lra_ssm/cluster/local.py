@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from lra_ssm.cluster.folder import FolderRun, SweepFolder
 from lra_ssm.cluster.logs import begin_line, ended_line, last_attempt
-from lra_ssm.cluster.slurm import Queue
 from lra_ssm.cluster.status import RunState, run_state, states
 from lra_ssm.cluster.table import duration, redrawn, summary, titles
 from lra_ssm.errors import InputError
@@ -22,8 +21,8 @@ from lra_ssm.machine import available_cores
 from lra_ssm.tables import terminal_width
 
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 60.0  # seconds: in a terminal, in a job's log
-_ONE = 0.3  # seconds in which two signals are one request: `timeout` and launchers signal a process and its group
-# Asks Linux for SIGTERM at the parent's death, then becomes the command. (preexec_fn is not safe beside threads.)
+_ONE = 0.3  # seconds in which two signals are one request: `timeout` signals a process and its group
+# Asks Linux for SIGTERM at the parent's death, then becomes the command; preexec_fn is not safe beside threads.
 _WITH_PARENT = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"""
@@ -32,8 +31,8 @@ os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"""
 def run_local(folder: SweepFolder, indices: Collection[int], at_a_time: int) -> int:
     """Trains and tests these runs of a sweep, `at_a_time` of them at once, their data prepared first.
 
-    The first SIGINT, SIGTERM or SIGHUP goes to every process as SIGTERM: it saves and ends. The second one ends them at
-    once. If this process dies, Linux sends them SIGTERM.
+    The first SIGINT, SIGTERM or SIGHUP goes to every process as SIGTERM: it saves and ends. The second one ends them
+    at once. If this process dies, Linux sends them SIGTERM.
 
     Returns the exit code: 0, 1 if a run failed, or 128 and the number of the signal that stopped them.
 
@@ -52,7 +51,7 @@ def run_local(folder: SweepFolder, indices: Collection[int], at_a_time: int) -> 
 
         def say(line: str) -> None:
             if not in_terminal:  # there the table says it
-                print(f"{line}\n", end="", flush=True)  # print writes a newline of its own apart, beside other threads
+                print(f"{line}\n", end="", flush=True)  # whole: print itself writes the newline apart
 
         def finish(work: Collection[Future[None]], note: str = "") -> None:
             while work:
@@ -102,7 +101,12 @@ class _Processes:
                 return -signal.SIGTERM
             # A process group of its own: Ctrl-C reaches this process alone, which passes it on once.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, process_group=0
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                process_group=0,
             )
             self._running.add(process)
         process.wait()
@@ -137,8 +141,8 @@ class _Processes:
         with self._lock:
             if not self.stopped_by:
                 self.stopped_by, self._asked_at = signum, time.monotonic()
-                for process in self._running:
-                    process.send_signal(signal.SIGTERM)  # for SIGINT too: a fit that is still starting ends silently
+                for process in self._running:  # for SIGINT too: a fit that is still starting ends silently
+                    process.send_signal(signal.SIGTERM)
 
 
 def _prepare(processes: _Processes, folder: SweepFolder, options: list[str]) -> None:
@@ -171,7 +175,7 @@ def _train_and_test(
         if code < 0:
             how = "stopped" if processes.stopped_by and -code == signal.SIGTERM else "killed"
             _write(log, ended_line(f"{how} by {signal.Signals(-code).name}"))
-    found = run_state(folder, run, Queue())
+    found = run_state(folder, run)
     metrics = "".join(f", {name} {value:.4g}" for name, value in found.test.items())
     why = f": {found.reason.removeprefix(found.state).strip()} ({file})" if found.reason else ""
     say(f"run {run.index} {found.state} after {duration(time.monotonic() - since)}{metrics}{why}")

@@ -1,4 +1,4 @@
-"""The scripts for Slurm: an array with a task for each run, a job that comes before it and one that comes after."""
+"""The scripts for Slurm: an array with a task for each run, a job before it and one after it."""
 
 import shlex
 from dataclasses import dataclass, fields
@@ -100,6 +100,7 @@ def read_profile(file: Path) -> dict[str, Any]:
 def array_script(folder: SweepFolder, indices: list[int], profile: Profile) -> str:
     """One task for each of these runs."""
     at_once = f"%{profile.concurrency}" if profile.concurrency else ""
+    asked = ("partition", "account", "qos", "constraint", "time", "nodes")
     options = {
         "job-name": folder.name,
         "array": f"{ranges(indices)}{at_once}",
@@ -107,7 +108,7 @@ def array_script(folder: SweepFolder, indices: list[int], profile: Profile) -> s
         "open-mode": "append",
         "requeue": "",
         "signal": f"SIGUSR1@{profile.grace}",
-        **{name: getattr(profile, name) for name in ("partition", "account", "qos", "constraint", "time", "nodes")},
+        **{name: getattr(profile, name) for name in asked},
         "ntasks-per-node": profile.processes,
         "gpus-per-node": profile.gpus or None,
         "cpus-per-task": profile.cpus,
@@ -141,14 +142,16 @@ def prepare_script(folder: SweepFolder, profile: Profile) -> str:
     run = f"{shlex.quote(profile.python)} -m lra_ssm prepare"
     options = _small_job(folder, profile, "prepare") | {"time": profile.time, "cpus-per-task": profile.cpus}
     lines = ["set -e", *(f"{run} {shlex.join(options)}" for options in folder.prepares)]
-    return _script(f"The data of {folder.path.name}, which its array waits for.", options, profile, "\n".join(lines))
+    about = f"The data of {folder.path.name}, which its array waits for."
+    return _script(about, options, profile, "\n".join(lines))
 
 
 def results_script(folder: SweepFolder, profile: Profile) -> str:
     """Writes the table of results when the array has ended."""
     path, run = shlex.quote(str(folder.path)), f"{shlex.quote(profile.python)} -m lra_ssm"
     lines = f"{run} status {path}\n{run} results {path} --out={path}/results.md --curves={path}/curves.png"
-    return _script(f"The results of {folder.path.name}.", _small_job(folder, profile, "results"), profile, lines)
+    options = _small_job(folder, profile, "results")
+    return _script(f"The results of {folder.path.name}.", options, profile, lines)
 
 
 def _small_job(folder: SweepFolder, profile: Profile, what: str) -> dict[str, Any]:
@@ -166,18 +169,18 @@ def _small_job(folder: SweepFolder, profile: Profile, what: str) -> dict[str, An
 
 
 def _script(about: str, options: dict[str, Any], profile: Profile, lines: str) -> str:
-    given = [f"--{name}" + (f"={value}" if value else "") for name, value in options.items() if value is not None]
-    flags = "\n".join(f"#SBATCH {flag}" for flag in [*given, *profile.extra])
-    before = "\n".join([*profile.before, "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"])
+    flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    head = "\n".join(f"#SBATCH {flag.removesuffix('=')}" for flag in [*flags, *profile.extra])
+    before = "".join(f"{line}\n" for line in profile.before)
     return f"""\
 #!/bin/bash
 # {about}
-{flags}
+{head}
 
 echo "{ATTEMPT}$(date -u +%Y-%m-%dT%H:%M:%S+00:00) on $(hostname)"
 flock --nonblock 1  # status sees it
 
-{before}
+{before}export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
 
 {lines}
 """

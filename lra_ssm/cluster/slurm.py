@@ -30,13 +30,16 @@ class Queue:
     note: str = ""  # why Slurm could not be asked
 
 
+NO_QUEUE = Queue()
+
+
 def write_scripts(folder: SweepFolder, indices: list[int], profile: Profile, results: bool) -> dict[str, str]:
-    """Writes the jobs of a submission into the folder; returns them by their file's name, in the order they run."""
+    """Writes the jobs of a submission into the folder; gives them by their files, in the order in which they run."""
     scripts = {"prepare.sbatch": prepare_script(folder, profile)} if folder.prepares else {}
     scripts["submit.sbatch"] = array_script(folder, indices, profile)
     if results:
         scripts["results.sbatch"] = results_script(folder, profile)
-    folder.logs.mkdir(exist_ok=True)  # if a user removed it: without it Slurm fails every task, and says nothing
+    folder.logs.mkdir(exist_ok=True)  # a user may have removed it; without it every task fails silently
     for name, text in scripts.items():
         with replacing(folder.path / name) as file:
             file.write(text)
@@ -58,13 +61,20 @@ def submit(folder: SweepFolder, indices: list[int], profile: Profile, results: b
             after = [f"--dependency={how}:{list(jobs.values())[-1]}", "--kill-on-invalid-dep=yes"]
         try:
             command = ["sbatch", "--parsable", *after, str(folder.path / name)]
-            jobs[name] = _ask(command, PATIENCE, f"Slurm refuses {name}").strip().partition(";")[0]  # of the cluster
+            said = _ask(command, PATIENCE, f"Slurm refuses {name}")
+            jobs[name] = said.strip().partition(";")[0]  # the cluster's name may follow
         except InputError:
             for job in jobs.values():
                 with suppress(InputError):
                     _ask(["scancel", job], PATIENCE)
             raise
-    entry = {"time": now(), "job": jobs["submit.sbatch"], "indices": indices, "jobs": jobs, "profile": asdict(profile)}
+    entry = {
+        "time": now(),
+        "job": jobs["submit.sbatch"],
+        "indices": indices,
+        "jobs": jobs,
+        "profile": asdict(profile),
+    }
     write_json(folder.path / "submissions.json", [*submissions(folder), entry])
     return jobs
 
@@ -81,7 +91,7 @@ def queue_of(folder: SweepFolder, patience: float = 5.0) -> Queue:
     """Asks squeue once, for at most `patience` seconds."""
     jobs = submissions(folder)
     if not jobs or shutil.which("squeue") is None:
-        return Queue()
+        return NO_QUEUE
     ids = ",".join(str(job["job"]) for job in jobs)
     try:
         out = _ask(["squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%K|%T|%r"], patience)
@@ -89,11 +99,11 @@ def queue_of(folder: SweepFolder, patience: float = 5.0) -> Queue:
         if "Invalid job id" not in str(error):  # Slurm has forgotten jobs that ended long ago
             return Queue(note=str(error))
         out = ""
-    found = {int(index): (state, reason) for index, state, reason in re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.M)}
-    running = frozenset(index for index, (state, _) in found.items() if state in _RUNNING)
-    waiting = {index: reason for index, (_, reason) in found.items() if index not in running}
+    found = [(int(index), *words) for index, *words in re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.MULTILINE)]
+    running = frozenset(index for index, state, _ in found if state in _RUNNING)
+    waiting = {index: reason for index, _, reason in found if index not in running}
     submitted = frozenset(index for job in jobs for index in job["indices"])
-    return Queue(running, waiting, submitted - found.keys())
+    return Queue(running, waiting, submitted - running - waiting.keys())
 
 
 def partitions() -> str | None:
@@ -113,7 +123,7 @@ def partitions() -> str | None:
 def _ask(command: list[str], patience: float, fails: str = "") -> str:
     """What a command of Slurm prints.
 
-    Raises InputError, with Slurm's words behind `fails`, if it fails, cannot be run, or takes over `patience` seconds.
+    Raises InputError, with Slurm's words behind `fails`, if it fails, cannot be run, or needs over `patience` seconds.
     """
     name = command[0]
     try:

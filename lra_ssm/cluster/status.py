@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lra_ssm.cluster.folder import FolderRun, SweepFolder
 from lra_ssm.cluster.logs import Attempt, last_attempt, timestamp
-from lra_ssm.cluster.slurm import Queue
+from lra_ssm.cluster.slurm import NO_QUEUE, Queue
 from lra_ssm.runs.directory import is_held
 from lra_ssm.runs.logged import latest
 from lra_ssm.runs.record import read_object, read_progress
@@ -50,42 +50,47 @@ class RunState:
         return asdict(self) | {"path": str(self.path), "log": str(self.log)}
 
 
-def states(folder: SweepFolder, queue: Queue | None = None) -> list[RunState]:
+def states(folder: SweepFolder, queue: Queue = NO_QUEUE) -> list[RunState]:
     """Every run of the sweep."""
-    return [run_state(folder, run, queue or Queue()) for run in folder.runs]
+    return [run_state(folder, run, queue) for run in folder.runs]
 
 
-def run_state(folder: SweepFolder, run: FolderRun, queue: Queue) -> RunState:
+def run_state(folder: SweepFolder, run: FolderRun, queue: Queue = NO_QUEUE) -> RunState:
     """One run of the sweep."""
     path, log = run.directory.path, folder.log(run.index)
     record, progress = run.directory.record, read_progress(path)
     starts, status = record.get("starts", []), record.get("status")
-    began = timestamp(starts[-1].get("time")) if starts else 0.0
     found = RunState(run.index, "waiting", attempts=len(starts), path=path, log=log)
     if record:
         found = replace(found, **_reached(path, progress, record))
     if status == "finished" and run.directory.tested:
         return replace(found, state="done")
+    began = timestamp(starts[-1].get("time")) if starts else 0.0
     attempt = last_attempt(log)
     if attempt is not None and began > _changed(log) + 1:
         attempt = None  # the run was started by hand after that
     # Whether the record is of the last attempt, which may have ended before it came to the run's directory.
     current = bool(record) and (attempt is None or status == "finished" or began >= attempt.began - 1)
-    training = is_held(path / ".lock")
-    if training or is_held(log) or run.index in queue.running:
-        return _running(found, status, training or current and status == "started", progress)
+    held = is_held(path / ".lock")
+    running = _running(found, status, held or current and status == "started", progress)
+    if held or is_held(log) or run.index in queue.running:
+        return running
     if run.index in queue.waiting:
         return replace(found, reason=queue.waiting[run.index])
     if not record and (attempt is None or not log.stat().st_size):
-        return replace(found, **_never_started(folder)) if run.index in queue.gone else found
-    host = run.directory.holder["host"] if attempt is None or current else attempt.host
-    over = attempt is not None and attempt.over or current and status not in ("started", "finished")
-    if not over and host != socket.gethostname() and run.index not in queue.gone:
-        silent = time.time() - max(map(_changed, (log, *(path / name for name in _SIGNS))))
-        if silent < BELIEVED:
-            found = _running(found, status, current and status == "started", progress)
-            return replace(found, silent=silent if silent > _QUIET else None)
-    return _ended(found, record if current else {}, attempt or Attempt())
+        if run.index not in queue.gone:
+            return found
+        state, reason = _never_started(folder)
+    else:
+        # A lock on another machine may not be seen here: its files tell for how long it gave no sign.
+        host = run.directory.holder["host"] if attempt is None or current else attempt.host
+        over = attempt is not None and attempt.over or current and status not in ("started", "finished")
+        if not over and host != socket.gethostname() and run.index not in queue.gone:
+            silent = time.time() - max(map(_changed, (log, *(path / name for name in _SIGNS))))
+            if silent < BELIEVED:
+                return replace(running, silent=silent if silent > _QUIET else None)
+        state, reason = _end(record if current else {}, attempt or Attempt())
+    return replace(found, state=state, reason=reason)
 
 
 def _running(found: RunState, status: Any, training: bool, progress: dict[str, Any]) -> RunState:
@@ -98,33 +103,36 @@ def _running(found: RunState, status: Any, training: bool, progress: dict[str, A
     return replace(found, state="running", phase=phase, seconds_left=left)
 
 
-def _ended(found: RunState, record: dict[str, Any], attempt: Attempt) -> RunState:
-    """A run that no process works at and that is not done. record: of the last attempt, if that came so far."""
-    status, ours = record.get("status"), attempt.ours.partition("; the same command")[0]
+def _end(record: dict[str, Any], attempt: Attempt) -> tuple[State, str]:
+    """State and reason of a run that no process works at and that is not done.
+
+    record: of the last attempt, empty if that did not come so far."""
+    status = record.get("status")
+    ours = attempt.ours.partition("; the same command")[0]
+    how = attempt.ended or attempt.others or ours
     if attempt.error not in ("", "interrupted"):
-        return replace(found, state="failed", reason=attempt.error)
+        return "failed", attempt.error
     if status == "failed":
-        return replace(found, state="failed", reason=record.get("reason", ""))
+        return "failed", record.get("reason", "")
     if status == "interrupted":
-        return replace(found, state="stopped", reason=ours or attempt.others or attempt.ended or "stopped by a signal")
+        return "stopped", ours or attempt.others or attempt.ended or "stopped by a signal"
     if status == "stopped by max_time":
-        return replace(found, state="stopped", reason="trainer.max_time was over")
+        return "stopped", "trainer.max_time was over"
     if attempt.error or "stopped by" in f"{attempt.ended} {ours}":
         where = "in its test" if status == "finished" else "before it trained"
-        return replace(found, state="stopped", reason=f"{ours or attempt.ended or 'stopped by SIGINT'}, {where}")
-    how = attempt.ended or attempt.others or ours
+        return "stopped", f"{ours or attempt.ended or 'stopped by SIGINT'}, {where}"
     if record or attempt.ended or not attempt.last:
         what = "its test" if status == "finished" else "its process"
-        return replace(found, state="lost", reason=how or f"{what} ended without a word")
-    return replace(found, state="failed", reason=how or f"its log ends with: {attempt.last}")
+        return "lost", how or f"{what} ended without a word"
+    return "failed", how or f"its log ends with: {attempt.last}"
 
 
-def _never_started(folder: SweepFolder) -> dict[str, Any]:
-    """A run that was submitted, and that Slurm no longer has: without its data the array does not start."""
+def _never_started(folder: SweepFolder) -> tuple[State, str]:
+    """Of a run that was submitted, and that Slurm no longer has: without its data the array does not start."""
     prepare = folder.logs / "prepare.log"
     if (attempt := last_attempt(prepare)) and attempt.error:
-        return {"state": "failed", "reason": f"its data is not prepared: {attempt.error} ({prepare})"}
-    return {"state": "lost", "reason": "Slurm has it no more: cancelled before it started"}
+        return "failed", f"its data is not prepared: {attempt.error} ({prepare})"
+    return "lost", "Slurm has it no more: cancelled before it started"
 
 
 def _reached(path: Path, progress: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:

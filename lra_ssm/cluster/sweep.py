@@ -39,7 +39,7 @@ from lra_ssm.errors import InputError, hint
 from lra_ssm.runs.identity import SEED
 
 _PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants", "random")
-_TOGETHER = ("set", "grid", "random")  # a group's are added to those beside it; its other parts stand in their place
+_TOGETHER = ("set", "grid", "random")  # a group adds to those beside it; its other parts replace theirs
 _RANGE = ("from", "to", "points", "scale")
 _MOST = 10_000  # runs
 
@@ -85,7 +85,7 @@ def read_sweep(file: Path) -> Sweep:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML would keep the last; a date is text, as written."""
+    """Refuses a key that stands twice in a mapping (YAML keeps the last); a date is text, as written."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
@@ -127,10 +127,6 @@ def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
         if len(found) > _MOST:
             raise InputError(f"these are more than {_MOST:,} runs; fewer values in grid, or fewer random runs")
     runs = [SweepRun(i, config, changes, runs_dir) for i, (config, changes) in enumerate(found, 1)]
-    seen: dict[str, int] = {}
-    for run in runs:
-        if (first := seen.setdefault(repr((run.config, sorted(run.changes.items()))), run.index)) != run.index:
-            raise InputError(f"runs {first} and {run.index} are the same")
     return Sweep(name, file, runs_dir, runs)
 
 
@@ -163,8 +159,9 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
 
 
 def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
-    """The same options, each behind those whose names its own begins with: a class that is given in another's place
-    starts from its own defaults, so that what holds for it comes after it."""
+    """The same options, each after those whose names its own begins with.
+
+    A class that replaces another one starts from its own defaults: options given before it would be lost."""
     names = {key: ".".join(p for p in key.split(".") if p not in ("class_path", "init_args")) for key in changes}
     ordered: dict[str, Any] = {}
     for key, name in names.items():
@@ -184,7 +181,7 @@ def _named(experiment: str, config: Path, variant: str, where: str) -> str:
 
 
 def _settings(keys: str, given: Any, where: str) -> list[dict[str, Any]]:
-    """What a line of a grid sets: one option, or several that go together and have the same value or a list of them."""
+    """What a line of a grid sets: one option, or several that have the same value or a list of them."""
     names = [name.strip() for name in keys.split(",")]
     found = []
     for value in _values(given, where):
@@ -210,7 +207,7 @@ def _values(given: Any, where: str) -> list[Any]:
 
 
 def _draws(given: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """The random values of each draw. An option's do not change when another one is added, or when more are drawn."""
+    """The random values of each draw. They stay the same when another option is added, or when more are drawn."""
     if not given:
         yield {}
         return

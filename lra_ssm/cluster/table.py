@@ -1,4 +1,4 @@
-"""The states of a sweep's runs as text: a table, the reasons of the runs that ended badly, and one line for all."""
+"""The states of a sweep's runs as text: a table, the reasons why runs do not continue, and one line for all."""
 
 import os
 import shutil
@@ -22,8 +22,7 @@ _REASONS = 12  # that are shown under a table
 
 
 def titles(folder: SweepFolder) -> dict[int, str]:
-    """What each run is, in a few words: its experiment or config where they are not all the same, and what tells it
-    from the others of that name."""
+    """Each run in a few words: its experiment or config, if they differ, and what tells it from others of that name."""
     experiments = [run.directory.path.parent for run in folder.runs]
     above = os.path.commonpath([experiment.parent for experiment in experiments])
     names = [os.path.relpath(experiment, above) for experiment in experiments]
@@ -52,7 +51,8 @@ def status_table(
     below = [*_reasons(found), f"log of run N: {folder.logs}/N.log", summary(every)]
     first = sorted(found, key=lambda run: _FIRST.index(run.state))
     lines: list[str] = []
-    for count in range(len(found) if height is None else min(len(found), max(0, height - len(below) - 1)), -1, -1):
+    most = len(found) if height is None else min(len(found), max(0, height - len(below) - 1))
+    for count in range(most, -1, -1):
         rows = sorted(first[:count], key=lambda run: run.index)
         more = [f"… {len(found) - count:,} more runs"] if count < len(found) else []
         lines = [*_table(folder, rows, width).splitlines(), *more, *below]
@@ -63,8 +63,8 @@ def status_table(
 
 @contextmanager
 def redrawn(folder: SweepFolder) -> Iterator[Callable[[Sequence[RunState], Sequence[RunState], str], None]]:
-    """Gives a function that draws the table of some runs of all in the terminal, and a note below, in place of what it
-    drew before."""
+    """Gives a function that draws in the terminal, in place of what it drew before: the table of some of all runs, and
+    a note below it."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

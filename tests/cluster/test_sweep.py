@@ -148,7 +148,6 @@ def test_a_groups_grid_and_draws_are_added_to_those_beside(here):
         ({"experiment": "{config"}, "{config is not known"),
         ({"experiment": "x/{config}/{variant}"}, "{variant} is not known, {config} may stand in it"),
         ({"variants": {"one": 3}}, "it.variants.one is 3, not options and their values"),
-        ({"grid": {"x": [1, 1]}}, "runs 1 and 2 are the same"),
         ({"name": "a/b"}, "name is 'a/b'; it names a folder"),
         ({"groups": []}, "groups is no list of groups"),
         ({"groups": [{}, {"seeds": []}]}, "groups[2].seeds is []"),
