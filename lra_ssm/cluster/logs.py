@@ -72,7 +72,7 @@ def last_attempt(log: Path) -> Attempt | None:
         began, host, text = timestamp(found[-1][1]), found[-1][2], text[found[-1].end() :]
     lines = [line for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(_ERROR)]
-    slurm = next((f"Slurm: {found[-1].strip(' *')}" for one in _SLURM if (found := one.findall(text))), "")
+    slurm = next((f"Slurm: {said[-1].strip(' *')}" for one in _SLURM if (said := one.findall(text))), "")
     crash = (_TRACEBACK.findall(text) or [slurm])[-1]
     words = (_last(lines, _ERROR), _last(lines, _ENDED), _last(others, _OURS), crash, _last(lines, ""))
     return Attempt(began, host, *map(squeeze, words))

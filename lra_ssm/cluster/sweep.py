@@ -238,7 +238,8 @@ def _range(given: Mapping[str, Any], where: str) -> Callable[[float], float]:
         raise InputError(f"{where}.scale is {scale!r}, not linear or log")
     ends = [given.get("from"), given.get("to")]
     try:
-        low, high = (end if isinstance(end, int) else float(end) for end in ends)  # YAML reads 1e-4 as text
+        # YAML reads 1e-4 as text.
+        low, high = (end if isinstance(end, int) else float(end) for end in ends)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise InputError(f"{where} goes from {ends[0]!r} to {ends[1]!r}; these are numbers") from None
     if not -math.inf < low < high < math.inf or scale == "log" and low <= 0:
