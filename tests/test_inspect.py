@@ -10,7 +10,8 @@ import yaml
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.measured import Opened, check_takes, examples_of, open_data, other_data, random_examples
+from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
+from lra_ssm.cli.named_network import NamedNetwork
 from lra_ssm.cli.trained import find, load_network
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
@@ -83,7 +84,7 @@ def test_data_prepared_with_other_settings_is_named_and_taken(trained, tmp_path,
 
 
 def opened(network, spec=None, config=None, **more):
-    return Opened(network, spec or {}, config or {}, "it", [], **more)
+    return NamedNetwork("it", network, spec or {}, config or {}, **more)
 
 
 def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
@@ -92,7 +93,7 @@ def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
     found = find(str(file))
     assert found.run is None and found.config == {}
     said = refused(["inspect", str(file)], capsys)
-    assert said.startswith("some.ckpt: no config.yaml says what data it was trained on: give --data=CLASS and its")
+    assert said.startswith(f"{file}: no config.yaml says what data it was trained on: give --data=CLASS and its")
     network, spec, step = load_network(file)
     assert step > 0
     examples, source = random_examples(opened(network, spec), 3)
@@ -202,7 +203,7 @@ def test_what_cannot_be_inspected_is_one_line(trained, tmp_path):
     assert "nowhere.ckpt does not exist: give a run's directory, or a .ckpt" in fail(
         ["inspect", "nowhere.ckpt"], tmp_path
     )
-    assert "there is no such folder, and no repository" in fail(["inspect", "runs/no/where"], tmp_path)
+    assert "there is no such folder, neither a run nor a saved model" in fail(["inspect", "runs/nope"], tmp_path)
     assert "has no checkpoints/best.ckpt" in fail(["inspect", "."], tmp_path)
     assert "is no existing folder" in fail(["inspect", str(run), "--out=missing"], tmp_path)
     assert "must be at least 1" in fail(["inspect", str(run), "--examples=0"], tmp_path)

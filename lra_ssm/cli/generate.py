@@ -1,7 +1,6 @@
 """`lra-ssm generate`: texts continued by a language model, shown as they come."""
 
 import argparse
-import os
 import random
 import sys
 import time
@@ -9,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, printable
 
 if TYPE_CHECKING:
-    import torch
-
     from lra_ssm.cli.language_models import Loaded
     from lra_ssm.models import Generation
 
@@ -35,10 +33,7 @@ examples:
 
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm generate", DESCRIPTION, EXAMPLE)
-    what = (
-        "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, a saved model's folder, or a name of the Hub"
-    )
-    made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=what)
+    made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=A_MODEL)
     made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given more than once")
     made.add_argument("--prompt_file", metavar="FILE", help="more prompts, one a line; - for standard input")
     made.add_argument("--num_samples", type=int, default=1, metavar="N", help="texts for each prompt; default: 1")
@@ -62,14 +57,10 @@ def parser() -> PlainParser:
     )
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
     made.add_argument("--batch_size", type=int, default=8, metavar="B", help="prompts at a time; default: 8")
-    said = "such as cpu or cuda:1; default: cuda where there is one"
-    made.add_argument("--device", metavar="DEVICE", help=said)
+    add_device(made)
     said = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
     made.add_argument("--tokenizer", metavar="NAME", help=said)
-    said = "read a saved model's weights from a pickle, tensors alone"
-    made.add_argument("--allow-pickle", action="store_true", help=said)
-    said = "a class of others that a saved model may be made with; may be given more than once"
-    made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
+    add_trust(made)
     return made
 
 
@@ -83,9 +74,6 @@ def main(command: str, arguments: list[str]) -> int:
     prompts = [prompt for prompt in _prompts(options) for _ in range(options.num_samples)]
     try:
         said = _generate(options, prompts)
-    except BrokenPipeError:  # `| head`: who reads has enough; Python would complain when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         print()  # what is said of it does not stand behind the text
         raise
@@ -131,7 +119,7 @@ def _generate(options: Any, prompts: list[str]) -> str:
         seeds = row_seeds(seed, len(prompts))  # a text stays the same in whatever batch it is
     except ValueError as error:
         raise InputError(f"--{error}") from error
-    device = _device(options.device)
+    device = device_of(options.device)
     loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
     begins = loaded.begins if options.begin_document is None else options.begin_document
     texts = [_Text(prompt, loaded, begins, options.stop, number) for number, prompt in enumerate(prompts, 1)]
@@ -152,18 +140,6 @@ def _generate(options: Any, prompts: list[str]) -> str:
             speed,
         )
     return speed.line() + (f"; seed {seed}" if options.temperature else "")
-
-
-def _device(name: str | None) -> "torch.device":
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"--device {name}: there is no such device here ({reason})") from error
-    return device
 
 
 def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen", speed: "_Speed") -> None:

@@ -133,42 +133,29 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
 
 def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
     """One commit on a repository, which is created where it is missing; files of an older model go with it."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
+    from huggingface_hub import HfApi, errors
 
-    from lra_ssm.checkpoints.layout import CARD, is_model_file
+    from lra_ssm.checkpoints.layout import PICKLE, REPLACED
 
-    api, revision, there = HfApi(), options.revision, set[str]()
+    api, public = HfApi(), False
     try:
-        try:
-            info = api.model_info(repository)
-            if options.private and not info.private:
-                raise InputError(f"{repository} exists and is public: change that on its page, or leave --private out")
-            print(squeeze(f"{repository} exists: a {'pull request' if options.pull_request else 'new commit'}"))
-        except errors.RepositoryNotFoundError:
-            api.create_repo(repository, private=options.private or None)
-            print(squeeze(f"{repository} is created"))
-        if revision not in (None, "main"):
-            api.create_branch(repository, branch=revision, exist_ok=True)
-        with suppress(errors.RevisionNotFoundError):  # a repository without a commit has no main
-            there = {one.rfilename for one in api.model_info(repository, revision=revision).siblings or ()}
-        new = {path.name for path in folder.iterdir()}
-        gone = sorted(name for name in there - new if is_model_file(name) and name != CARD)
-        commit = api.create_commit(
-            repository,
-            [
-                *(CommitOperationAdd(name, folder / name) for name in sorted(new)),
-                *(CommitOperationDelete(name) for name in gone),
-            ],
+        with suppress(errors.RepositoryNotFoundError):
+            public = options.private and not api.model_info(repository).private
+        if public:
+            raise InputError(f"{repository} exists and is public: change that on its page, or leave --private out")
+        api.create_repo(repository, private=options.private or None, exist_ok=True)
+        if options.revision not in (None, "main"):
+            api.create_branch(repository, branch=options.revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
             commit_message=message,
-            revision=revision,
+            revision=options.revision,
             create_pr=options.pull_request,
+            delete_patterns=[*REPLACED, PICKLE],
         )
     except InputError:
         raise
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{repository}: the Hub has no such repository for this token (HF_TOKEN, hf auth login)"
-        ) from error
     except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
         raise InputError(f"{repository}: cannot be pushed ({_reason(error)})") from error
     if commit.pr_url:
