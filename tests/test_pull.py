@@ -278,7 +278,7 @@ def test_an_artifact_of_wandb(hub: Hub, saved: Path, capsys, monkeypatch: pytest
     )
     assert torch.equal(logits("wandb:me/lra/lm:latest"), logits(saved))
     line = refused(["pull", "wandb:me/lra/other:v0"], capsys)
-    assert line == "wandb:me/lra/other:v0: cannot be downloaded (artifact 'me/lra/other:v0' not found)"
+    assert line == "wandb:me/lra/other:v0: cannot be downloaded (artifact 'me/lra/other:v0' not found and more)"
     with pytest.raises(ValueError, match="is an artifact, which has no revision 'v1'"):
         ModelFiles("wandb:me/lra/lm:latest", revision="v1")
 

@@ -282,7 +282,7 @@ def test_private_repositories_branches_and_pull_requests(run: Path, hub: Hub, ca
 
 def test_what_the_hub_refuses_is_one_line(run: Path, hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     line = refused(["push", str(run), "me/tiny", "--license=mine"], capsys)
-    assert line.startswith("me/tiny: cannot be pushed (Invalid metadata in README.md.; ") and "must be one of" in line
+    assert line.startswith("me/tiny: cannot be pushed (Invalid metadata in README.md. ") and "must be one of" in line
     monkeypatch.setenv("HF_TOKEN", "hf_read")
     assert refused(["push", str(run), "me/other"], capsys).startswith("me/other: ")
     assert not hub.commits

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from lra_ssm.checkpoints.layout import CONFIG, PICKLE
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 HUB = "hf://"
@@ -122,7 +123,7 @@ class Repository(Source):
                 return "there is no such folder, and the Hub has no such model, or it is private"
             case errors.HFValidationError():
                 return f"there is no such folder; of the Hub: {error}"
-        return f"{file} cannot be downloaded ({str(error).partition(chr(10))[0] or type(error).__name__})"
+        return f"{file} cannot be downloaded ({one_reason(error)})"
 
     def pickle(self) -> str | None:
         from huggingface_hub import HfApi, try_to_load_from_cache
@@ -228,6 +229,5 @@ def _artifact(given: str) -> Folder:
         folder = cached_assets_path("lra_ssm", namespace="wandb", subfolder=artifact.digest)
         artifact.download(root=str(folder))
     except Exception as error:  # wandb's, its server's, the network's, the disk's
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{given}: cannot be downloaded ({reason})") from error
+        raise InputError(f"{given}: cannot be downloaded ({one_reason(error)})") from error
     return Folder(folder, f"{WANDB}{artifact.qualified_name}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import one_reason
 
 DESCRIPTION = """\
 Shares what a run has trained: config.json, model.safetensors, the tokenizer where there is one, the run's config.yaml,
@@ -79,11 +80,11 @@ def main(command: str, arguments: list[str]) -> int:
 
 def _destination(options: Any) -> tuple[str, str]:
     """ "folder", "hub" or "wandb", and what it is called. Raises InputError for what could be two of them."""
-    from lra_ssm.checkpoints.sources import HUB, is_repository
+    from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
 
     given: str = options.destination
-    if given.startswith("wandb:"):
-        kind, given = "wandb", given.removeprefix("wandb:")
+    if given.startswith(WANDB):
+        kind, given = "wandb", given.removeprefix(WANDB)
         if not re.fullmatch(r"([\w.-]+/)?[\w.-]+/[\w.-]+", given):
             raise InputError(f"wandb:{given}: give wandb:entity/project/name, or wandb:project/name")
     elif given.startswith(HUB):
@@ -157,7 +158,7 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
     except InputError:
         raise
     except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
-        raise InputError(f"{repository}: cannot be pushed ({_reason(error)})") from error
+        raise InputError(f"{repository}: cannot be pushed ({one_reason(error)})") from error
     if commit.pr_url:
         return f"{commit.pr_url}: {commit.oid[:12]}"
     return f"{commit.commit_url}: use it with lra-ssm test {repository}@{commit.oid}"
@@ -166,6 +167,9 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
 def _to_wandb(folder: Path, given: str, run: Any) -> str:
     """An artifact of type model, logged by the wandb run of the training, where that is in the project."""
     import wandb
+
+    from lra_ssm.checkpoints.files import read_json
+    from lra_ssm.checkpoints.layout import CONFIG
 
     *project, name = given.split("/")
     try:
@@ -180,7 +184,7 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
             settings=wandb.Settings(silent=True, console="off"),
         )
         try:
-            artifact = wandb.Artifact(name, type="model", metadata=_metadata(folder))
+            artifact = wandb.Artifact(name, type="model", metadata=read_json(folder / CONFIG, CONFIG)["source"])
             artifact.add_dir(str(folder), skip_cache=True)
             logged.log_artifact(artifact)
             offline = logged.offline
@@ -189,20 +193,8 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
         finally:
             logged.finish()
     except Exception as error:  # wandb's, its server's, the network's
-        raise InputError(f"wandb:{given}: cannot be pushed ({_reason(error)})") from error
+        raise InputError(f"wandb:{given}: cannot be pushed ({one_reason(error)})") from error
     if offline:
         return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline): wandb sync sends it"
     place = f"wandb:{'/'.join(project)}/{name}:{artifact.version}"
     return f"{place}: use it with lra-ssm test {place}"
-
-
-def _metadata(folder: Path) -> dict[str, Any]:
-    import json
-
-    return json.loads((folder / "config.json").read_bytes())["source"]
-
-
-def _reason(error: Exception) -> str:
-    """The line of what a library says that says most: the first one that is no heading or link."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:3]) or type(error).__name__
