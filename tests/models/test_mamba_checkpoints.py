@@ -112,9 +112,7 @@ def test_weights_in_parts(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="which is no .safetensors beside it"):
             LanguageModel.from_pretrained(tmp_path / "hf")
     index.write_text(json.dumps({"weight_map": {**placed, names[0]: "model-3.safetensors"}}))
-    with pytest.raises(
-        InputError, match=r"model-3\.safetensors is missing, which .*index\.json names"
-    ):
+    with pytest.raises(InputError, match=r"model-3\.safetensors is missing, which .*index\.json names"):
         LanguageModel.from_pretrained(tmp_path / "hf")
     index.write_text(json.dumps({"weight_map": placed}))
     first = next(iter(parts))
