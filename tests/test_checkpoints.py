@@ -88,7 +88,7 @@ def test_what_the_hub_has_not(hub: Hub, saved: Path, tmp_path: Path) -> None:
     asked = len(hub.asked)
     for name in ("a/b/c", "a b", "a/b/best.ckpt"):
         assert "there is no such folder, and no repository of the Hub can be called so" in refused(name)
-    assert "there is no such folder; of the Hub: " in refused("me/two..dots")
+    assert "me/two..dots: config.json cannot be downloaded (" in refused("me/two..dots")
     assert len(hub.asked) == asked
     Path("file.pt").touch()
     assert "file.pt is a file; a saved model is a folder" in refused("file.pt")

@@ -12,7 +12,6 @@ The Hub's files are cached where huggingface_hub keeps them, wandb's among its a
 import difflib
 import os
 import re
-from abc import ABC, abstractmethod
 from pathlib import Path, PurePosixPath
 
 from lra_ssm.checkpoints.layout import CONFIG, PICKLE
@@ -25,22 +24,28 @@ WANDB = "wandb:"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class Source(ABC):
-    """Where a model's files come from. name: what messages call it."""
+class Folder:
+    """A folder, or what was downloaded into one. name: what messages call it."""
 
-    name: str
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self.folder, self.name = folder, name or str(folder)
 
-    @abstractmethod
     def find(self, file: str) -> Path | None:
         """The file here; None where there is no such. Raises InputError: it cannot be had."""
+        return self.folder / file if (self.folder / file).is_file() else None
 
-    @abstractmethod
     def pickle(self) -> str | None:
         """The name of its weights that are a pickle, if there is one; it is not fetched."""
+        names = [name for name in self._names() if name.endswith(_PICKLES)]
+        return PICKLE if PICKLE in names else names[0] if len(names) == 1 else None
 
-    @abstractmethod
     def missing(self) -> str:
         """What an error adds about files that are not there."""
+        names = self._names()
+        return f"; it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
+
+    def _names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
 
     def digest(self, file: Path) -> str | None:
         """What its publisher says of a file: sha256 (64 digits), or git's sha1 of a blob (40); None where unknown."""
@@ -51,29 +56,8 @@ class Source(ABC):
         return False
 
 
-class Folder(Source):
-    """A folder, or what was downloaded into one."""
-
-    def __init__(self, folder: Path, name: str | None = None) -> None:
-        self.folder, self.name = folder, name or str(folder)
-
-    def find(self, file: str) -> Path | None:
-        return self.folder / file if (self.folder / file).is_file() else None
-
-    def pickle(self) -> str | None:
-        names = [name for name in self._names() if name.endswith(_PICKLES)]
-        return PICKLE if PICKLE in names else names[0] if len(names) == 1 else None
-
-    def missing(self) -> str:
-        names = self._names()
-        return f"; it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
-
-    def _names(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir())
-
-
-class Repository(Source):
-    """A repository of the Hub, all files of the commit that the first one was of.
+class Repository:
+    """A repository of the Hub, all files of the commit that the first one was of; its methods are Folder's.
 
     HF_ENDPOINT, HF_HUB_OFFLINE and the token are as huggingface_hub has them.
     """
@@ -115,14 +99,10 @@ class Repository(Source):
                 return f"there is no such folder, {file} of the Hub's is not cached here, and {why}"
             case errors.EntryNotFoundError():
                 return None
-            case errors.GatedRepoError():
-                return "no access without its owner's consent and a token; see its page"
             case errors.RevisionNotFoundError():
                 return "has no such revision"
-            case errors.RepositoryNotFoundError():
+            case errors.RepositoryNotFoundError() if not isinstance(error, errors.GatedRepoError):
                 return "there is no such folder, and the Hub has no such model, or it is private"
-            case errors.HFValidationError():
-                return f"there is no such folder; of the Hub: {error}"
         return f"{file} cannot be downloaded ({one_reason(error)})"
 
     def pickle(self) -> str | None:
@@ -153,7 +133,7 @@ class Repository(Source):
         return True
 
 
-def source_of(name: str | Path, revision: str | None = None) -> Source:
+def source_of(name: str | Path, revision: str | None = None) -> Folder | Repository:
     """Where a name leads; an artifact of wandb is downloaded by now.
 
     Args:
@@ -164,7 +144,7 @@ def source_of(name: str | Path, revision: str | None = None) -> Source:
         InputError: there is no such thing, it cannot be had, or it has no revisions.
     """
     given, path = str(name), Path(name)
-    found: Source | None = None
+    found: Folder | None = None
     if path.is_dir():
         found, kind = Folder(path), "a folder"
     elif not isinstance(name, Path) and re.fullmatch(r"\w[\w.-]*", given) and (SHIPPED / given / CONFIG).is_file():
@@ -213,7 +193,7 @@ def _nearest(path: Path) -> str:
         missing = path.relative_to(there).parts[0]
         names = [one.name for one in there.iterdir() if one.is_dir()]
         said = "".join(f"; did you mean {there / near}?" for near in difflib.get_close_matches(missing, names, n=1))
-    of_hub = len(path.parts) == 2 and is_repository(str(path)) and path.parts[0] != "runs"
+    of_hub = len(path.parts) == 2 and is_repository(str(path).partition("@")[0]) and path.parts[0] != "runs"
     return said + (f"; a repository of the Hub is {HUB}{path}" if of_hub and not said else "")
 
 

@@ -4,7 +4,6 @@ import argparse
 import random
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,25 +124,27 @@ def _generate(options: Any, prompts: list[str]) -> str:
     texts = [_Text(prompt, loaded, begins, options.stop, number) for number, prompt in enumerate(prompts, 1)]
     loaded.model.to(device)
     stop = () if loaded.tokenizer.ends_lines else (loaded.tokenizer.end_of_text,)
-    screen, speed = _Screen(len(prompts)), _Speed()
+    screen, speeds = _Screen(len(prompts)), []
     for begin in range(0, len(texts), options.batch_size):
         batch = texts[begin : begin + options.batch_size]
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text.prompt_ids) for text in batch], batch_first=True)
         lengths = torch.tensor([len(text.prompt_ids) for text in batch])
         own = seeds[begin : begin + options.batch_size]
-        _run(
-            Generation(
-                loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
-            ),
-            batch,
-            screen,
-            speed,
+        generation = Generation(
+            loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
         )
-    return speed.line() + (f"; seed {seed}" if options.temperature else "")
+        speeds.append(_run(generation, batch, screen))
+    read, reading, made, making = map(sum, zip(*speeds, strict=True))
+    rate = f" ({made / making:,.0f} tokens/s)" if made else ""
+    said = f"prompt: {read:,} tokens in {reading:.2f} s; then {made:,} tokens in {making:.2f} s{rate}"
+    return said + (f"; seed {seed}" if options.temperature else "")
 
 
-def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen", speed: "_Speed") -> None:
-    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come."""
+def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
+    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come.
+
+    Returns tokens and seconds of the prompts with the first token of each text, and of the tokens behind it.
+    """
     import torch
 
     waiting = list(texts)
@@ -157,10 +158,11 @@ def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen", spee
         generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
         screen.show(waiting)
     made = int(generation.lengths.sum()) - before - len(texts)
-    speed.add(before, first - began, made, time.perf_counter() - first)
+    took = time.perf_counter() - first
     for text in texts:
         text.end()
     screen.show(waiting)
+    return before, first - began, made, took
 
 
 class _Text:
@@ -251,22 +253,3 @@ class _Screen:
         if self._terminal:
             text = "".join(c if c in "\n\t" else printable(c) for c in text)
         sys.stdout.write(text)
-
-
-@dataclass
-class _Speed:
-    """Tokens and seconds, of prompts with the first token of each text, and of the tokens behind it."""
-
-    read: int = 0
-    reading: float = 0.0
-    made: int = 0
-    making: float = 0.0
-
-    def add(self, read: int, reading: float, made: int, making: float) -> None:
-        self.read, self.reading = self.read + read, self.reading + reading
-        self.made, self.making = self.made + made, self.making + making
-
-    def line(self) -> str:
-        rate = f" ({self.made / self.making:,.0f} tokens/s)" if self.made else ""
-        then = f"then {self.made:,} tokens in {self.making:.2f} s{rate}"
-        return f"prompt: {self.read:,} tokens in {self.reading:.2f} s; {then}"
