@@ -43,21 +43,29 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
     layer = str((layer.get("class_path") if isinstance(layer, dict) else layer) or "").rpartition(".")[2]
     title, repository, task = _data(source, cls)
     foreign = list(source.get("foreign") or [])
-    options = "".join(f" --trust {one}" for one in foreign)
-    commands = [] if source.get("in_python") else [f"lra-ssm test {name}{options}"]
-    commands += [f'lra-ssm generate {name}{options} --prompt "The"'] if cls == "LanguageModel" else []
+    versions = [f"{package} {its}" for package, its in (source.get("versions") or {}).items() if its]
     template = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")
     card = jinja2.Template(template, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     return card.render(
-        header=_header(name, source, license, cls, layer), source={"seed": None, **source},
-        data=source.get("data") or {}, name=name, module=module, cls=cls, layer=layer, title=title,
-        repository=repository, task=task, license=license, commands=commands, foreign=foreign,
+        header=_header(name, source, license, cls, layer),
+        source={"seed": None, **source},
+        data=source.get("data") or {},
+        name=name,
+        module=module,
+        cls=cls,
+        layer=layer,
+        title=title,
+        repository=repository,
+        task=task,
+        license=license,
+        foreign=foreign,
         trust=f", trust={tuple(foreign)!r}" if foreign else "",
-        settings=_settings(source), versions=[f"{name} {v}" for name, v in (source.get("versions") or {}).items() if v],
-        kind=_kind(source), lossy=is_lossy(source), rows=_results(source), devices=_devices(source),
+        settings=_settings(source),
+        versions=versions,
+        rows=_results(source),
         score=headline((source.get("metrics") or {}).get("test") or {}),
         duration=_duration(source["seconds"]) if "seconds" in source else "",
-    )  # fmt: skip
+    )
 
 
 def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:
@@ -77,12 +85,6 @@ def _settings(source: Mapping[str, Any]) -> str:
     made = (source.get("data") or {}).get("source") or {}
     plain = {name: value for name, value in made.items() if name != "kind" and isinstance(value, (int, str))}
     return ", ".join(f"{name} {value}" for name, value in plain.items() if not name.startswith("num_"))
-
-
-def _devices(source: Mapping[str, Any]) -> list[str]:
-    hardware = source.get("hardware") or {}
-    cores = [f"{hardware.get('cpu')}, {hardware.get('cpus')} cores"] if hardware else []
-    return hardware.get("gpus") or cores
 
 
 def _header(name: str, source: Mapping[str, Any], license: str | None, cls: str, layer: str) -> str:

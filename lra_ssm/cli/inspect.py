@@ -89,10 +89,9 @@ def _facts(one: NamedNetwork) -> list[str]:
     from lra_ssm.analysis.network import layers_of
 
     layers = list(layers_of(one.network).values())
-    parameters = sum(p.numel() for p in one.network.parameters())
     step = [f"{one.found.file.name}, step {one.step:,}"] if one.found else []
     score = [one.score] if one.score else []
-    return [f"{len(layers)} × {type(layers[0]).__name__}", f"{parameters:,} parameters", *step, *score]
+    return [f"{len(layers)} × {type(layers[0]).__name__}", f"{one.parameters:,} parameters", *step, *score]
 
 
 def _inputs(

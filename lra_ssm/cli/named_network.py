@@ -37,6 +37,10 @@ class NamedNetwork(NamedTuple):
     step: int = 0
 
     @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.network.parameters())
+
+    @property
     def data(self) -> dict[str, Any] | None:
         """The section of its configuration that names a data module; None where there is none."""
         section = self.config.get("data")

@@ -46,7 +46,8 @@ def parser() -> PlainParser:
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     kind, destination = _destination(options)
-    from lra_ssm.cli.export import check_destination, load
+    from lra_ssm.cli.export import check_destination
+    from lra_ssm.cli.named_network import named_network
     from lra_ssm.cli.run_facts import check_shareable
     from lra_ssm.cli.trained import find
     from lra_ssm.results.collect import read_run
@@ -61,7 +62,7 @@ def main(command: str, arguments: list[str]) -> int:
         check_destination(Path(destination), options.force)
     run = read_run(found.run)
     check_shareable(run, file, options.unfinished)
-    model = load(file)
+    model = named_network(str(file))
     if kind == "folder":
         _write(Path(destination), destination, run, file, model, options.license)
         print(squeeze(f"{destination}: use it with lra-ssm test {destination}"))
@@ -115,21 +116,21 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
     from lra_ssm.checkpoints import check_finite
     from lra_ssm.checkpoints.card import model_card
     from lra_ssm.checkpoints.layout import CARD, RUN_CONFIG
-    from lra_ssm.cli.export import count_parameters
+    from lra_ssm.cli.language_models import tokenizer_of
     from lra_ssm.cli.run_facts import facts, portable
     from lra_ssm.models import save_network
     from lra_ssm.models.pretrained import import_paths, is_known
 
     state = model.network.state_dict()
     check_finite(state, str(file))
-    source = facts(run, file, model.step, count_parameters(model.network))
+    source = facts(run, file, model.step, model.parameters)
     foreign = sorted({path for path in import_paths(model.specification) if not is_known(path)})
     source = {**source, **({"foreign": foreign} if foreign else {}), **({"license": license} if license else {})}
     beside = {
         RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),
         CARD: model_card(name, model.specification, source, license).encode(),
     }
-    save_network(folder, model.specification, state, model.tokenizer, source, beside=beside)
+    save_network(folder, model.specification, state, tokenizer_of(file), source, beside=beside)
 
 
 def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
