@@ -66,7 +66,7 @@ def main(command: str, arguments: list[str]) -> int:
 
         return run_local(folder, indices, given.local)
     before = submissions(folder)
-    profile = _profile(given, before[-1]["profile"] if given.resume and before else {})
+    profile = _profile(given, before[-1].get("profile") if given.resume and before else None)
     if given.dry_run:
         scripts = write_scripts(folder, indices, profile, given.results)
         print(scripts["submit.sbatch"], end="")
