@@ -14,14 +14,26 @@ if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
     os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import torch  # noqa: E402
-from measure import BOTH, FAILURES, FORWARD, Call, Effort, Prepared, Timing, errors_against  # noqa: E402
-from measure import interleave, median_and_spread, peak_memory, reason  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from lra_ssm.ops import scan_backends  # noqa: E402
 from lra_ssm.runs.provenance import environment  # noqa: E402
+from measure import (  # noqa: E402  # noqa: E402
+    BOTH,
+    FAILURES,
+    FORWARD,
+    Call,
+    Effort,
+    Prepared,
+    Timing,
+    errors_against,
+    interleave,
+    median_and_spread,
+    peak_memory,
+    reason,
+)
 
 LEGEND = (
     "time / X: median over rounds of a contender's time over that of X, taken in turn. (…): interquartile range as a"
@@ -66,7 +78,10 @@ def device_of(given: argparse.Namespace) -> torch.device:
 
 
 class Contender(NamedTuple):
-    """build and truth pickle, for a process of their own; truth: the same in float64, one object for all that share it."""
+    """build and truth can be pickled, for a process of their own.
+
+    truth: the same in float64; one object for all contenders that share it, so that it is computed once.
+    """
 
     name: str
     build: Callable[[], Prepared]
@@ -139,7 +154,7 @@ class Bench:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
     def backends(self, wanted: list[str] | None = None) -> list[str]:
-        """Of the selective scan: those asked for, else all that run on the device but the reference; the fastest first."""
+        """Of the selective scan, the fastest first: those asked for, else all that run here but the reference."""
         reasons = scan_backends(self.device)
         for name in wanted or ():
             why = reasons.get(name, f"no such backend; there are {', '.join(reasons)}")
@@ -240,7 +255,9 @@ class Bench:
         table = Table(box=None, pad_edge=False)
         used = [i for i in range(len(columns)) if any(line[i] for line in lines)]
         for i in used:
-            table.add_column(columns[i], justify="left" if i < left or columns[i] == "notes" else "right", overflow="fold")
+            table.add_column(
+                columns[i], justify="left" if i < left or columns[i] == "notes" else "right", overflow="fold"
+            )
         for line in lines:
             table.add_row(*(line[i] for i in used))
         with self.console.capture() as text:

@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from bench import Bench, Contender, Row, options, words
+from lra_ssm.ops import linear_cross_entropy
 from measure import BOTH, Call, Prepared, free_bytes, prepare, seeded
 from peers import Model, Products, Size, models
 from plots import Bar, bar_plot
 from step_parts import parts_of_step
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from lra_ssm.ops import linear_cross_entropy
 
 EXAMPLE = "python benchmarks/language.py --sizes=small --threads=2 --budget=3 --repeats=7"
 SIZES = {
@@ -58,7 +58,9 @@ class Comparison:
         model.module.to(self.bench.device)
         return model
 
-    def _times(self, what: str, mode: str, calls: dict[str, Call], tokens: int, more: dict[str, str], **shape: int) -> list[Row]:
+    def _times(
+        self, what: str, mode: str, calls: dict[str, Call], tokens: int, more: dict[str, str], **shape: int
+    ) -> list[Row]:
         gc.collect()
         full = {"layers": self.size.layers, "D": self.size.D, "V": self.size.V, **shape}
         effort = self.bench.least_effort()

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from bench import Bench, Contender, options, positive
-from measure import Prepared, prepare, seeded
-from plots import Bar, bar_plot
 from torch import Tensor
 
 import lra_ssm.layers
+from bench import Bench, Contender, options, positive
+from measure import Prepared, prepare, seeded
+from plots import Bar, bar_plot
 
 EXAMPLE = "python benchmarks/layers.py --batch=2 --threads=2"
 _SELECTIVE = {"d_state": 64, "bidirectional": True}
@@ -29,10 +29,12 @@ class Size(NamedTuple):
     channels: int
 
 
-# Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"). LRU is causal as
-# published, and counts complex states; the sizes of the time-invariant layers are our choice.
+# Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"). The sizes of the
+# time-invariant layers are our choice; LRU counts complex states.
 SIZES = {
-    "time-invariant, causal": Size({"S4D": {"d_state": 64}, "StableSSM": {"d_state": 64}, "LRU": {"d_state": 128}}, 16, 4096, 128),
+    "time-invariant, causal": Size(
+        {"S4D": {"d_state": 64}, "StableSSM": {"d_state": 64}, "LRU": {"d_state": 128}}, 16, 4096, 128
+    ),
     "ListOps": Size({"S4D": _SELECTIVE, **_S6, **_B2S6}, 32, 2048, 128),
     "sCIFAR": Size({"S4D": _SELECTIVE, **_S6, **_B2S6}, 48, 1024, 512),
 }

@@ -1,8 +1,8 @@
 """Measures batches of every task's loader, and what share of a training step they take.
 
-The data are random, in prepared folders of the real format, with lengths like the real ones; the loaders, the transforms
-and the batch sizes are the configs'. The step is that of the config's S4D model, the fastest: loading's share of other
-models' steps is smaller.
+The data are random, in prepared folders of the real format, with lengths like the real ones. The loaders, transforms and
+batch sizes are the configs'. The step is that of the config's S4D model, the fastest: loading's share of other models'
+steps is smaller.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import yaml
-from bench import Bench, Row, options, positive
-from measure import interleave
-from plots import Bar, bar_plot
-from steps import CONFIGS, read, step
 
+from bench import Bench, Row, options, positive
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.writer import DatasetWriter
+from measure import interleave
+from plots import Bar, bar_plot
+from steps import CONFIGS, read, step
 
 EXAMPLE = "python benchmarks/loading.py --threads=2 --budget=2"
 WORKERS = (0, 2)

@@ -39,7 +39,7 @@ def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator
 
 
 def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> Prepared:
-    """`run(**inputs)` without gradients, and with the gradient of every input for fixed random weights of the result."""
+    """`run(**inputs)` without gradients, and with those of every input, for fixed random weights of the result."""
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     with torch.no_grad():
         y = run(**inputs)

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
+
 from bench import BOTH, FORWARD, Bench, Contender, Row, lengths, options, positive, words
 from measure import interleave
 from plots import growth_plot
@@ -22,7 +23,7 @@ COPY, PRODUCTS, EXP = "copy, GB/s", "multiply-add, GFLOP/s", "exponential, G/s"
 
 
 def against(shape: Shape, backends: list[str], bench: Bench) -> list[Row]:
-    """S6 by every backend and in both layouts, by mamba-ssm, in bfloat16, and written out where that takes no minutes."""
+    """S6 by every backend, in both layouts, by mamba-ssm, in bfloat16, and written out where that takes no minutes."""
     device = bench.device
     truth = partial(scan, S6, shape, "eager", device, torch.float64)
     fastest, *others = backends
@@ -126,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=lengths, metavar="LIST", help="default: 1024, 4096, 16384 and 65536")
     parser.add_argument("--batch", type=positive, metavar="N", help="default: 4, on a GPU 8")
     parser.add_argument("--channels", type=positive, metavar="N", help=f"D, a multiple of {GROUPS}; default: 128, 1536")
-    parser.add_argument("--states", type=positive, default=16, metavar="N", help="real states of a channel; default: 16")
+    parser.add_argument(
+        "--states", type=positive, default=16, metavar="N", help="real states of a channel; default: 16"
+    )
     parser.add_argument("--backends", type=words, metavar="LIST", help="of the scan; default: all that run here")
     given = parser.parse_args(arguments)
     bench = Bench("operators", given)
@@ -153,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown = [[name, *(f"{x:.2f}" if x else "" for x in fit.values())] for name, fit in fits.items()]
     bench.table(title, ["", "time", "memory"], shown, left=1)
     bench.table("ceilings of the device", ["", "rate"], [[name, f"{x:,.4g}"] for name, x in highest.items()], left=1)
-    bench.table("reached", ["", "L", "mode", COPY, "share", EXP, "share"], [_reached_line(row) for row in scans], left=1)
+    bench.table(
+        "reached", ["", "L", "mode", COPY, "share", EXP, "share"], [_reached_line(row) for row in scans], left=1
+    )
     about = f"batch {batch}, D = {channels}, N = {given.states}, float32\n{bench.hardware}"
     bench.finish(growth_plot(lines, about), {"slopes": fits, "ceilings": highest})
 

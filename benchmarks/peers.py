@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from measure import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +17,7 @@ from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
+from measure import seeded
 
 N = 16  # states of a channel
 

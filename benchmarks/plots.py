@@ -4,9 +4,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bench import Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from bench import Row
 
 _COLORS = ("#0b5fa5", "#d1495b", "#2e8b57", "#7b4fa3", "#b8860b", "#00798c")
 _GREY = "#8a8a8a"
@@ -30,9 +31,7 @@ def growth_plot(lines: dict[str, Sequence[Row]], title: str) -> Figure:
     return figure
 
 
-def _lines(
-    axes: Axes, lines: dict[str, Sequence[Row]], value: Callable[[Row], float | None], title: str
-) -> None:
+def _lines(axes: Axes, lines: dict[str, Sequence[Row]], value: Callable[[Row], float | None], title: str) -> None:
     for number, (name, rows) in enumerate(lines.items()):
         points = [(row.shape["L"], y) for row in rows if (y := value(row))]
         if points:

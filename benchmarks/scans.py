@@ -1,5 +1,4 @@
-"""What the operators' script measures: the selective scan and S4D's operator by the package, by peers, and as one writes
-them in PyTorch.
+"""What operators.py measures: the selective scan and S4D's operator, by the package, by peers, and written in PyTorch.
 
 Shapes: u, delta, y (B, D, L); A (D, N) or (N,); B, C (B, G, N, L) for the scan, (D, N) for S4D; D, delta_bias (D,);
 B_bias (D, N). (B batch, D channels, L length, N states (conjugate pairs for complex A), G groups.)
@@ -11,12 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import Prepared, prepare, seeded
 from torch import Tensor
 
 from lra_ssm.ops import (
-    causal_convolution, initialize_A, inverse_softplus, log_uniform_delta, s4d_kernel, selective_scan,
+    causal_convolution,
+    initialize_A,
+    inverse_softplus,
+    log_uniform_delta,
+    s4d_kernel,
+    selective_scan,
 )  # fmt: skip
+from measure import Prepared, prepare, seeded
 
 # B2S6: complex A, zero-order hold, 8 blocks of channels, and a bias beside B.
 S6, B2S6, WITHOUT_BIAS = "S6", "B2S6", "B2S6 without bias"

@@ -1,7 +1,7 @@
 """Where the time of a training step goes: self times of torch.profiler, grouped by part.
 
-Some operators serve several parts (a matrix product is a linear layer or an S4D kernel), so the functions of REGIONS are
-marked while they run, where the package calls them; what backward does for them is found by autograd's sequence numbers.
+Some operators serve several parts: a matrix product is a linear layer or an S4D kernel. So the functions of REGIONS are
+marked while they run, where the package calls them. Autograd's sequence numbers tell what backward does for them.
 """
 
 import os

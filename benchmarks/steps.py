@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from bench import Bench, Contender, Row, device_of, options, positive, words
-from measure import Call, Prepared, seeded
-from plots import Bar, bar_plot
-from step_parts import parts_of_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench import Bench, Contender, Row, device_of, options, positive, words
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
+from measure import Call, Prepared, seeded
+from plots import Bar, bar_plot
+from step_parts import parts_of_step
 
 EXAMPLE = "python benchmarks/steps.py --config=configs/lra/listops/b2s6.yaml --batch=8"
 STEP = "step"
@@ -42,7 +42,10 @@ _SIDES = {"Image": 32, "SCIFAR": 32, "MNIST": 28}  # of the images of datasets
 
 @dataclass(frozen=True)
 class Training:
-    """What a config trains.  network: its specification.  clip: of the gradient's norm.  mixed: Lightning's bf16-mixed."""
+    """What a config trains.
+
+    network: its specification.  clip: the largest norm of the gradient.  mixed: in Lightning's bf16-mixed.
+    """
 
     network: dict[str, Any]
     optimizer: dict[str, Any]
@@ -64,7 +67,9 @@ class Training:
         """Of a selective layer that has a bias."""
         layer = self.arguments["layer"]
         arguments = layer.get("init_args") or {}
-        return self.changed(layer={**layer, "init_args": {**arguments, "bias": False}}) if arguments.get("bias") else None
+        return (
+            self.changed(layer={**layer, "init_args": {**arguments, "bias": False}}) if arguments.get("bias") else None
+        )
 
 
 def read(file: Path) -> Training:
@@ -161,8 +166,10 @@ def variants(found: dict[str, Training], is_gpu: bool) -> dict[str, Training]:
 
 
 def compare(found: dict[str, Training], bench: Bench) -> list[Row]:
-    """Steps of equal batch and length beside each other. In float64 a GPU's step takes longer than all else here: it has
-    no errors; the operators' are in their script."""
+    """Steps of equal batch and length beside each other.
+
+    On a GPU without errors: a step in float64 takes longer than all else here, and operators.py has them.
+    """
     rows = []
     for batch, length in dict.fromkeys((training.batch, training.length) for training in found.values()):
         contenders = []
@@ -209,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     profiles = {row.contender: profile(row, found[row.contender], bench) for row in rows}
     names = ["samples/s", "tokens/s", "ms on the GPU", "launches", "waits", "over without bias"]
     for row in rows:
-        if without := next((r for r in rows if r.contender == f"{row.contender} without bias" and r.ms and row.ms), None):
+        if without := next(
+            (r for r in rows if r.contender == f"{row.contender} without bias" and r.ms and row.ms), None
+        ):
             row.extra["over without bias"] = over(row, without)
     lines = [[r.contender, *(f"{r.extra[n]:,.4g}" if n in r.extra else "" for n in names)] for r in rows]
     bench.table("rates", ["", *names], lines, left=1)

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench import Bench, Row, options
-from measure import Call
-from plots import Bar, bar_plot
 from torch import nn
 
+from bench import Bench, Row, options
 from lra_ssm.datamodules import Corpus
 from lra_ssm.layers import S4D, LayerSpec
 from lra_ssm.models import Backbone
+from measure import Call
+from plots import Bar, bar_plot
 
 EXAMPLE = "python benchmarks/tokens.py --source=corpus/ --tokenizer=tokenizer.json --threads=2"
 _BYTES, _MADE_UP_WORDS = 64_000_000, 50_000

@@ -1,6 +1,6 @@
 """Measures other cuts of the Triton scan into programs than the package's, by shape.
 
-What wins at every shape becomes the constant of `lra_ssm.ops.backends.triton_call`, whose constants this script changes.
+The script changes constants of `lra_ssm.ops.backends.triton_call`; what wins at every shape is to become the constant.
 """
 
 import multiprocessing
@@ -12,12 +12,12 @@ from functools import partial
 from unittest.mock import patch
 
 import torch
+
 from bench import BOTH, Bench, Contender, device_of, lengths, options, positive
+from lra_ssm.ops.backends import triton_call
 from measure import Call, Prepared
 from plots import Bar, bar_plot
 from scans import B2S6, S6, Shape, scan
-
-from lra_ssm.ops.backends import triton_call
 
 EXAMPLE = "python benchmarks/tune.py --lengths=4096,16384 --budget=1 --repeats=7"
 DEFAULT = "as it is"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.cli import doctor, doctor_checks, doctor_operators
-from lra_ssm.cli.doctor_operators import Check
 from lra_ssm.cli.doctor_checks import cache, command, gpus, hub, requirements, slurm, space, wandb
+from lra_ssm.cli.doctor_operators import Check
 from tests.runner import free_port, in_process, run
 
 
@@ -282,7 +282,9 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch):
 def test_a_gpu_without_a_fast_scan_is_wrong(bare, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_devices", lambda: ["cuda"])
     monkeypatch.setattr(
-        doctor_operators, "check_operators", lambda device, begun: [Check("scans", "triton", refused="is not installed")]
+        doctor_operators,
+        "check_operators",
+        lambda device, begun: [Check("scans", "triton", refused="is not installed")],
     )
     code, out, _ = in_process(["doctor"], capsys)
     assert code == 1 and "no fast scan runs on the GPU: pip install triton" in out and "does not: is not inst" in out

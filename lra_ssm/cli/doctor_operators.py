@@ -181,12 +181,15 @@ def _cases(shape: Shape, device: torch.device, backends: list[str]) -> Iterator[
     yield Case("selective_step", inputs, _step_by_the_reference, {ours: _step}, B, gradients=False)
 
 
-def _scans(
-    shape: Shape, randn: Callable[..., Tensor], device: torch.device, backends: list[str]
-) -> Iterator[Case]:
+def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backends: list[str]) -> Iterator[Case]:
     """S6's selective scan, B2S6's (complex, zero-order hold, blocks of channels, a bias), and the linear scan."""
     B, D, N, L = shape
-    sequences = {"u": randn(B, D, L), "delta": 0.1 * randn(B, D, L), "D": randn(D), "delta_bias": _delta_bias(D, device)}
+    sequences = {
+        "u": randn(B, D, L),
+        "delta": 0.1 * randn(B, D, L),
+        "D": randn(D),
+        "delta_bias": _delta_bias(D, device),
+    }
     s6 = {"A": initialize_A("real", N).repeat(D, 1).to(device), "B": randn(B, 1, N, L), "C": randn(B, 1, N, L)}
     b2s6 = {"A": initialize_A("legs", N).to(device), "B": torch.complex(*(randn(B, _GROUPS, N, L) for _ in range(2)))}
     b2s6 |= {"C": randn(B, _GROUPS, N, L), "B_bias": torch.complex(randn(D, N), randn(D, N))}
@@ -205,7 +208,9 @@ def _s4d(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backe
     delta, A = F.softplus(_delta_bias(D, device)), initialize_A("legs", N).to(torch.complex64).repeat(D, 1).to(device)
     system = {"delta": delta, "A": A, "B": torch.ones_like(A), "C": torch.complex(randn(D, N), randn(D, N))}
     kernels: dict[str, Function] = {
-        by: partial(s4d_kernel, L=L, backend=by) for by in backends if BACKENDS[by].s4d_kernel  # type: ignore[arg-type]
+        by: partial(s4d_kernel, L=L, backend=by)
+        for by in backends
+        if BACKENDS[by].s4d_kernel  # type: ignore[arg-type]
     }
     yield Case("s4d_kernel", system, kernels["reference"], kernels, L)
     inputs = {"u": randn(B, D, L), "k": s4d_kernel(**system, L=L)}

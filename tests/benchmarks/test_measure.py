@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 
+import pytest
+import torch
+
 import measure
 import peers
-import pytest
 import scans
 import step_parts
 import steps
-import torch
 import tune
 from bench import Bench, Contender, options
-from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, interleave, median_and_spread, peak_memory
-from scans import B2S6, S6, Shape, scan
-
 from lra_ssm.ops import causal_convolution_reference, s4d_kernel_reference, selective_scan_reference
 from lra_ssm.ops.backends import triton_call
+from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, interleave, median_and_spread, peak_memory
+from scans import B2S6, S6, Shape, scan
 
 CPU, DOUBLE, SHAPE = torch.device("cpu"), torch.float64, Shape(2, 16, 3, 37)
 

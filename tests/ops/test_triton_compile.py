@@ -54,7 +54,6 @@ def compile_variants() -> None:
 
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     import gpu_exp
-
     from lra_ssm.ops.backends import triton_call, triton_kernels, triton_scan
     from lra_ssm.ops.scan_inputs import check_scan_inputs
     from tests.ops.scan_cases import make_inputs
