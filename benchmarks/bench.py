@@ -36,8 +36,8 @@ from measure import (  # noqa: E402  # noqa: E402
 )
 
 LEGEND = (
-    "time / X: median over rounds of a contender's time over that of X, taken in turn. (…): interquartile range as a"
-    " share of the median. MB: peak memory beyond the inputs. error, gradient's: largest relative error of the result,"
+    "ratio: median over rounds of a contender's time over that of the base, taken in turn. (…): interquartile range as"
+    " a share of the median. MB: peak memory beyond the inputs. error, gradient's: largest relative error of the result,"
     " and of the worst gradient, against a float64 run."
 )
 
@@ -245,8 +245,9 @@ class Bench:
         first = rows[0]
         base = next((row.base for row in rows if row.base), "")
         size = ", ".join(f"{name} {value:,}" for name, value in first.shape.items())
-        columns = ["contender", "mode", f"time / {base}", "ms", "samples", "MB", "error", "gradient's"]
-        self.table(f"{first.comparison} ({size})", [*columns, "notes"], [_cells(row) for row in rows])
+        columns = ["contender", "mode", "ratio", "ms", "samples", "MB", "error", "gradient's", "notes"]
+        title = f"{first.comparison} ({size})" + (f"; ratios to {base}" if base else "")
+        self.table(title, columns, [_cells(row) for row in rows])
         self.write({})
         return rows
 

@@ -29,8 +29,8 @@ class Size(NamedTuple):
     channels: int
 
 
-# Sources: configs/lra/listops; Yu & Erichson 2025, table 4, for the width and batch of sCIFAR ("Image"). The sizes of the
-# time-invariant layers are our choice; LRU counts complex states.
+# Sources: configs/lra/listops; for the width and batch of sCIFAR ("Image") Yu & Erichson 2025, table 4. The sizes of
+# the time-invariant layers are our choice; LRU counts complex states.
 SIZES = {
     "time-invariant, causal": Size(
         {"S4D": {"d_state": 64}, "StableSSM": {"d_state": 64}, "LRU": {"d_state": 128}}, 16, 4096, 128

@@ -1,6 +1,6 @@
 """Measures batches of every task's loader, and what share of a training step they take.
 
-The data are random, in prepared folders of the real format, with lengths like the real ones. The loaders, transforms and
+The data are random, in prepared folders of the real format, with lengths like the real ones. Loaders, transforms and
 batch sizes are the configs'. The step is that of the config's S4D model, the fastest: loading's share of other models'
 steps is smaller.
 """

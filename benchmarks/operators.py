@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in scans:
         row.extra |= reached(row, highest) if row.ms else {}
     title = f"growth: slope of log time and log memory over log L from {FIT_FROM:,} on; 1 is linear"
-    shown = [[name, *(f"{x:.2f}" if x else "" for x in fit.values())] for name, fit in fits.items()]
+    shown = [[name, *(f"{x:.2f}" if x else "–" for x in fit.values())] for name, fit in fits.items()]
     bench.table(title, ["", "time", "memory"], shown, left=1)
     bench.table("ceilings of the device", ["", "rate"], [[name, f"{x:,.4g}"] for name, x in highest.items()], left=1)
     bench.table(

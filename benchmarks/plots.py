@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from bench import Row
 
@@ -39,7 +40,7 @@ def _lines(axes: Axes, lines: dict[str, Sequence[Row]], value: Callable[[Row], f
             axes.loglog(*zip(*points, strict=True), **style)
     lengths = sorted({row.shape["L"] for rows in lines.values() for row in rows})
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    axes.minorticks_off()
+    axes.xaxis.set_minor_locator(NullLocator())
     if axes.lines:
         low, high = axes.get_ylim()
         end = min(lengths[-1], lengths[0] * high / low)

@@ -198,7 +198,8 @@ def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, bac
         by: dict[str, Function] = {backend: partial(scan, backend=backend) for backend in backends}
         yield Case(f"selective_scan, {name}", sequences | own, by["reference"], by, B * L)
     a = torch.polar(0.9 + 0.09 * torch.rand(D), torch.rand(D)).to(device)
-    by = {backend: partial(linear_scan, backend=backend) for backend in backends}  # type: ignore[arg-type]
+    linear: Any = linear_scan
+    by = {backend: partial(linear, backend=backend) for backend in backends}
     yield Case("linear_scan", {"a": a, "b": randn(B, D, L)}, by["reference"], by, B * L)
 
 
@@ -207,13 +208,10 @@ def _s4d(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backe
     B, D, N, L = shape
     delta, A = F.softplus(_delta_bias(D, device)), initialize_A("legs", N).to(torch.complex64).repeat(D, 1).to(device)
     system = {"delta": delta, "A": A, "B": torch.ones_like(A), "C": torch.complex(randn(D, N), randn(D, N))}
-    kernels: dict[str, Function] = {
-        by: partial(s4d_kernel, L=L, backend=by)
-        for by in backends
-        if BACKENDS[by].s4d_kernel  # type: ignore[arg-type]
-    }
+    kernel: Any = partial(s4d_kernel, L=L)
+    kernels: dict[str, Function] = {by: partial(kernel, backend=by) for by in backends if BACKENDS[by].s4d_kernel}
     yield Case("s4d_kernel", system, kernels["reference"], kernels, L)
-    inputs = {"u": randn(B, D, L), "k": s4d_kernel(**system, L=L)}
+    inputs = {"u": randn(B, D, L), "k": kernel(**system)}
     yield Case("causal_convolution", inputs, causal_convolution_reference, {"torch": causal_convolution}, B * L)
 
 

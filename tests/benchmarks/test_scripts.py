@@ -50,7 +50,7 @@ def test_operators(tmp_path, capsys):
     assert all(row["ratio"][0] > 0 and row["error"] < 1e-5 for row in data["rows"])
     assert len(measured) == len(data["rows"]) or not sys.platform.startswith("linux")
     out = capsys.readouterr().out
-    assert "ceilings of the device" in out and "reached" in out and "time / eager" in out
+    assert "ceilings of the device" in out and "reached" in out and "; ratios to eager" in out
 
 
 def test_layers(tmp_path):

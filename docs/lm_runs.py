@@ -22,9 +22,9 @@ import yaml
 
 matplotlib.use("Agg")
 
+from cpu_runs import keep  # noqa: E402 - the backend comes first
 from matplotlib import pyplot as plt  # noqa: E402
 
-from cpu_runs import keep  # noqa: E402 - the backend comes first
 from lra_ssm.datamodules import WikiText  # noqa: E402
 from lra_ssm.tasks import LanguageModelling  # noqa: E402
 
