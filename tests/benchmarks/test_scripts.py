@@ -108,7 +108,7 @@ def test_threads_shows_every_way_round_by_round(monkeypatch, capsys):
     monkeypatch.setattr(threads, "rates", lambda way, count, steps, data: [100.0 + len(way)] * count)
     threads.main(["--beside", "--rounds=2"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(threads.WAYS) and lines[1].endswith("101 and 101, 101 and 101")
+    assert len(lines) == 1 + len(threads.WAYS) and lines[1].rstrip().endswith("101 and 101, 101 and 101")
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "threads"])
