@@ -43,7 +43,7 @@ SCRIPTS = [text for kind, text in BLOCKS if kind == "bash" and not text.startswi
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(text, marks=[pytest.mark.slow] * text.startswith("lra-ssm bench")) for text in SCRIPTS],
+    [pytest.param(text, marks=[pytest.mark.slow] * text.startswith("python benchmarks/")) for text in SCRIPTS],
     ids=[text.splitlines()[-1] for text in SCRIPTS],
 )
 def test_commands_run(script, tmp_path):
@@ -55,6 +55,8 @@ def test_commands_run(script, tmp_path):
     for line in script.splitlines():
         program, *arguments = shlex.split(line)
         if program == "python":
+            if arguments[0].startswith("benchmarks/"):
+                arguments = [str(ROOT / arguments[0]), *arguments[1:], "--quick", "--repeats=1", "--threads=1"]
             subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
             continue
         assert program in ("lightning", "lra-ssm")
@@ -63,8 +65,6 @@ def test_commands_run(script, tmp_path):
         elif arguments[0] == "fit" and "quickstart" not in line:  # full size
             small = COUNTS if "synthetic" in line else GENERATED
             arguments += [*small, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
-        elif arguments[0] == "bench":
-            arguments += ["--quick", "--repeats=2", "--threads=1"]
         elif arguments[0] == "generate":
             arguments = [file for part in arguments for file in (glob(part, root_dir=tmp_path) or [part])]
         elif arguments[0] not in ("prepare", "submit"):
