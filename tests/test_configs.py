@@ -322,7 +322,7 @@ OF_MAMBA_BARE = ["slimpajama6b/s6", "slimpajama6b/b2s6", "slimpajama6b/s4d", "wi
 @pytest.mark.parametrize("name", OF_MAMBA_BARE)
 def test_what_decays_in_language_models_decays_in_the_code_they_cite(name):
     """AnnanYu/mamba-bare's train/optim/param_grouping.py exempts biases, A and D, nn.Embedding and torch's own norms;
-    Mamba's RMSNorm is none of these. Of Δ we have one decay for all (docs/reproduction.md)."""
+    Mamba's RMSNorm is none of these. Of Δ we have one decay for all (docs/reproduction-language.md)."""
     with torch.device("meta"):
         built = NetworkSpec.of(network(f"lm/{name}"))()
     settings = load(f"lm/{name}")
