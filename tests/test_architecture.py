@@ -1,4 +1,4 @@
-"""Who imports whom: ops ← layers ← models ← tasks ← callbacks ← runs ← cli, datamodules ← cli; see the README."""
+"""Who imports whom: ops ← layers ← models ← tasks ← callbacks ← runs ← cli, datamodules ← cli (docs/architecture.md)."""
 
 import ast
 import subprocess

@@ -179,6 +179,13 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target.read_text()), f"{file}#{anchor}"
 
 
+def test_every_picture_stands_beside_the_command_that_draws_it():
+    sections = [part for text in PAGES.values() for part in re.split(r"^## ", text, flags=re.MULTILINE) if "![" in part]
+    assert len(sections) > 5
+    for part in sections:
+        assert re.search(r"\b(python (docs|benchmarks)/\w+\.py|lra-ssm (inspect|results|prepare) )", part), part[:60]
+
+
 def test_the_readme_leads_to_every_page():
     assert {page for page in PAGES if page != "README.md"} <= set(re.findall(r"\]\(docs/([\w-]+\.md)\)", README))
 
