@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.bench import check
-from lra_ssm.bench.check import Check
-from lra_ssm.cli import doctor, doctor_checks
+from lra_ssm.cli import doctor, doctor_checks, doctor_operators
 from lra_ssm.cli.doctor_checks import cache, command, gpus, hub, requirements, slurm, space, wandb
+from lra_ssm.cli.doctor_operators import Check
 from tests.runner import free_port, in_process, run
 
 
@@ -65,7 +64,7 @@ def test_what_is_wrong_comes_last_and_decides_the_exit_code(bare, monkeypatch, c
         Check("scan", "dead", failure="RuntimeError: no kernel image is available"),
     ]
     monkeypatch.setattr(
-        check, "check_operators", lambda device, begun: (begun(c.operator, c.backend) or c for c in found)
+        doctor_operators, "check_operators", lambda device, begun: (begun(c.operator, c.backend) or c for c in found)
     )
     script(bare / "lightning", "#!/bin/sh\nexec lightning_sdk\n")
     code, out, _ = in_process(["doctor"], capsys)
@@ -283,7 +282,9 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch):
 def test_a_gpu_without_a_fast_scan_is_wrong(bare, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_devices", lambda: ["cuda"])
     monkeypatch.setattr(
-        check, "check_operators", lambda device, begun: [Check("scans", "triton", refused="is not installed")]
+        doctor_operators,
+        "check_operators",
+        lambda device, begun: [Check("scans", "triton", refused="is not installed")],
     )
     code, out, _ = in_process(["doctor"], capsys)
     assert code == 1 and "no fast scan runs on the GPU: pip install triton" in out and "does not: is not inst" in out

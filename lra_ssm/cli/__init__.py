@@ -36,7 +36,6 @@ COMMANDS = {
     "export": ("lra_ssm.cli.export", "write a checkpoint, or the average of several, as a saved model"),
     "inspect": ("lra_ssm.cli.inspect", "show what a trained model remembers, and what in it is near instability"),
     "doctor": ("lra_ssm.cli.doctor", "show what a bug report needs, run every backend, and say what is wrong here"),
-    "bench": ("lra_ssm.cli.bench", "measure operators, layers, training steps and loaders on this machine"),
 }
 
 HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)

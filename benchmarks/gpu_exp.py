@@ -1,7 +1,5 @@
-"""A Triton kernel that does nothing but exponentials in registers: the GPU's ceiling, which elementwise calls, bound by
-memory, do not show."""
-
-from __future__ import annotations
+"""A Triton kernel of exponentials in registers alone. Calls on whole tensors are bound by memory and do not show what
+the GPU's special functions can do at most."""
 
 import triton
 import triton.language as tl
@@ -11,7 +9,7 @@ ROUNDS, _BLOCK = 256, 1024
 
 
 @triton.jit
-def _kernel(x_ptr, rounds: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(x_ptr, rounds: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     x = tl.load(x_ptr + at)
     for _ in range(rounds):

@@ -5,8 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from lra_ssm.bench.check import TINY, check_operators
-from lra_ssm.bench.work import Shape
+from lra_ssm.cli.doctor_operators import TINY, Shape, check_operators
 from lra_ssm.ops import backends
 from lra_ssm.ops.backends import Operation
 

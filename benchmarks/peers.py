@@ -1,78 +1,75 @@
-"""What the suite of language models runs: ours, others' of the same sizes, and the matrix products alone.
+"""The language models that are compared: ours, others' of the same sizes, and the matrix products alone.
 
 Shapes: ids, targets (B, L) int64.  (B batch, L length, D channels, E = 2D inner channels, R rank of Δ, V vocabulary.)
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.bench.work import generator
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel
-from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups, parameter_rates
+from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks.optim import parameter_groups, parameter_rates
+from measure import seeded
 
 N = 16  # states of a channel
 
 
-@dataclass(frozen=True)
-class Size:
-    n_layers: int
-    d_model: int
-    vocab_size: int
-    length: int
-    batch: int
-
-    @property
-    def shape(self) -> dict[str, int]:
-        return {"layers": self.n_layers, "channels": self.d_model, "vocabulary": self.vocab_size}
+class Size(NamedTuple):
+    layers: int
+    D: int
+    V: int
+    L: int
+    B: int
 
     def matrices(self) -> list[tuple[int, int]]:
         """(rows, columns) of every weight matrix of a Mamba of this size, the tied head's last."""
-        D, E, R = self.d_model, 2 * self.d_model, math.ceil(self.d_model / 16)
-        return [(2 * E, D), (R + 2 * N, E), (E, R), (D, E)] * self.n_layers + [(self.vocab_size, D)]
+        D, E, R = self.D, 2 * self.D, math.ceil(self.D / 16)
+        return [(2 * E, D), (R + 2 * N, E), (E, R), (D, E)] * self.layers + [(self.V, D)]
 
-    def batch_of_tokens(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        tokens = torch.randint(self.vocab_size, (self.batch, self.length + 1), generator=generator()).to(device)
+    def batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Inputs and targets."""
+        tokens = torch.randint(self.V, (self.B, self.L + 1), generator=seeded()).to(device)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-class Model(Protocol):
-    """A language model as the suite calls it."""
+class Model(ABC):
+    """A language model as it is compared."""
 
-    @property
-    def module(self) -> nn.Module: ...
+    module: Any  # nn.Module
 
+    @abstractmethod
     def backward(self, ids: Tensor, targets: Tensor) -> None:
         """Adds the gradients of the mean loss."""
 
+    @abstractmethod
     def prompt(self, ids: Tensor) -> Tensor:
         """Logits (B, V) of what follows, in the parallel form."""
 
+    @abstractmethod
     def start(self, batch: int) -> Any:
         """The state before the first token."""
 
+    @abstractmethod
     def step(self, ids_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """(logits (B, V), state) after one token more (B,)."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Of the optimizer."""
+        return [{"params": list(self.module.parameters())}]
 
 
-class Ours:
+class Ours(Model):
     def __init__(self, size: Size) -> None:
-        self.module = LanguageModel(
-            LayerSpec(S6, d_state=N), vocab_size=size.vocab_size, d_model=size.d_model, n_layers=size.n_layers
-        )
+        layer = LayerSpec(S6, d_state=N)
+        self.module = LanguageModel(layer, vocab_size=size.V, d_model=size.D, n_layers=size.layers)
 
     def backward(self, ids: Tensor, targets: Tensor) -> None:
         total, _ = self.module.negative_log_likelihood(ids, targets, reduction="sum")
@@ -92,15 +89,15 @@ class Ours:
         return parameter_groups(self.module, parameter_rates(self.module, OptimizerSettings()))
 
 
-class _Other(ABC):
-    """Of a model that gives all logits: their loss is torch's. A batch whose (B, L, E, N) tensors, which the scan of
-    both keeps in every layer, would not fit goes through by single sequences, whose gradients add up."""
+class _Other(Model):
+    """Gives all logits: the loss is torch's. `at_once`: sequences that go through together; gradients add up."""
 
-    module: nn.Module
+    at_once: int
 
-    def __init__(self, size: Size, free_bytes: float) -> None:
-        kept = 8 * 4 * size.batch * size.length * 2 * size.d_model * N * size.n_layers
-        self.at_once = size.batch if kept < free_bytes / 2 else 1
+    def fits(self, size: Size, free_bytes: float) -> int:
+        """One at a time where a batch's (B, L, E, N) tensors, which the scan keeps in every layer, would not fit."""
+        kept = 8 * 4 * size.B * size.L * 2 * size.D * N * size.layers
+        return size.B if kept < free_bytes / 2 else 1
 
     @abstractmethod
     def logits(self, ids: Tensor) -> Tensor:
@@ -110,9 +107,6 @@ class _Other(ABC):
         for part, wanted in zip(ids.split(self.at_once), targets.split(self.at_once), strict=True):
             loss = F.cross_entropy(self.logits(part).flatten(0, 1), wanted.flatten(), reduction="sum")
             (loss / targets.numel()).backward()
-
-    def groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.module.parameters())}]
 
 
 class MambaPy(_Other):
@@ -124,12 +118,12 @@ class MambaPy(_Other):
     def __init__(self, size: Size, free_bytes: float) -> None:
         from mambapy.mamba import Mamba, MambaConfig, RMSNorm
 
-        super().__init__(size, free_bytes)
-        self.config = MambaConfig(d_model=size.d_model, n_layers=size.n_layers, d_state=N)
-        self.module: Any = nn.Module()
-        self.module.embedding = nn.Embedding(size.vocab_size, size.d_model)
+        self.at_once = self.fits(size, free_bytes)
+        self.config = MambaConfig(d_model=size.D, n_layers=size.layers, d_state=N)
+        self.module = nn.Module()
+        self.module.embedding = nn.Embedding(size.V, size.D)
         nn.init.normal_(self.module.embedding.weight, std=0.02)
-        self.module.mamba, self.module.norm = Mamba(self.config), RMSNorm(size.d_model)
+        self.module.mamba, self.module.norm = Mamba(self.config), RMSNorm(size.D)
 
     def _head(self, x: Tensor) -> Tensor:
         return F.linear(self.module.norm(x), self.module.embedding.weight)
@@ -156,13 +150,13 @@ class Transformers(_Other):
         from transformers import MambaConfig, MambaForCausalLM
         from transformers.utils import logging
 
-        super().__init__(size, free_bytes)
+        self.at_once = self.fits(size, free_bytes)
         logging.set_verbosity_error()  # that its kernels for GPUs are not there
         config = MambaConfig(
-            vocab_size=size.vocab_size, hidden_size=size.d_model, state_size=N, num_hidden_layers=size.n_layers,
+            vocab_size=size.V, hidden_size=size.D, state_size=N, num_hidden_layers=size.layers,
             use_mambapy=with_mambapy,
         )  # fmt: skip
-        self.module: Any = MambaForCausalLM(config)
+        self.module = MambaForCausalLM(config)
 
     def logits(self, ids: Tensor) -> Tensor:
         return self.module(input_ids=ids, use_cache=False).logits
@@ -182,17 +176,16 @@ class Transformers(_Other):
 class MambaSsm(_Other):
     """mamba-ssm's own MambaLMHeadModel: its fused block, its CUDA scan, its Triton steps."""
 
-    def __init__(self, size: Size, free_bytes: float) -> None:
+    def __init__(self, size: Size) -> None:
         from mamba_ssm.models.config_mamba import MambaConfig
         from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 
-        super().__init__(size, free_bytes)
-        self.at_once = size.batch  # its scan keeps no (B, L, E, N) tensor
+        self.at_once = size.B  # its scan keeps no (B, L, E, N) tensor
         config = MambaConfig(
-            d_model=size.d_model, n_layer=size.n_layers, vocab_size=size.vocab_size,
+            d_model=size.D, n_layer=size.layers, vocab_size=size.V,
             ssm_cfg={"layer": "Mamba1", "d_state": N}, pad_vocab_size_multiple=1,
         )  # fmt: skip
-        self.module: Any = MambaLMHeadModel(config)
+        self.module = MambaLMHeadModel(config)
 
     def logits(self, ids: Tensor) -> Tensor:
         return self.module(ids).logits
@@ -213,6 +206,25 @@ class MambaSsm(_Other):
         return logits, state
 
 
+def models(size: Size, device: torch.device, free_bytes: float) -> dict[str, Callable[[], Model] | str]:
+    """Name -> how it is built, or why it cannot be."""
+    found: dict[str, tuple[str, Callable[[], Model]]] = {
+        "ours": ("torch", lambda: Ours(size)),
+        "mamba.py": ("mambapy", lambda: MambaPy(size, free_bytes)),
+        "mamba-ssm": ("mamba_ssm", lambda: MambaSsm(size)),
+        "transformers": ("transformers", lambda: Transformers(size, free_bytes)),
+        "transformers, use_mambapy": ("transformers mambapy", lambda: Transformers(size, free_bytes, True)),
+    }
+    result: dict[str, Callable[[], Model] | str] = {}
+    for name, (packages, build) in found.items():
+        missing = [each for each in packages.split() if find_spec(each) is None]
+        no_gpu = name == "mamba-ssm" and device.type != "cuda"
+        result[name] = "needs an NVIDIA GPU" if no_gpu else build
+        if missing:
+            result[name] = f"not installed: {', '.join(missing)}"
+    return result
+
+
 class Products:
     """The matrix products of a model and nothing else: the ceiling. Results go into memory that is there already."""
 
@@ -228,9 +240,8 @@ class Products:
 
     @torch.no_grad()
     def forward(self, positions: int, head_positions: int | None = None) -> None:
-        for i, weight in enumerate(self.weights):
-            last = i == len(self.weights) - 1 and head_positions is not None
-            count = head_positions if last and head_positions is not None else positions
+        counts = [positions] * (len(self.weights) - 1) + [head_positions or positions]
+        for weight, count in zip(self.weights, counts, strict=True):
             rows, columns = weight.shape
             torch.mm(self._rows(count, columns), weight.t(), out=self._rows(count, rows))
 
@@ -255,24 +266,3 @@ class Products:
             return self.forward(batch)
         for weight in self.weights:
             torch.mv(weight, self._rows(1, weight.shape[1])[0])
-
-
-def models(size: Size, device: torch.device, free_bytes: float) -> Iterator[tuple[str, Callable[[], Model] | str]]:
-    """Name -> how it is built, or why it cannot be."""
-    yield "ours", lambda: Ours(size)
-    others: dict[str, tuple[str, Callable[[], Model]]] = {
-        "mamba.py": ("mambapy", lambda: MambaPy(size, free_bytes)),
-        "mamba-ssm": ("mamba_ssm", lambda: MambaSsm(size, free_bytes)),
-        "transformers": ("transformers", lambda: Transformers(size, free_bytes)),
-        "transformers, use_mambapy": ("transformers", lambda: Transformers(size, free_bytes, with_mambapy=True)),
-    }
-    for name, (package, build) in others.items():
-        packages = sorted({package, *(["mambapy"] if "mambapy" in name else [])})
-        missing = [each for each in packages if find_spec(each) is None]
-        verb = "is" if len(missing) == 1 else "are"
-        if missing:
-            yield name, f"not measured: {', '.join(missing)} {verb} not installed"
-        elif name == "mamba-ssm" and device.type != "cuda":
-            yield name, "not measured: needs an NVIDIA GPU"
-        else:
-            yield name, build
