@@ -37,8 +37,8 @@ from measure import (  # noqa: E402  # noqa: E402
 
 LEGEND = (
     "ratio: median over rounds of a contender's time over that of the base, taken in turn. (…): interquartile range as"
-    " a share of the median. MB: peak memory beyond the inputs. error, gradient's: largest relative error of the result,"
-    " and of the worst gradient, against a float64 run."
+    " a share of the median. MB: peak memory beyond the inputs. error, gradient's: largest relative error of the"
+    " result, and of the worst gradient, against a float64 run."
 )
 
 

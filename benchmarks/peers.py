@@ -97,7 +97,7 @@ class _Other(Model):
     def fits(self, size: Size, free_bytes: float) -> int:
         """One at a time where a batch's (B, L, E, N) tensors, which the scan keeps in every layer, would not fit."""
         kept = 8 * 4 * size.B * size.L * 2 * size.D * N * size.layers
-        return size.B if kept < free_bytes / 2 else 1
+        return size.B if kept < free_bytes / 4 else 1
 
     @abstractmethod
     def logits(self, ids: Tensor) -> Tensor:

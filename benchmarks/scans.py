@@ -5,7 +5,7 @@ B_bias (D, N). (B batch, D channels, L length, N states (conjugate pairs for com
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,13 +35,14 @@ class Shape(NamedTuple):
     L: int
 
 
+@lru_cache(maxsize=2)  # the contenders of a comparison share them: on a GPU they are gigabytes
 def scan_inputs(
-    kind: str, shape: Shape, device: torch.device, dtype: torch.dtype, channels_last: bool = False, half: bool = False
+    kind: str, shape: Shape, device: torch.device, channels_last: bool = False, half: bool = False
 ) -> dict[str, Tensor]:
-    """The arguments of a scan, the same values for every layout and dtype.
+    """The arguments of a scan in float32, the same values for every layout.
 
     channels_last: the views that layers pass, projections of (B, L, D). half: sequences in bfloat16 beside small
-    parameters in float32, as mixed precision has them; for another dtype than float32 rounded to bfloat16 and no more.
+    parameters in float32, as mixed precision has them.
     """
     (B, D, N, L), random = shape, seeded(device=device)
     groups = 1 if kind == S6 else GROUPS
@@ -66,9 +67,11 @@ def scan_inputs(
         inputs |= {name: inputs[name].movedim(-1, 1).contiguous().movedim(1, -1) for name in sequences}
     if half:
         inputs |= {name: inputs[name].bfloat16() for name in sequences}
-        if dtype == torch.float32:
-            return {name: x.to(device) for name, x in inputs.items()}
-    return {name: x.to(device, dtype.to_complex() if x.is_complex() else dtype) for name, x in inputs.items()}
+    return {name: x.to(device) for name, x in inputs.items()}
+
+
+def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
 
 
 def scan(
@@ -83,7 +86,8 @@ def scan(
     else:
         discretization = "zoh" if zoh else "euler"
         function = partial(selective_scan, delta_softplus=True, discretization=discretization, backend=by)  # type: ignore[arg-type]
-    return prepare(function, scan_inputs(kind, shape, device, dtype, **layout))
+    inputs = scan_inputs(kind, shape, device, **layout)
+    return prepare(function, in_float64(inputs) if dtype == torch.float64 else inputs)
 
 
 def _mamba_ssm_scan(delta_bias: Tensor, **x: Tensor) -> Tensor:
@@ -196,5 +200,5 @@ def s4d(part: str, shape: Shape, device: torch.device, dtype: torch.dtype = torc
     function, inputs = functions[part]
     if part == CONVOLUTION:
         inputs = u | {"k": s4d_kernel(**system, L=L)}
-    inputs = {name: x.to(device, dtype.to_complex() if x.is_complex() else dtype) for name, x in inputs.items()}
-    return prepare(function, inputs)
+    inputs = {name: x.to(device) for name, x in inputs.items()}
+    return prepare(function, in_float64(inputs) if dtype == torch.float64 else inputs)

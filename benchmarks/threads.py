@@ -33,14 +33,19 @@ def rates(way: dict[str, str], count: int, steps: int, data: Path) -> list[float
     with TemporaryDirectory() as folder:
         fit = [sys.executable, "-m", "lra_ssm", "fit", "--config", str(QUICKSTART), f"--data.root={data}",
                f"--trainer.max_steps={steps}", "--trainer.log_every_n_steps=10"]  # fmt: skip
-        started = [
-            subprocess.Popen([*fit, f"--runs_dir={folder}/{i}"], env=given | way, stdout=subprocess.DEVNULL,
-                             stderr=subprocess.PIPE, text=True) for i in range(count)
-        ]  # fmt: skip
-        for process in started:
-            said = process.communicate()[1]
-            if process.returncode:
-                sys.exit(f"error: the fit ended with {process.returncode}: {said[-1000:]}")
+        started = list[subprocess.Popen[str]]()
+        try:
+            for i in range(count):
+                line = [*fit, f"--runs_dir={folder}/{i}"]
+                pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+                started.append(subprocess.Popen(line, env=given | way, **pipes))
+            for process in started:
+                said = process.communicate()[1]
+                if process.returncode:
+                    sys.exit(f"error: the fit ended with {process.returncode}: {said[-1000:]}")
+        finally:
+            for process in started:
+                process.kill()
         return [_rate(next(Path(folder, str(i)).rglob("metrics.csv"))) for i in range(count)]
 
 

@@ -103,7 +103,15 @@ def test_language_models_beside_their_matrix_products(tmp_path, monkeypatch):
     assert "cross-entropy and its head, forward" in data["profiles, ms"]["small"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+def test_threads_shows_every_way_round_by_round(monkeypatch, capsys):
+    threads = import_module("threads")
+    monkeypatch.setattr(threads, "rates", lambda way, count, steps, data: [100.0 + len(way)] * count)
+    threads.main(["--beside", "--rounds=2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(threads.WAYS) and lines[1].rstrip().endswith("101 and 101, 101 and 101")
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "threads"])
 def test_help_shows_an_example_that_parses(script, capsys):
     module = import_module(script)
     with pytest.raises(SystemExit) as end:
