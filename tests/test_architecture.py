@@ -1,4 +1,4 @@
-"""Who imports whom: ops ← layers ← models ← tasks ← callbacks ← runs ← cli, datamodules ← cli; see the README."""
+"""Who imports whom, as docs/architecture.md has it: ops ← layers ← models ← tasks ← callbacks ← runs ← cli."""
 
 import ast
 import subprocess
