@@ -29,6 +29,12 @@ def wrapped(line: str, indent: int = 2) -> str:
     )
 
 
+def duration(seconds: float, at_least: bool = False) -> str:
+    """30 s, 10.3 min, 2.8 h, 4.6 d; ≥ 2.8 h of what took at least so long."""
+    size, unit = next((s, u) for s, u in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if seconds >= 2 * s)
+    return f"{'≥ ' * at_least}{seconds / (size or 1):.{int(size > 0)}f} {unit}"
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, width: int | None = None) -> str:
     """Rows under their columns' names; the first `left` columns are aligned to the left, the others to the right.
 

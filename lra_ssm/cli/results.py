@@ -8,8 +8,6 @@ from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 from lra_ssm.results.collect import collect
-from lra_ssm.results.groups import group
-from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
 from lra_ssm.tables import terminal_width
 
 DESCRIPTION = """\
@@ -55,6 +53,9 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("--each is of CSV: add --format=csv or --out=FILE.csv")
     if options.each and options.grid or options.grid and form == "csv":
         raise InputError("--grid is a table to be read: text, markdown or latex")
+    from lra_ssm.results.groups import group
+    from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
+
     groups = group(collect(options.runs, runs_of_sweep), options.metric, by)
     if form == "csv":
         text = each_to_csv(groups) if options.each else to_csv(groups, by)
@@ -72,7 +73,7 @@ def main(command: str, arguments: list[str]) -> int:
             raise InputError(f"--out {options.out}: cannot be written ({error.strerror or error})") from error
         print(options.out)
     if options.curves is not None:
-        from lra_ssm.results.curves import draw_curves
+        from lra_ssm.results.pictures import draw_curves
 
         draw_curves(groups, options.curves)
         print(options.curves)
