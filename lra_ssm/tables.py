@@ -7,17 +7,17 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
-from typing import Literal
+from typing import IO, Literal
 
 from lra_ssm.errors import printable
 
 _BREAKS = re.compile(r"(\s+|(?<=[/_])(?=[^\s/_]))")
 
 
-def terminal_width() -> int | None:
-    """Columns of the terminal that is the standard output; None where it is a file, a pipe or a notebook, or where the
-    terminal takes plain lines alone."""
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+def terminal_width(stream: IO[str] | None = None) -> int | None:
+    """Columns of the terminal that a stream is (default: the standard output); None where it is a file, a pipe or a
+    notebook, or where the terminal takes plain lines alone."""
+    if not (stream or sys.stdout).isatty() or os.environ.get("TERM") == "dumb":
         return None
     return shutil.get_terminal_size().columns
 

@@ -175,7 +175,7 @@ def classify(trained: Trained, examples: "OwnExamples", batch_size: int, device:
     import numpy as np
     import torch
 
-    from lra_ssm.datamodules.storage.bars import with_bar
+    from lra_ssm.bars import with_bar
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
