@@ -5,6 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 from lra_ssm.errors import squeeze
@@ -120,21 +121,19 @@ class Bar:
         if not self.show or not self._in_terminal:
             return
         from rich.console import Console
-        from rich.markup import escape  # a file's name may have brackets, which would be markup
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
         if self._live is None:
-            line = Column(no_wrap=True, overflow="ellipsis")
-            columns = (
-                TextColumn(escape(self.what)),
-                BarColumn(None),
-                TextColumn("{task.description}", table_column=line),
-            )
-            self._live = Progress(*columns, console=Console(file=self._stream), auto_refresh=False, expand=True)
-            self._task = self._live.add_task("", total=None)
+            # Not as markup: a file's name may have brackets.
+            column = partial(TextColumn, style="none", markup=False)
+            what = column("{task.fields[what]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            text = column("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            console = Console(file=self._stream)
+            self._live = Progress(what, BarColumn(None), text, console=console, auto_refresh=False, expand=True)
+            self._task = self._live.add_task("", total=None, what=self.what)
             self._live.start()
-        self._live.update(self._task, completed=self.done, total=total, description=escape(said))
+        self._live.update(self._task, completed=self.done, total=total, description=said)
         self._live.refresh()
 
     def stop(self) -> None:
