@@ -127,22 +127,22 @@ def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str
 
 def _alike(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[tuple[tuple[str, str], list[RunRecord]]]:
     """Runs of one task, model, values of these settings, settings and data."""
-    own = ["task", "model"]
     told = [f"by {name}" for name in names]  # no setting's name has a blank
-    rows = [
-        (run, bool(run.config.get("model")), run.task, run.model,
-         *(exact(run.all_settings.get(name, ABSENT)) for name in names), exact(run.settings), run.data[1])
-        for run in runs
-    ]  # fmt: skip
+    rows = []
+    for run in runs:
+        known = bool(run.config.get("model"))
+        of = (exact(run.settings), run.data[1]) if known else ("", "")
+        values = [exact(run.all_settings.get(name, ABSENT)) for name in names]
+        rows.append((run, known, run.task, run.model, *values, *of))
     keys = ["task", "model", *told, "settings", "data"]
     frame = pd.DataFrame(rows, columns=["run", "known", *keys]).sort_values("known", ascending=False, kind="stable")
     # Of some nothing says what settings they have, or would have had: they belong to the one row of their model.
-    for i, run in frame[~frame.known].iterrows():
-        same = frame[frame.known & (frame[own] == run[own]).all(axis=1)]
-        for name in told:
-            same = same[(same[name] == run[name]) | (run[name] == exact(ABSENT))]
+    for (task, model, *values), alike in frame[~frame.known].groupby(keys[:-2]):
+        same = frame[frame.known & (frame.task == task) & (frame.model == model)]
+        for name, value in zip(told, values, strict=True):
+            same = same[(same[name] == value) | (value == exact(ABSENT))]
         if len(same := same[keys].drop_duplicates()) == 1:
-            frame.loc[i, keys] = same.iloc[0]
+            frame.loc[alike.index, keys] = same.iloc[0].to_list()
     for (task, model, *_), members in frame.groupby(keys, sort=False).run:
         yield (task, model), list(members)
 
