@@ -50,7 +50,8 @@ class Bar:
         line_every_s: float = LINE_EVERY_S,
     ) -> None:
         self.what, self.total, self.done, self.show = squeeze(what), total, done or 0, show
-        self._scale, self._unit = (1e6, "MB") if in_bytes else (1, unit)
+        self._scale = 1e6 if in_bytes else 1.0
+        self._unit = " MB" if in_bytes else f" {unit}".rstrip()
         self._stream = sys.stderr if stream is None else stream
         self._in_terminal = terminal_width(self._stream) is not None
         self._every = bar_every_s if self._in_terminal else line_every_s
@@ -101,13 +102,13 @@ class Bar:
         self._marks.append((now, self.done))
         since, before = self._marks[0]
         rate = (self.done - before) / (now - since) if self.done > before and now > since else None
-        done, unit = f"{self.done / self._scale:,.0f}", f" {self._unit}" if self._unit else ""
+        done = f"{self.done / self._scale:,.0f}"
         total = self.total if self.total is not None and math.isfinite(self.total) else None
         parts = [done if total is None else f"{done}/{total / self._scale:,.0f}", where]
-        parts[0] += unit if self._scale > 1 else ""
+        parts[0] += self._unit if self._scale > 1 else ""
         if rate:
             shown = rate / self._scale
-            parts.append(f"{shown:.{1 if shown < 100 else 0}f}{unit}/s")
+            parts.append(f"{shown:.{1 if shown < 100 else 0}f}{self._unit}/s")
             if total is not None and self.done < total:
                 parts.append(f"{duration((total - self.done) / rate)} left")
         parts = [part for part in [*parts, *more] if part]

@@ -1,7 +1,7 @@
 """Results as a table: for a terminal, Markdown, LaTeX, CSV."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -117,7 +117,7 @@ def _marked(g: Group, letters: dict[str, str]) -> str:
     return f"{spread(g)}{seeds} {', '.join(letters[note] for note in g.notes)}".rstrip()
 
 
-def _average(values: dict[str, float | None]) -> str:
+def _average(values: Mapping[str, float | None]) -> str:
     """Of LRA's tasks, where all have a value."""
     found = [value for task in LRA if (value := values.get(task)) is not None]
     return f"{sum(found) / 6:.2f}" if len(found) == 6 else NONE
