@@ -31,7 +31,7 @@ COMMANDS = {
     "submit": ("lra_ssm.cli.submit", "run a sweep: one Slurm array, or some runs at a time here"),
     "status": ("lra_ssm.cli.status", "show where each run of a sweep stands"),
     "generate": ("lra_ssm.cli.generate", "continue texts with a language model"),
-    "pull": ("lra_ssm.cli.pull", "fetch a saved model: the Hub, wandb, an address; or list the names we know"),
+    "pull": ("lra_ssm.cli.pull", "fetch a saved model: the Hub, wandb; or list the names we know"),
     "push": ("lra_ssm.cli.push", "share a trained run: a folder, the Hub, wandb; with its card"),
     "export": ("lra_ssm.cli.export", "write a checkpoint, or the average of several, as a saved model"),
     "inspect": ("lra_ssm.cli.inspect", "show what a trained model remembers, and what in it is near instability"),

@@ -9,28 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lra_ssm.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from lra_ssm.analysis.network import Example
-    from lra_ssm.checkpoints import ModelFiles
+    from lra_ssm.cli.named_network import NamedNetwork
 
 _SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
-
-
-class Opened(NamedTuple):
-    """A network, what it is made of and was trained with, and what the report's reader must know.
-
-    name: what it was given by, its checkpoint's file where it is a run. files: of a saved model. recorded: of the data.
-    """
-
-    network: "nn.Module"
-    specification: dict[str, Any]
-    config: dict[str, Any]
-    title: str
-    facts: list[str]
-    name: str = ""
-    files: "ModelFiles | None" = None
-    recorded: dict[str, Any] = {}
 
 
 class Data(NamedTuple):
@@ -51,7 +33,7 @@ def data_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return of_data, rest
 
 
-def open_data(opened: Sequence[Opened], options: Sequence[str], root: str | None) -> Data:
+def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: str | None) -> Data:
     """The data of the first model whose configuration names some, changed by the options.
 
     Raises InputError: none does, it cannot be made so, or it is not prepared; nothing is ever made here.
@@ -62,14 +44,13 @@ def open_data(opened: Sequence[Opened], options: Sequence[str], root: str | None
     from lra_ssm.datamodules.base import PreparedDataModule
     from lra_ssm.datamodules.loading.module import LoadedDataModule
 
-    sections = (one.config.get("data") for one in opened)
-    section = next((one for one in sections if isinstance(one, dict) and "class_path" in one), None)
+    section = next((one.data for one in opened if one.data), None)
     parser = RunParser()
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
     parsed = parser.parse_args([*([f"--data={json.dumps(section, default=str)}"] if section else []), *options])
     if parsed.data is None:
         raise InputError(
-            f"{opened[0].title}: no config.yaml says what data it was trained on: give --data=CLASS and its settings"
+            f"{opened[0].name}: no config.yaml says what data it was trained on: give --data=CLASS and its settings"
             " (--data.source=…), or --random for random inputs"
         )
     try:
@@ -107,7 +88,7 @@ def _unprepared(module: Any, settings: dict[str, Any]) -> str:
     return f"{said}; `{' '.join(['lra-ssm prepare', known, *options])}` makes it ready"
 
 
-def check_takes(one: Opened, module: Any) -> None:
+def check_takes(one: "NamedNetwork", module: Any) -> None:
     """The model can read such inputs, and they mean to it what they mean to the data. Raises InputError."""
     from lra_ssm.cli.starting import check_start_tokenizer
     from lra_ssm.runs.checks import check_data, check_vocabulary
@@ -117,15 +98,16 @@ def check_takes(one: Opened, module: Any) -> None:
         check_data(task, module)
         check_vocabulary(task, module)
     except InputError as error:
-        raise InputError(f"{one.title}: {error}") from error
-    check_start_tokenizer(one.name, one.files, module)
+        raise InputError(f"{one.name}: {error}") from error
+    if one.found or one.files:
+        check_start_tokenizer(str(one.found.file if one.found else one.name), one.files, module)
     manifest = module.manifest() if hasattr(module, "manifest") else {}
     theirs, ours = one.recorded.get("vocabulary"), manifest.get("vocabulary")
     if theirs and ours and list(theirs) != list(ours):
-        raise InputError(f"{one.title}: was trained on another vocabulary than {type(module).__name__} has here")
+        raise InputError(f"{one.name}: was trained on another vocabulary than {type(module).__name__} has here")
 
 
-def other_data(one: Opened, data: Data) -> list[str]:
+def other_data(one: "NamedNetwork", data: Data) -> list[str]:
     """What a page says of a model that was trained on data of other settings than it is measured on."""
     from lra_ssm.cli.prepared import LOADING
     from lra_ssm.runs.checks import differing_settings
@@ -135,11 +117,10 @@ def other_data(one: Opened, data: Data) -> list[str]:
         kept = {k: v for k, v in arguments if k not in LOADING | {"root", "limit"}}
         return {"data": {"class_path": section.get("class_path"), "init_args": kept}}
 
-    own = one.config.get("data")
-    if not isinstance(own, dict):
+    if one.data is None:
         return []
     here = SimpleNamespace(hparams=decisive(data.settings))
-    differing = differing_settings(here, {"hyper_parameters": decisive(own)})
+    differing = differing_settings(here, {"hyper_parameters": decisive(one.data)})
     return [f"trained with other settings of data: {differing}"] if differing else []
 
 
@@ -164,19 +145,19 @@ def examples_of(module: Any, count: int) -> tuple[list["Example"], str]:
 class RandomInputs:
     """The sizes that random inputs of a network have, as data says its own."""
 
-    def __init__(self, one: Opened) -> None:
+    def __init__(self, one: "NamedNetwork") -> None:
         arguments = one.specification.get("init_args") or {}
         self.vocab_size, self.d_input, self.num_classes, self.num_outputs = map(arguments.get, _SIZES)
         self.per_example = getattr(one.network, "per_example", 1)
 
 
-def random_examples(one: Opened, count: int) -> tuple[list["Example"], str]:
+def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], str]:
     """Random inputs of the network's form and its data's length, with random labels; and what the page says of them."""
     import torch
 
     from lra_ssm.analysis.network import Example
 
-    sizes, length, generator = RandomInputs(one), _length(one.config), torch.Generator().manual_seed(0)
+    sizes, length, generator = RandomInputs(one), _length(one.data or {}), torch.Generator().manual_seed(0)
     pair, found = (2,) if sizes.per_example == 2 else (), []
     for _ in range(count):
         if sizes.vocab_size:
@@ -186,7 +167,7 @@ def random_examples(one: Opened, count: int) -> tuple[list["Example"], str]:
             inputs = torch.rand(1, *pair, length, sizes.d_input, generator=generator)
         else:
             raise InputError(
-                f"{one.title}: {type(one.network).__name__} says neither vocab_size nor d_input: no inputs for it"
+                f"{one.name}: {type(one.network).__name__} says neither vocab_size nor d_input: no inputs for it"
             )
         lengths = torch.full((1, *pair), length)
         if sizes.num_classes:
@@ -198,12 +179,10 @@ def random_examples(one: Opened, count: int) -> tuple[list["Example"], str]:
     return found, f"measured on {count} random input(s) with random labels"
 
 
-def _length(config: dict[str, Any]) -> int:
+def _length(data: dict[str, Any]) -> int:
     """Positions of a random input: the data's, where its settings say it."""
     from lra_ssm.layers.spec import import_object
 
-    given = config.get("data")
-    data: dict[str, Any] = given if isinstance(given, dict) else {}
     settings = data.get("init_args") or {}
     try:
         size = getattr(import_object(data.get("class_path", "")), "image_size", None)
