@@ -28,7 +28,7 @@ ALLOWED = {
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", *LEAVES},
     "results": {"runs", *LEAVES},
-    "checkpoints": {"errors", "files", "datamodules"},  # of datamodules the downloads alone: see below
+    "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below
     **{leaf: set() for leaf in LEAVES},
     "files": {"errors"},
     "bars": {"errors", "tables"},
