@@ -1,4 +1,4 @@
-"""Who imports whom: ops ← layers ← models ← tasks ← callbacks ← runs ← cli, datamodules ← cli; see the README."""
+"""Who imports whom, as docs/architecture.md has it: ops ← layers ← models ← tasks ← callbacks ← runs ← cli."""
 
 import ast
 import subprocess
@@ -24,7 +24,6 @@ ALLOWED = {
     "analysis": {"ops", "layers", "models", *LEAVES},
     "callbacks": {"layers", "tasks", "analysis", *LEAVES},
     "progress": LEAVES,
-    "bench": {"ops", "layers", "models", "tasks", "datamodules", "runs", *LEAVES},
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", *LEAVES},
     "results": {"runs", *LEAVES},
@@ -43,7 +42,6 @@ ALLOWED = {
         "callbacks",
         "progress",
         "analysis",
-        "bench",
         "cluster",
         "runs",
         "results",
