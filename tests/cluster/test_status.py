@@ -342,7 +342,7 @@ def test_time_left_is_that_of_the_slowest_or_of_all_who_wait():
     assert seconds_left([running(40), running(90), done]) == 60
     assert seconds_left([running(40), running(90), *[waiting] * 4]) == (60 + 10 + 400) / 2
     assert seconds_left([waiting, done]) is None
-    assert summary([running(40), done]) == "2 runs: 1 done, 1 running; about 0:01:00 left"
+    assert summary([running(40), done]) == "2 runs: 1 done, 1 running; about 60 s left"
 
 
 def test_a_run_is_called_by_what_tells_it_from_the_others(tmp_path):
