@@ -145,7 +145,7 @@ def test_a_run_on_another_machine_is_believed_while_it_gives_signs(folder):
     run_left(folder, 2, host="elsewhere", ago=9000, quiet=300)
     second = run_state(folder, folder.runs[1])
     assert second.state == "running" and second.silent == pytest.approx(300, abs=5)
-    assert "2 running: no sign for 5.0 min" in status_table(folder, [second], [second], 100)
+    assert "2 running: no sign for 5." in status_table(folder, [second], [second], 100)
     run_left(folder, 3, host="elsewhere", ago=9000, quiet=700)
     assert run_state(folder, folder.runs[2]).state == "lost"
 
