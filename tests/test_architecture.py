@@ -13,7 +13,7 @@ STDLIB = set(sys.stdlib_module_names)
 
 # What any room but ops may import, of it layers and models errors alone: what the user is told, whole files, tables,
 # the machine.
-LEAVES = {"errors", "files", "tables", "machine"}
+LEAVES = {"errors", "files", "tables", "bars", "machine"}
 # room -> rooms of the package that it may import besides itself
 ALLOWED = {
     "ops": set(),
@@ -27,9 +27,10 @@ ALLOWED = {
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", *LEAVES},
     "results": {"runs", *LEAVES},
-    "checkpoints": {"errors", "files", "datamodules"},  # of datamodules the downloads alone: see below
+    "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below
     **{leaf: set() for leaf in LEAVES},
     "files": {"errors"},
+    "bars": {"errors", "tables"},
     "tables": {"errors"},  # what a cell quotes is made printable
     "evaluation": {"models", "datamodules", "checkpoints", *LEAVES},  # a leaf for users: nothing imports it
     "cli": {

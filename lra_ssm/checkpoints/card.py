@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.checkpoints.known import headline, is_lossy
+from lra_ssm.tables import duration
 
 # Data set, or data set and source -> its name, its repository on the Hub (None: it has none, or it is generated), the
 # Hub's task.
@@ -64,7 +65,7 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
         versions=versions,
         rows=_results(source),
         score=headline((source.get("metrics") or {}).get("test") or {}),
-        duration=_duration(source["seconds"]) if "seconds" in source else "",
+        duration=duration(source["seconds"]) if "seconds" in source else "",
     )
 
 
@@ -128,10 +129,3 @@ def _results(source: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             spread = f"{several['mean']:.6g} ± {several['std']:.2g} ({several['runs']} seeds)" if several else ""
             rows.append((split, key, f"{value:.6g}", spread))
     return rows
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.0f} seconds"

@@ -142,7 +142,7 @@ def classify(named: NamedNetwork, examples: "OwnExamples", batch_size: int, devi
     import numpy as np
     import torch
 
-    from lra_ssm.datamodules.storage.bars import with_bar
+    from lra_ssm.bars import with_bar
 
     network = named.network.to(device)
     found = []

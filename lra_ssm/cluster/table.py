@@ -5,7 +5,6 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lra_ssm.cluster.folder import SweepFolder, in_common, shown
 from lra_ssm.cluster.script import ranges
 from lra_ssm.cluster.status import STATES, RunState, seconds_left
 from lra_ssm.errors import squeeze
-from lra_ssm.tables import table
+from lra_ssm.tables import duration, table
 
 _FIRST = ("running", "failed", "lost", "stopped", "waiting", "done")  # where there is no room for all
 _DROPPED = ("train loss", "attempts", "steps/s")  # columns, where a terminal is too narrow for all
@@ -153,8 +152,3 @@ def summary(found: Sequence[RunState]) -> str:
     left = seconds_left(found)
     about = "" if left is None else f"; about {duration(left)} left"
     return f"{len(found):,} run{'' if len(found) == 1 else 's'}: {parts}{about}"
-
-
-def duration(seconds: float) -> str:
-    """1:02:03, or `2 days, 1:02:03`."""
-    return str(timedelta(seconds=round(seconds)))

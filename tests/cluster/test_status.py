@@ -145,7 +145,7 @@ def test_a_run_on_another_machine_is_believed_while_it_gives_signs(folder):
     run_left(folder, 2, host="elsewhere", ago=9000, quiet=300)
     second = run_state(folder, folder.runs[1])
     assert second.state == "running" and second.silent == pytest.approx(300, abs=5)
-    assert "2 running: no sign for 0:05:0" in status_table(folder, [second], [second], 100)
+    assert "2 running: no sign for 5." in status_table(folder, [second], [second], 100)
     run_left(folder, 3, host="elsewhere", ago=9000, quiet=700)
     assert run_state(folder, folder.runs[2]).state == "lost"
 
@@ -342,7 +342,7 @@ def test_time_left_is_that_of_the_slowest_or_of_all_who_wait():
     assert seconds_left([running(40), running(90), done]) == 60
     assert seconds_left([running(40), running(90), *[waiting] * 4]) == (60 + 10 + 400) / 2
     assert seconds_left([waiting, done]) is None
-    assert summary([running(40), done]) == "2 runs: 1 done, 1 running; about 0:01:00 left"
+    assert summary([running(40), done]) == "2 runs: 1 done, 1 running; about 60 s left"
 
 
 def test_a_run_is_called_by_what_tells_it_from_the_others(tmp_path):

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, check_labels, decode_image
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.errors import InputError
 from lra_ssm.files import one_reason
 

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any, Literal
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.images.splits import (
     indices_sha256,
     limited,
@@ -14,7 +15,6 @@ from lra_ssm.datamodules.images.splits import (
     require_every_class,
 )
 from lra_ssm.datamodules.pathfinder.reader import generator_of, read_images, read_listing
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 

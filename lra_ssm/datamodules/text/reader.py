@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.fetch.download import compared
 from lra_ssm.datamodules.fetch.imdb import ARCHIVE, CLASSES, DOWNLOADS, LAYOUT, SPLITS, is_layout, members
 from lra_ssm.datamodules.fetch.imdb import find_original as find_archive
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked
