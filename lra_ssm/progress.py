@@ -3,23 +3,18 @@
 import logging
 import math
 import sys
-import time
-from collections import deque
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from torchmetrics import Metric
 
+from lra_ssm.bars import Bar
 from lra_ssm.tables import table, terminal_width
 
 _OF_A_STEP = ("training_step", "on_before_optimizer_step")  # hooks that log of one batch, or one optimizer step
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
 
 
 def shown_by_us(settings: Mapping[str, Any], callbacks: list[Any]) -> list[Callback]:
@@ -68,9 +63,6 @@ class Progress(ProgressBar):
         self.line_every_s, self.bar_every_s = line_every_s, bar_every_s
         self._enabled = True
         self._bar: Bar | None = None
-        self._task: Any = None
-        self._drawn_at = -math.inf
-        self._marks: deque[tuple[float, int]] = deque(maxlen=50)  # when it was drawn, and how much was done
         self._streams: list[tuple[Any, Any]] = []
 
     def disable(self) -> None:
@@ -80,29 +72,22 @@ class Progress(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
-    # -- what is shown ---------------------------------------------------------------------------------------------
-
-    def _start(self, what: str, at_once: bool = False) -> None:
-        self._drawn_at = -math.inf if at_once else time.monotonic()
-        self._marks.clear()
-        if not self._enabled or self._bar is not None or terminal_width() is None:
+    def _start(self, what: str, unit: str, text: str = "", at_once: bool = False) -> None:
+        if self._bar is None:
+            self._bar = Bar(
+                what, unit=unit, done=None, show=self._enabled, stream=sys.stdout, bar_every_s=self.bar_every_s,
+                line_every_s=self.line_every_s,
+            )  # fmt: skip
+        self._bar.start(text, at_once)
+        if not self._bar.is_drawn:
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-        from rich.table import Column
-
-        text = TextColumn("{task.description}", "none", table_column=Column(no_wrap=True, overflow="ellipsis"))
-        self._bar = Bar(BarColumn(None), text, console=Console(), auto_refresh=False, expand=True)
-        self._task = self._bar.add_task(what, total=None)
-        self._bar.start()
         # Lightning's messages go to the stream that it found first, into the bar's line; now they stand above the bar.
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(name).handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is sys.__stderr__:
                     self._streams.append((handler, handler.setStream(sys.stderr)))
 
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         for handler, stream in self._streams:
             handler.setStream(stream)
         self._streams.clear()
@@ -110,124 +95,73 @@ class Progress(ProgressBar):
             self._bar.stop()
             self._bar = None
 
-    def _due(self) -> bool:
-        every = self.bar_every_s if self._bar else self.line_every_s
-        return self._enabled and time.monotonic() - self._drawn_at >= every
-
-    def _draw(self, what: str, done: int, total: float, more: list[str]) -> None:
-        """Draws the bar, or prints a line: `done` steps or batches of `total`, which is infinite where nobody knows."""
-        self._drawn_at = clock = time.monotonic()
-        self._marks.append((clock, done))
-        before, at = self._marks[0]
-        rate = (done - at) / (clock - before) if done > at and clock > before else None
-        known = math.isfinite(total)
-        parts = [f"{done:,}/{int(total):,}" if known else f"{done:,}", *more[:1]]
-        if rate:
-            parts.append(f"{rate:.{1 if rate < 100 else 0}f} {'steps' if what == 'step' else 'batches'}/s")
-            if known and done < total:
-                parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
-        parts += more[1:]
-        if self._bar is None:
-            print(f"{what} {', '.join(parts)}", flush=True)
-        else:
-            from rich.markup import escape
-
-            total_or_none = int(total) if known else None
-            self._bar.update(self._task, completed=done, total=total_or_none, description=escape("  ".join(parts)))
-            self._bar.refresh()
-
     # -- a fit -----------------------------------------------------------------------------------------------------
 
-    def _draw_fit(self, trainer: Trainer, more: str = "") -> None:
+    def _draw_fit(self, bar: Bar, trainer: Trainer, more: str = "") -> None:
         marked = of_one_batch(trainer)
         steps, by_epochs = ends(trainer)
         # The epoch that is trained or was trained last, from 1; the last one is known where it is not max_steps' end.
         number = trainer.fit_loop.epoch_progress.current.ready
         known = by_epochs <= steps and by_epochs < math.inf
-        parts = [f"epoch {number}/{trainer.max_epochs}" if known else f"epoch {number}"]
+        parts = []
         for name, value in self.get_metrics(trainer, trainer.lightning_module).items():
             shown = f"{float(value):.4g}" if isinstance(value, (int, float)) else str(value)
             parts.append(f"{name.removeprefix('train/')} (batch) {shown}" if name in marked else f"{name} {shown}")
-        self._draw("step", trainer.global_step, min(steps, by_epochs), [*parts, *([more] if more else [])])
+        bar.done, bar.total = trainer.global_step, min(steps, by_epochs)
+        bar.draw(f"epoch {number}/{trainer.max_epochs}" if known else f"epoch {number}", [*parts, more])
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Without the end of the run's name, which was printed at the start."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start("a first look at the validation split")
+        self._start("step", "steps", "a first look at the validation split")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start("the first step", at_once=True)
+        self._start("step", "steps", "the first step", at_once=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._due():
-            self._draw_fit(trainer)
+        if self._bar is not None and self._bar.due():
+            self._draw_fit(self._bar, trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._enabled:
-            self._draw_fit(trainer)
+        if self._bar is not None and self._enabled:
+            self._draw_fit(self._bar, trainer)
         self._stop()
 
     # -- validation, within a fit too; test, prediction ------------------------------------------------------------
 
-    def _draw_batches(self, trainer: Trainer, done: int, totals: Any, index: int) -> None:
-        total = totals[index] if isinstance(totals, list) else totals
-        whole = self._bar is not None and done == total  # no bar stays short of its end
-        if trainer.sanity_checking or not (self._due() or whole):
-            return
-        of = f"{done:,}/{int(total):,}" if total < math.inf else f"{done:,}"
-        if trainer.state.fn != "fit":
-            more = [f"of loader {index}"] if isinstance(totals, list) and len(totals) > 1 else []
-            self._draw(str(trainer.state.fn.value) if trainer.state.fn else "", done, total, more)
-        else:
-            self._draw_fit(trainer, f"validating {of}")
+    def _start_batches(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn not in (None, "fit"):
+            self._start(trainer.state.fn.value, "batches")
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit":
-            self._start("validate")
-
-    def on_validation_batch_end(
+    def _draw_batches(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
-        self._draw_batches(trainer, batch_idx + 1, trainer.num_val_batches, dataloader_idx)
+        totals = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+        totals = trainer.num_predict_batches if trainer.predicting else totals
+        total, done = totals[dataloader_idx] if isinstance(totals, list) else totals, batch_idx + 1
+        bar = self._bar
+        # No bar stays short of its end.
+        if bar is None or trainer.sanity_checking or not (bar.due() or bar.is_drawn and done == total):
+            return
+        if trainer.state.fn == "fit":
+            self._draw_fit(bar, trainer, f"validating {done:,}" + (f"/{int(total):,}" if total < math.inf else ""))
+        else:
+            bar.done, bar.total = done, total
+            bar.draw(f"of loader {dataloader_idx}" if isinstance(totals, list) and len(totals) > 1 else "")
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _stop_batches(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             self._stop()
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start("test")
-
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        self._draw_batches(trainer, batch_idx + 1, trainer.num_test_batches, dataloader_idx)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop()
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start("predict")
-
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        self._draw_batches(trainer, batch_idx + 1, trainer.num_predict_batches, dataloader_idx)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._stop()
+    on_validation_start = on_test_start = on_predict_start = _start_batches
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _draw_batches
+    on_validation_end = on_test_end = on_predict_end = _stop_batches
+    on_exception = teardown = _stop
 
 
 class ShowModel(ModelSummary):

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from lra_ssm import bars
 from lra_ssm.cli import main
-from lra_ssm.datamodules.storage import bars
 from lra_ssm.errors import LONGEST, InputError, squeeze
 from lra_ssm.tables import table
 from tests.datamodules.helpers import tiny_dataset
@@ -126,7 +127,7 @@ def test_bars_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: py
     """Brackets in a name are no markup, which would end in an error of rich's."""
     monkeypatch.setattr(bars, "AFTER_S", 0)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     name = "a[/b]\x1b]0;t\x07\nc"
     with bars.Bar(name, in_bytes=True) as bar:
@@ -136,6 +137,10 @@ def test_bars_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert list(bars.with_bar(range(2), name, 2)) == [0, 1]
     shown = capsys.readouterr().err
     assert shown.count(r"a[/b]\x1b]0;t\x07 c") >= 3 and "\x1b]0" not in shown and "\x07" not in shown
+    monkeypatch.setenv("TERM", "dumb")  # takes plain lines
+    with bars.Bar(name, 10, line_every_s=0) as bar:
+        bar.advance(10)
+    assert re.fullmatch(r"a\[/b\]\\x1b\]0;t\\x07 c 10/10(, [\d.]+/s)?\n", capsys.readouterr().err)
 
 
 def test_tables_and_doctor_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import yaml
 from PIL import Image
 
 from tests.results.made import make_run
-from tests.runner import in_process, only_run, refused, succeed
+from tests.runner import in_process, only_run, refused
 
 LR = "model.init_args.optimizer.lr"
 
@@ -37,7 +37,7 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path / "copy")
     path = only_run(Path())
     config = yaml.safe_load((path / "config.yaml").read_text())
-    succeed(["test", "--config", str(path / "config.yaml")], Path.cwd())
+    said(["test", "--config", str(path / "config.yaml")], capsys)
     score = json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"]
     out = said(["results", "runs"], capsys)
     assert f"{100 * score:.2f}" in out and "data: tiny: generated" in out and "not counted" not in out
@@ -54,14 +54,14 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
         "of a part of the split, and the whole was scored before": limited,
     }
     for number, (why, command) in enumerate(others.items(), 1):
-        out = succeed(command, Path.cwd()).out
+        out = said(command, capsys)
         assert f"test-others.json, not as the run's result: it is {why}" in " ".join(out.split())
         assert len(json.loads((path / "test-others.json").read_text())["others"]) == number
         assert (path / "test.json").read_bytes() == whole
     (path / "test.json").unlink()
-    succeed(limited, Path.cwd())
+    said(limited, capsys)
     assert "tested on a part of the split (limit 1)" in said(["results", "runs"], capsys)
-    succeed([*limited[:-1], "--trainer.limit_test_batches=1.0"], Path.cwd())  # which is all of it
+    said([*limited[:-1], "--trainer.limit_test_batches=1.0"], capsys)  # which is all of it
     assert "not counted" not in said(["results", "runs"], capsys)
 
 
@@ -99,16 +99,16 @@ def test_what_the_pictures_draw(made):
     """The lines and cells themselves, of the figures before they are written."""
     import matplotlib
 
-    from lra_ssm.results import ablation, curves
+    from lra_ssm.results import ablation, pictures
     from lra_ssm.results.collect import collect
     from lra_ssm.results.groups import group
 
     kept = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ablation, curves):
+        for module in (ablation, pictures):
             patch.setattr(module, "save", lambda figure, path: kept.append(figure))
         runs = collect(["runs"], lambda path: [])
-        curves.draw_curves(group(runs), Path("x.png"))
+        pictures.draw_curves(group(runs), Path("x.png"))
         ablation.draw_ablation(group(runs, by=["lr"]), ["lr"], Path("x.png"))
         ablation.draw_ablation(group(runs, by=["layer"]), ["layer"], Path("x.png"))
         ablation.draw_ablation(group(runs, by=["lr", "max_steps"]), ["lr", "max_steps"], Path("x.png"))

@@ -4,7 +4,7 @@ import pytest
 
 from lra_ssm import tables
 from lra_ssm.cli.summary import COLUMNS, LEFT
-from lra_ssm.tables import table, terminal_width, wrapped
+from lra_ssm.tables import duration, table, terminal_width, wrapped
 
 ROW = ("pathfinder", "generated, hard, limit 160000", "32×32×1 symmetric", "train", "160,000", "2",
        "49.9% to 50.1%", "", "1,024.0", "1,024")  # fmt: skip
@@ -42,3 +42,12 @@ def test_lines_are_broken_in_a_terminal_alone(is_terminal, kind, width, monkeypa
     lines = wrapped(line, 4).splitlines()
     assert " ".join(map(str.strip, lines)) == line and len(lines) == (3 if width else 1)
     assert all(len(each) <= 70 for each in lines) == bool(width) and all(each.startswith("    ") for each in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [((30.0,), "30 s"), ((617.9, True), "≥ 10.3 min"), ((10000.0, False), "2.8 h"), ((400000.0,), "4.6 d"),
+     ((0.0,), "0 s")],
+)  # fmt: skip
+def test_durations(given, text):
+    assert duration(*given) == text

@@ -1,16 +1,18 @@
 """`lra-ssm results`: what runs gave, as a table beside the published rows, as curves, by a setting."""
 
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 from lra_ssm.results.collect import collect
-from lra_ssm.results.groups import group
-from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
 from lra_ssm.tables import terminal_width
+
+if TYPE_CHECKING:
+    from lra_ssm.results.groups import Group
 
 DESCRIPTION = """\
 Shows what tested runs gave: a row per task, model and settings, mean ± standard deviation over seeds, beside the
@@ -55,13 +57,10 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("--each is of CSV: add --format=csv or --out=FILE.csv")
     if options.each and options.grid or options.grid and form == "csv":
         raise InputError("--grid is a table to be read: text, markdown or latex")
+    from lra_ssm.results.groups import group
+
     groups = group(collect(options.runs, runs_of_sweep), options.metric, by)
-    if form == "csv":
-        text = each_to_csv(groups) if options.each else to_csv(groups, by)
-    else:
-        found = grid(groups) if options.grid else results_table(groups, by)
-        in_terminal = form == "text" and options.out is None
-        text = found.text(terminal_width() if in_terminal else None) if form == "text" else getattr(found, form)()
+    text = _table(groups, by, form, options)
     if options.out is None:
         print(text.rstrip("\n"))
     else:
@@ -72,7 +71,7 @@ def main(command: str, arguments: list[str]) -> int:
             raise InputError(f"--out {options.out}: cannot be written ({error.strerror or error})") from error
         print(options.out)
     if options.curves is not None:
-        from lra_ssm.results.curves import draw_curves
+        from lra_ssm.results.pictures import draw_curves
 
         draw_curves(groups, options.curves)
         print(options.curves)
@@ -82,6 +81,17 @@ def main(command: str, arguments: list[str]) -> int:
         draw_ablation(groups, by, options.plot)
         print(options.plot)
     return 0
+
+
+def _table(groups: list["Group"], by: list[str], form: str, options: Namespace) -> str:
+    from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
+
+    if form == "csv":
+        return each_to_csv(groups) if options.each else to_csv(groups, by)
+    found = grid(groups) if options.grid else results_table(groups, by)
+    if form == "text":
+        return found.text(terminal_width() if options.out is None else None)
+    return found.markdown() if form == "markdown" else found.latex()
 
 
 def runs_of_sweep(path: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -6,9 +6,8 @@ from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.results import runs_of_sweep
 from lra_ssm.results.collect import RunRecord, collect
 from lra_ssm.results.settings import differing, resolve, shown
-from lra_ssm.results.tables import duration
 from lra_ssm.runs.identity import SEED, short_names
-from lra_ssm.tables import table, terminal_width, wrapped
+from lra_ssm.tables import duration, table, terminal_width, wrapped
 
 DESCRIPTION = """\
 Lists runs: how far each is, its best validation metric (the last one, with …, while it is not at its end), its test
@@ -69,7 +68,7 @@ def _columns(runs: list[RunRecord]) -> dict[str, list[str]]:
         found[title] = [figure if one or not figure else f"{name} {figure}" for name, figure in pairs]
     starts = [str((run.record.get("starts") or [{}])[0].get("time") or "") for run in runs]
     found["started"] = [time[:16].replace("T", " ") for time in starts]
-    found["time"] = ["" if run.seconds is None else duration(run.seconds) for run in runs]
+    found["time"] = ["" if run.seconds is None else duration(*run.seconds) for run in runs]
     return found
 
 

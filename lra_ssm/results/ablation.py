@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from lra_ssm.errors import InputError
 from lra_ssm.results.groups import Group
 from lra_ssm.results.pictures import INK, axis_name, line_name, panels_of, save, seeds, styles, tidy
@@ -26,9 +29,8 @@ def draw_ablation(groups: Sequence[Group], by: list[str], path: Path) -> None:
         raise InputError("no run that counts is finished and tested: nothing to draw")
     families: dict[tuple[str, ...], list[Group]] = {}
     for g in drawn:
-        families.setdefault((g.task, g.metric) if len(by) == 1 else (g.task, g.metric, g.model, g.variant), []).append(
-            g
-        )
+        of = (g.task, g.metric) if len(by) == 1 else (g.task, g.metric, g.model, g.variant)
+        families.setdefault(of, []).append(g)
     figure, panels = panels_of(len(families), 4.2)
     style = styles(drawn, by=False)
     for axes, members in zip(panels, families.values(), strict=True):
@@ -75,15 +77,10 @@ def _bars(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) 
         own = [g for g in groups if shown(_by(g)[0]) == word]
         for i, g in enumerate(own):
             place = number + (i - (len(own) - 1) / 2) * width
-            hatch = {"-": "", "--": "//", ":": "..", "-.": "xx"}[style[line_name(g, by=False)]["linestyle"]]
+            color, dash = style[line_name(g, by=False)].values()
+            look = {"color": color, "hatch": {"-": "", "--": "//", ":": "..", "-.": "xx"}[dash], "edgecolor": "white"}
             label = f"{line_name(g, by=False)} {seeds([len(g.values)])}"
-            bar = {
-                "color": style[line_name(g, by=False)]["color"],
-                "hatch": hatch,
-                "edgecolor": "white",
-                "label": label,
-            }
-            axes.bar(place, g.mean, 0.95 * width, yerr=g.std, capsize=3, **bar)
+            axes.bar(place, g.mean, 0.95 * width, yerr=g.std, capsize=3, label=label, **look)
             height = (g.mean or 0.0) + (g.std or 0.0)
             axes.annotate(f"{g.mean:.{g.decimals}f}", (place, height), (0, 2), textcoords="offset points",
                           ha="center", fontsize=7, color=INK, rotation=90 if len(groups) > 8 else 0)  # fmt: skip
@@ -93,21 +90,23 @@ def _bars(axes: Any, groups: Sequence[Group], style: dict[str, dict[str, Any]]) 
 
 def _heat_map(figure: Any, axes: Any, groups: Sequence[Group], by: list[str]) -> None:
     # By their text: a value may be a list, and 1 is true.
+    places = [[shown(value) for value in _by(g)] for g in groups]
+    means = pd.DataFrame([[*place, g.mean] for place, g in zip(places, groups, strict=True)]).pivot(index=0, columns=1)[
+        2
+    ]
     down, across = (
         [*dict.fromkeys(shown(_by(g)[i]) for g in sorted(groups, key=lambda g: _order(_by(g)[i])))] for i in (0, 1)
     )
-    cells = [[math.nan] * len(across) for _ in down]
-    text = {}
-    for g in groups:
-        place = down.index(shown(_by(g)[0])), across.index(shown(_by(g)[1]))
-        cells[place[0]][place[1]] = float(g.mean or 0.0)
-        text[place] = f"{spread(g).replace(' ± ', chr(10) + '± ')}\n({len(g.values)})"
-    mapped = axes.imshow(cells, cmap="viridis", aspect="auto")
-    finite = [v for row in cells for v in row if math.isfinite(v)]
-    middle = (min(finite) + max(finite)) / 2 if finite else 0.0
-    for (row, column), words in text.items():
-        dark = cells[row][column] < middle
-        axes.text(column, row, words, ha="center", va="center", fontsize=8, color="white" if dark else INK)
+    means = means.reindex(index=down, columns=across)
+    mapped = axes.imshow(means, cmap="viridis", aspect="auto")
+    finite = means.where(np.isfinite(means)).stack()
+    middle = (finite.min() + finite.max()) / 2
+    for place, g in zip(places, groups, strict=True):
+        words = f"{spread(g).replace(' ± ', chr(10) + '± ')}\n({len(g.values)})"
+        color = "white" if means.loc[*place] < middle else INK
+        axes.text(
+            across.index(place[1]), down.index(place[0]), words, ha="center", va="center", fontsize=8, color=color
+        )
     axes.set_xticks(range(len(across)), across)
     axes.set_yticks(range(len(down)), down)
     one = groups[0]

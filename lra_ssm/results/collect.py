@@ -256,16 +256,21 @@ def _between(start: Any, end: Any) -> float | None:
     return None
 
 
+def load_yaml(file: Path) -> Any:
+    import yaml
+
+    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # which is ten times as fast
+
+
 def read_run(path: Path) -> RunRecord:
     """The record of one run's directory, whatever is missing or damaged in it."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
     record, damage = read_record(path / "run.json")
     problems = [f"run.json is damaged: {damage}"] if damage else []
     config: Any = {}
     try:
-        config = yaml.load((path / "config.yaml").read_bytes(), loader)
+        config = load_yaml(path / "config.yaml")
         if wrong := _wrong_in(config):
             problems.append(f"config.yaml is not as a fit writes it: {wrong}")
             config = {}

@@ -2,11 +2,13 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean, stdev
 from typing import Any
+
+import pandas as pd
 
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.published import LRA, Comparison, Row, compare, published, row_of
@@ -104,22 +106,9 @@ def default_metric(run: RunRecord) -> str:
 def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str] = ()) -> list[Group]:
     """Groups in the order of LRA's tasks and of published.yaml's models. metric: of every group, else its row's or
     its task's. by: settings that tell groups apart, by a name or the end of one; InputError where there is none."""
-    keys = {key for run in runs for key in run.all_settings}
-    names = [resolve(name, keys) for name in by]
-    found: dict[Any, list[RunRecord]] = {}
-    unknown = []  # of which nothing says what settings they have, or would have had
-    for run in runs:
-        chosen = frozenset((name, exact(run.all_settings[name])) for name in names if name in run.all_settings)
-        if run.config.get("model"):
-            key = (run.task, run.model, chosen, exact(run.settings), run.data[1])
-            found.setdefault(key, []).append(run)
-        else:
-            unknown.append(((run.task, run.model, chosen, "", ""), run))
-    for key, run in unknown:
-        same = [members for other, members in found.items() if other[:2] == key[:2] and other[2] >= key[2]]
-        (same[0] if len(same) == 1 else found.setdefault(key, [])).append(run)
+    names = [resolve(name, {key for run in runs for key in run.all_settings}) for name in by]
     groups = []
-    for (task, model, *_), members in found.items():
+    for (task, model), members in _alike(runs, names):
         row = next((row for row in map(row_of, members) if row is not None), None)
         counted = next((run for run in members if not run.missing), members[0])
         used = row.metric if row and counted.value(row.metric) is not None else default_metric(counted)
@@ -134,6 +123,28 @@ def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str
     for one in groups:
         _count(one)
     return groups
+
+
+def _alike(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[tuple[tuple[str, str], list[RunRecord]]]:
+    """Runs of one task, model, values of these settings, settings and data."""
+    told = [f"by {name}" for name in names]  # no setting's name has a blank
+    rows = []
+    for run in runs:
+        known = bool(run.config.get("model"))
+        of = (exact(run.settings), run.data[1]) if known else ("", "")
+        values = [exact(run.all_settings.get(name, ABSENT)) for name in names]
+        rows.append((run, known, run.task, run.model, *values, *of))
+    keys = ["task", "model", *told, "settings", "data"]
+    frame = pd.DataFrame(rows, columns=["run", "known", *keys]).sort_values("known", ascending=False, kind="stable")
+    # Of some nothing says what settings they have, or would have had: they belong to the one row of their model.
+    for (task, model, *values), alike in frame[~frame.known].groupby(keys[:-2]):
+        same = frame[frame.known & (frame.task == task) & (frame.model == model)]
+        for name, value in zip(told, values, strict=True):
+            same = same[(same[name] == value) | (value == exact(ABSENT))]
+        if len(same := same[keys].drop_duplicates()) == 1:
+            frame.loc[alike.index, keys] = same.iloc[0].to_list()
+    for (task, model, *_), members in frame.groupby(keys, sort=False).run:
+        yield (task, model), list(members)
 
 
 def _place(group: Group) -> tuple[Any, ...]:

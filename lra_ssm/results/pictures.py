@@ -1,18 +1,75 @@
-"""What the pictures of results share."""
+"""Learning curves of many runs; and what they share with the pictures of ablations."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
+from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import Group
 from lra_ssm.results.settings import shown
 
 INK = "#222222"
 _COLORS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8b4fbf", "#c0392b", "#8c6d31", "#e377c2", "#5f6b76", "#b5bd00", "#17becf")
 _DASHES = ("-", "--", ":", "-.")
+_MOST_MARKED = 40  # points of a line
 _MOST_INSIDE = 4  # entries of a legend that stands in its panel
+
+
+def draw_curves(groups: Sequence[Group], path: Path) -> None:
+    """Draws what each task's runs monitored on the validation split over the steps.
+
+    A line is the mean over the seeds that count, where all of them were validated; the band is one standard deviation
+    of the sample. A run that does not count is a thin line of its row's color. Raises InputError where nothing was
+    logged.
+    """
+    drawn = [g for g in groups if any(run.curve(run.monitor) for run in g.runs)]
+    if not drawn:
+        raise InputError("no run has logged a validation metric yet: nothing to draw")
+    tasks = list(dict.fromkeys(g.task for g in drawn))
+    style = styles(drawn, by=True)
+    figure, panels = panels_of(len(tasks), 3.9)
+    for axes, task in zip(panels, tasks, strict=True):
+        own = [g for g in drawn if g.task == task]
+        metric = own[0].runs[0].monitor
+        for g in own:
+            _draw(axes, g, metric, style[line_name(g)])
+        axes.set(title=task, xlabel="training step", ylabel=axis_name(metric))
+        if metric.endswith("perplexity"):
+            axes.set_yscale("log")
+        tidy(axes)
+    said = "mean over seeds; band: ± one standard deviation over seeds; thin: runs that do not count"
+    figure.suptitle(said, fontsize=9)
+    save(figure, path)
+
+
+def _draw(axes: Any, g: Group, metric: str, style: dict[str, Any]) -> None:
+    curves = pd.DataFrame(curve for run in g.counted if (curve := _scaled(run, metric))).T.dropna().sort_index()
+    label: str | None = f"{line_name(g)} {seeds([len(curves.columns)])}"
+    if len(curves.columns):
+        means, spread = curves.mean(axis=1), curves.std(axis=1)
+        marker = "o" if len(curves) <= _MOST_MARKED else None
+        axes.plot(means, marker=marker, markersize=3, linewidth=1.6, label=label, **style)
+        if len(curves.columns) > 1:
+            axes.fill_between(
+                means.index, means - spread, means + spread, color=style["color"], alpha=0.18, linewidth=0
+            )
+        label = None
+    for run in g.runs:
+        if run not in g.counted and (curve := _scaled(run, metric)):
+            thin = {"marker": ".", "markersize": 3, "linewidth": 0.8, "alpha": 0.7, **style}
+            axes.plot(pd.Series(curve).sort_index(), label=label, **thin)
+            label = None
+
+
+def _scaled(run: RunRecord, metric: str) -> dict[int, float]:
+    """Finite values by step, accuracies in percent."""
+    scale = 100 if metric.endswith("accuracy") else 1
+    return {step: scale * value for step, value in run.curve(metric).items() if math.isfinite(value)}
 
 
 def styles(groups: Sequence[Group], by: bool) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lra_ssm
-from lra_ssm.results.collect import RunRecord
+from lra_ssm.results.collect import RunRecord, load_yaml
 from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
 from lra_ssm.runs.identity import DATA_NEUTRAL
 
@@ -40,12 +40,6 @@ class Comparison:
     file: str
     differences: tuple[str, ...]  # "trainer.max_steps 1000 for 80000"
     data: tuple[str, ...]  # where the published figure stands on other data than the config's
-
-
-def load_yaml(file: Path) -> Any:
-    import yaml
-
-    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @cache

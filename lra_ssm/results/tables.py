@@ -1,15 +1,16 @@
 """Results as a table: for a terminal, Markdown, LaTeX, CSV."""
 
-import csv
-import io
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import pandas as pd
 
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import Group
 from lra_ssm.results.published import LRA
 from lra_ssm.results.settings import shown
-from lra_ssm.tables import table, wrapped
+from lra_ssm.tables import duration, table, wrapped
 
 NONE = "–"
 # What published.yaml's `settings` says of the configs beside a row.
@@ -21,46 +22,42 @@ _SETTINGS = {
     "not published": "stands beside a row whose settings are not published",
     "no": "has other settings than the row's",
 }
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≥": r"$\geq$",
+          "±": r"$\pm$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "−": "$-$",
+          **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
 
 
 @dataclass
 class Table:
     """Cells as text, the first `left` columns of words; and what stands below."""
 
-    columns: list[str]
-    rows: list[list[str]]
+    frame: pd.DataFrame
     left: int
     notes: list[str]
 
     def text(self, width: int | None = None) -> str:
-        return "\n".join([table(self.columns, self.rows, self.left, width), *[wrapped(note) for note in self.notes]])
+        columns, *rows = self._lines()
+        return "\n".join([table(columns, rows, self.left, width), *map(wrapped, self.notes)])
 
     def markdown(self) -> str:
-        lines = [self.columns, ["---" if i < self.left else "---:" for i in range(len(self.columns))], *self.rows]
-        cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-        return "\n".join([*cells, "", *[f"- {note}" for note in self.notes]]).rstrip()
+        columns, *rows = ([cell.replace("|", "\\|") for cell in line] for line in self._lines())
+        rule = ["---" if i < self.left else "---:" for i in range(len(columns))]
+        lines = [f"| {' | '.join(line)} |" for line in (columns, rule, *rows)]
+        return "\n".join([*lines, "", *[f"- {note}" for note in self.notes]]).rstrip()
 
     def latex(self) -> str:
         """For the package booktabs."""
-        lines = [" & ".join(map(_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
-        return "\n".join(
-            [
-                rf"\begin{{tabular}}{{{'l' * self.left}{'r' * (len(self.columns) - self.left)}}}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
-                *[rf"\par\footnotesize {_latex(note)}" for note in self.notes],
-            ]
-        )
+        escaped = self.frame.map(_latex).set_axis(self.frame.columns.map(_latex), axis=1)
+        form = "l" * self.left + "r" * (len(escaped.columns) - self.left)
+        drawn = escaped.to_latex(index=False, escape=False, column_format=form).rstrip("\n")
+        return "\n".join([drawn, *[rf"\par\footnotesize {_latex(note)}" for note in self.notes]])
+
+    def _lines(self) -> list[list[str]]:
+        return [list(self.frame.columns), *self.frame.to_numpy().tolist()]
 
 
 def _latex(text: str) -> str:
-    escaped = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≥": r"$\geq$",
-               "±": r"$\pm$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "−": "$-$"}  # fmt: skip
-    return "".join(escaped.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
+    return "".join(_LATEX.get(c, c) for c in text)
 
 
 def results_table(groups: Sequence[Group], by: Sequence[str] = ()) -> Table:
@@ -72,74 +69,68 @@ def results_table(groups: Sequence[Group], by: Sequence[str] = ()) -> Table:
     left = len(columns)
     columns += [name, "seeds", "parameters", "steps", "time a run"]
     columns += ["published", "difference", "settings"] if rows_known else []
-    letters = Letters()
+    letters = _letters(groups)
     rows = []
     for g in groups:
-        cells = [
-            g.task,
-            g.model,
-            *map(shown, g.by.values()),
-            *[g.variant] * variants,
-            *[metric_name(g)] * (len(metrics) > 1),
+        cells = [g.task, g.model, *map(shown, g.by.values()), *[g.variant] * variants]
+        cells += [metric_name(g)] * (len(metrics) > 1)
+        cells += [
+            spread(g),
+            _seeds(g),
+            _count(g.parameters),
+            _count(g.steps),
+            "?" if g.seconds is None else duration(*g.seconds),
         ]
-        cells += [spread(g), _seeds(g), _count(g.parameters), _count(g.steps), duration(g.seconds)]
         if rows_known:
             cells += [published_value(g), signed(g.difference, g.decimals), _settings(g)]
-        rows.append([*cells, letters.of(g.notes)])
-    return Table([*columns, "notes"], rows, left, [*letters.notes(), *_sources(groups)])
+        rows.append([*cells, ", ".join(letters[note] for note in g.notes)])
+    frame = pd.DataFrame(rows, columns=[*columns, "notes"])
+    return Table(frame, left, _below(letters, groups))
 
 
 def grid(groups: Sequence[Group]) -> Table:
     """Models down, tasks across, as LRA's tables are printed; the published rows below each. The average stands where
     all six tasks of LRA do."""
     tasks = list(dict.fromkeys(g.task for g in groups))
-    lra = set(LRA) <= set(tasks)
-    letters = Letters()
+    lines: dict[tuple[str, ...], list[Group]] = {}
+    for g in groups:
+        lines.setdefault((g.model, *map(shown, g.by.values()), g.variant), []).append(g)
+    letters = _letters([g for own in lines.values() for g in own])
+    title, average = "mean ± std (seeds)", "average"
     rows = []
-    lines = dict.fromkeys((g.model, *map(shown, g.by.values()), g.variant) for g in groups)
-    for name in lines:
-        model = name[0]
-        own = {g.task: g for g in groups if (g.model, *map(shown, g.by.values()), g.variant) == name}
-        cells = [spread(g) + (f" ({len(g.values)})" if g.values else "") for g in own.values()]
-        cells = [f"{cell} {letters.of(g.notes)}".strip() for cell, g in zip(cells, own.values(), strict=True)]
-        means = [own[task].mean for task in LRA if task in own]
-        label = ", ".join(filter(None, name))
-        rows.append([label, *_across(dict(zip(own, cells, strict=True)), tasks), *_average(means, lra)])
-        if any(g.comparable for g in own.values()):
-            printed = {task: published_value(g) for task, g in own.items()}
-            values = [g.comparable.value for task in LRA if (g := own.get(task)) and g.comparable]
-            line = [f"{model}, published", *_across(printed, tasks), *_average(values, lra)]
-            rows = [row for row in rows if row != line] + [line]  # once, below the last one that it stands beside
-    head = ["mean ± std (seeds)", *tasks, *["average"] * lra]
-    return Table(head, rows, 1, [*letters.notes(), *_sources(groups)])
+    for name, own in lines.items():
+        cells = {g.task: _marked(g, letters) for g in own}
+        means = {g.task: g.mean for g in own}
+        rows.append({title: ", ".join(filter(None, name)), **cells, average: _average(means)})
+        if any(g.comparable for g in own):
+            printed = {g.task: published_value(g) for g in own}
+            values = {g.task: g.comparable.value for g in own if g.comparable}
+            rows.append({title: f"{name[0]}, published", **printed, average: _average(values)})
+    head = [title, *tasks, *[average] * (set(LRA) <= set(tasks))]
+    frame = pd.DataFrame(rows).reindex(columns=head).fillna(NONE)
+    # A published row stands once, below the last one that it stands beside.
+    return Table(frame.drop_duplicates(keep="last"), 1, _below(letters, groups))
 
 
-def _across(cells: dict[str, str], tasks: Sequence[str]) -> list[str]:
-    return [cells.get(task, NONE) for task in tasks]
+def _marked(g: Group, letters: dict[str, str]) -> str:
+    seeds = f" ({len(g.values)})" if g.values else ""
+    return f"{spread(g)}{seeds} {', '.join(letters[note] for note in g.notes)}".rstrip()
 
 
-def _average(values: Sequence[float | None], shown_at_all: bool) -> list[str]:
-    if not shown_at_all:
-        return []
-    found = [value for value in values if value is not None]
-    return [f"{sum(found) / 6:.2f}" if len(found) == 6 else NONE]
+def _average(values: Mapping[str, float | None]) -> str:
+    """Of LRA's tasks, where all have a value."""
+    found = [value for task in LRA if (value := values.get(task)) is not None]
+    return f"{sum(found) / 6:.2f}" if len(found) == 6 else NONE
 
 
-class Letters:
-    """Notes by letter, each text once."""
+def _letters(groups: Sequence[Group]) -> dict[str, str]:
+    """A letter for each note of theirs, each text once: a, b, … z, aa, bb."""
+    notes = dict.fromkeys(note for g in groups for note in g.notes)
+    return {note: chr(97 + i % 26) * (1 + i // 26) for i, note in enumerate(notes)}
 
-    def __init__(self) -> None:
-        self._letters: dict[str, str] = {}
 
-    def of(self, notes: Sequence[str]) -> str:
-        for note in notes:
-            number = len(self._letters)
-            name = chr(97 + number % 26) * (1 + number // 26)
-            self._letters.setdefault(note, name)
-        return ", ".join(self._letters[note] for note in notes)
-
-    def notes(self) -> list[str]:
-        return [f"{letter}: {text}" for text, letter in self._letters.items()]
+def _below(letters: dict[str, str], groups: Sequence[Group]) -> list[str]:
+    return [*(f"{letter}: {note}" for note, letter in letters.items()), *_sources(groups)]
 
 
 def metric_name(g: Group) -> str:
@@ -173,15 +164,6 @@ def _count(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
-def duration(seconds: tuple[float, bool] | None) -> str:
-    """10.3 min; of what is at least so long with ≥."""
-    if seconds is None:
-        return "?"
-    value, least = seconds
-    size, unit = next((s, u) for s, u in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if value >= 2 * s)
-    return f"{'≥ ' * least}{value / (size or 1):.{int(size > 0)}f} {unit}"
-
-
 def _settings(g: Group) -> str:
     if g.comparable is None:
         return NONE
@@ -209,10 +191,7 @@ def _sources(groups: Sequence[Group]) -> list[str]:
         "hardware": lambda run: run.hardware,
     }
     for what, of in whats.items():
-        counts: dict[str, int] = {}
-        for run in runs:
-            counts[of(run)] = counts.get(of(run), 0) + 1
-        known = {text: n for text, n in counts.items() if not text.endswith(": ")}
+        known = {text: n for text, n in Counter(map(of, runs)).items() if not text.endswith(": ")}
         several = len(known) > 1 and what != "data"
         if known:
             told.append(f"{what}: " + "; ".join(f"{t} ({n} runs)" if several else t for t, n in known.items()))
@@ -256,8 +235,6 @@ def each_to_csv(groups: Sequence[Group]) -> str:
 
 
 def _csv(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([None if cell is None else str(cell) for cell in line] for line in lines)
-    return text.getvalue()
+    # As text: pandas has no other number for what is nan than for what is not there.
+    texts = [[None if cell is None else str(cell) for cell in line] for line in lines]
+    return pd.DataFrame(texts, columns=head).to_csv(index=False, lineterminator="\n")

@@ -114,7 +114,7 @@ def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     folder = write_files(tmp_path / "images", class_files())
     cifar_files.read(folder)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("lra_ssm.datamodules.storage.bars.AFTER_S", 0)
+    monkeypatch.setattr("lra_ssm.bars.AFTER_S", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     cifar_files.read(folder)
     output = capsys.readouterr()

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from lra_ssm import bars
 from lra_ssm.datamodules.fetch.download import DownloadNote
-from lra_ssm.datamodules.storage import bars, disk
+from lra_ssm.datamodules.storage import disk
 from tests.datamodules.downloads import DATA, NAME, SHA256, check_whole, fetch, remote
 from tests.datamodules.downloads import no_proxy as no_proxy  # of every test here
 from tests.datamodules.server import Site, serving

@@ -209,7 +209,7 @@ def test_labels_tell_rows_apart_and_the_grid_has_each(several, labels, tmp_path)
     assert {g.variant: g.values for g in found} == {
         label: [pytest.approx(10 * (i + 1))] * 2 for i, label in enumerate(labels)
     }
-    assert {row[0] for row in grid(found).rows} >= {f"s4d, {label}" for label in labels}
+    assert {*grid(found).frame.iloc[:, 0]} >= {f"s4d, {label}" for label in labels}
     by_rate = group(read(tmp_path), by=["lr"])
     assert len({(shown(g.by["lr"]), g.variant) for g in by_rate}) == len(labels)
 

@@ -83,7 +83,7 @@ def test_of_a_printed_variance_the_deviation_is_shown_and_that_it_is(tmp_path):
     make_run(tmp_path, "mnist/stable_ssm")
     groups = group(read(tmp_path))
     found = results_table(groups)
-    assert dict(zip(found.columns, found.rows[0], strict=True))["published"] == "0.023475 ± 0.001414"
+    assert found.frame.published[0] == "0.023475 ± 0.001414"
     assert "± of Wang & Li 2024, table 2: the root of what is printed, a variance by its size" in found.notes
 
 

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from lra_ssm.results.groups import group
-from lra_ssm.results.tables import duration, each_to_csv, grid, results_table, to_csv
+from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
 from tests.results.made import make_run, read
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
@@ -14,7 +14,7 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 def rows_of(groups, by=()):
     found = results_table(groups, by)
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows], found.notes
+    return found.frame.to_dict("records"), found.notes
 
 
 def test_a_row_stands_beside_the_published_one(tmp_path):
@@ -61,12 +61,12 @@ def test_the_grid_has_the_average_where_all_six_tasks_are(tmp_path):
         if task != "pathx":
             make_run(tmp_path, f"lra/{task}/lru", value=0.5)
     found = grid(group(read(tmp_path)))
-    assert found.columns == ["mean ± std (seeds)", *TASKS, "average"]
-    cells = {row[0]: row[1:] for row in found.rows}
+    assert [*found.frame] == ["mean ± std (seeds)", *TASKS, "average"]
+    cells = {row[0]: row[1:] for row in found.frame.to_numpy().tolist()}
     assert cells["s4d"][-1] == "52.50" and cells["s4d"][1] == "51.00 (1) b"
     assert cells["s4d, published"] == ["60.47", "86.18", "89.46", "88.19", "93.06", "91.95", "84.89"]
     assert cells["lru"][-2:] == cells["lru, published"][-2:] == ["–", "–"]
-    assert "average" not in grid(group(read(tmp_path / "runs/lra/text"))).columns
+    assert "average" not in grid(group(read(tmp_path / "runs/lra/text"))).frame
 
 
 def test_csv_has_numbers_and_each_run(tmp_path):
@@ -93,14 +93,5 @@ def test_markdown_and_latex_are_whole(tmp_path):
     assert len({line.replace(r"\|", "").count("|") for line in lines[:3]}) == 1
     text = found.latex()
     assert r"text|x & s4d\_50\% & 60.00 & 1 & 1,234" in text and r"\% $\pm$ std" in text
-    assert text.count(r"\\") == 2 and text.count("&") == 2 * (len(found.columns) - 1)
+    assert text.count(r"\\") == 2 and text.count("&") == 2 * (len(found.frame.columns) - 1)
     assert r"\begin{tabular}{llrrrrrr}" in text
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [((30.0, False), "30 s"), ((617.9, True), "≥ 10.3 min"), ((10000.0, False), "2.8 h"), ((400000.0, False), "4.6 d"),
-     (None, "?"), ((0.0, False), "0 s")],
-)  # fmt: skip
-def test_durations(given, text):
-    assert duration(given) == text

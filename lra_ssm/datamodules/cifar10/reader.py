@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch import hub
 from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile
@@ -32,7 +33,6 @@ from lra_ssm.datamodules.images.files import (
     digests,
 )
 from lra_ssm.datamodules.images.pickles import load_arrays
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.errors import InputError
 
 CLASS_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())

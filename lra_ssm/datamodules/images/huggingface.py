@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.hub import loaded_splits
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, check_labels, decode_image
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.errors import InputError
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("img", "image"), ("label", "labels")

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.language.choosing import TokenizerChoice, load_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Shard
 from lra_ssm.datamodules.language.shards import Tally, is_there, read_shard, shard_folder, write_shard
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.arrays import check_digest
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.format import FORMAT
 from lra_ssm.datamodules.storage.writer import token_dtype, write_manifest

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.listops.generator import generate
 from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
 from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, Block, TreeSettings
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
 

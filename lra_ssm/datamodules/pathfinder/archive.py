@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
 from lra_ssm.datamodules.processes import ordered_map
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any, Literal
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.images.splits import (
     Indices,
     indices_sha256,
@@ -13,7 +14,6 @@ from lra_ssm.datamodules.images.splits import (
     require_every_class,
 )
 from lra_ssm.datamodules.pathfinder.reader import Listing, generator_of, read_images, read_listing
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 

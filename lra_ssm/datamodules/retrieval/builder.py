@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lra_ssm.bars import Bar
 from lra_ssm.datamodules.retrieval.reader import PUBLISHED_COUNTS, PairsFile
-from lra_ssm.datamodules.storage.bars import Bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, random_keys
 from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, TokenSettings

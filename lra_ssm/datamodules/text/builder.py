@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.storage.bars import with_bar
+from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, text_keys, texts_digest
 from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, Tokenizer, TokenSettings

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.fetch import hub
 from lra_ssm.datamodules.fetch.download import compared
 from lra_ssm.datamodules.fetch.imdb import ARCHIVE, CLASSES, DOWNLOADS, LAYOUT, SPLITS, is_layout, members
 from lra_ssm.datamodules.fetch.sources import opened
-from lra_ssm.datamodules.storage.bars import with_bar
 from lra_ssm.errors import InputError
 
 HUB = hub.HubDataset(
