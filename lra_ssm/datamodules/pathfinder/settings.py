@@ -82,9 +82,7 @@ def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
     Args:
         size: 32, 64, 128 or 256 pixels.
         difficulty: a key of DIFFICULTIES. LRA publishes its parameters for contours of 14 paddles alone; the others
-            differ in `contour_length` and what is computed from it, as in the public generator's wrapper, but for one
-            thing: that wrapper keeps the easy level's number of distractors when contours get longer, while here, as
-            in LRA's list, it follows from their length (so all levels have about as many distractor paddles).
+            differ in `contour_length` and what is computed from it: the number of distractors too, as in LRA's list.
 
     Raises:
         InputError: another size or difficulty.
