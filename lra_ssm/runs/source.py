@@ -36,7 +36,8 @@ def user_source(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[
             file = getattr(sys.modules.get(each.__module__), "__file__", None)
             if file is None:
                 with suppress(OSError, TypeError):  # typed into a prompt, or Python's own
-                    found[f"{each.__module__}.{each.__qualname__}"] = _digest(_text(each).encode())
+                    if text := _text(each):
+                        found[f"{each.__module__}.{each.__qualname__}"] = _digest(text.encode())
             elif not is_installed(Path(file)) and not Path(file).is_relative_to(_OURS):
                 path = Path(file).resolve()
                 module = each.__module__.replace(".", "/") + ("/__init__" if path.stem == "__init__" else "")
@@ -54,7 +55,7 @@ def changed(before: Any, now: Mapping[str, str] | None) -> str:
     them does not have are no difference: versions before took up more files."""
     if not isinstance(before, dict) or now is None:
         return ""
-    names = [name for name in now if name in before and before[name] != now[name]]
+    names = [name for name in sorted(now) if name in before and before[name] != now[name]]
     text = ", ".join(f"{name} has changed" for name in names[:3])
     return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
