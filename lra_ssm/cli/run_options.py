@@ -23,8 +23,8 @@ from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checks import check_end
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, plain, run_identities
-from lra_ssm.runs.inputs import changed_inputs
 from lra_ssm.runs.saving import CheckpointSettings
+from lra_ssm.runs.source import changed_inputs
 
 set_dumper("plain", lambda values: values)  # plain values are what jsonargparse hands to the dumper of any format
 

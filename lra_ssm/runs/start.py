@@ -20,9 +20,9 @@ from lra_ssm.runs.checks import (
     check_strategy,
     check_tokenizer,
     check_vocabulary,
+    try_network,
 )
 from lra_ssm.runs.signals import Signals
-from lra_ssm.runs.trial_batch import try_network
 
 if TYPE_CHECKING:
     from lra_ssm.runs.run import Run
