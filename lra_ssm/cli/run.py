@@ -22,7 +22,6 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
-from lra_ssm.runs.record import record_score
 from lra_ssm.runs.run import Run, chosen_loggers, final_metrics, trainer_arguments
 from lra_ssm.runs.signals import Ended, Signals
 from lra_ssm.runs.source import changed_weights, user_source
@@ -119,7 +118,7 @@ def _score(options: RunOptions, signals: Signals) -> None:
     if run is not None:
         metrics, part = final_metrics(trainer), "val" if command == "validate" else command
         limit = getattr(given.trainer, f"limit_{part}_batches")
-        record_score(run, command, str(checkpoint), metrics, limit, made.data)
+        run.record_score(command, str(checkpoint), metrics, limit, made.data)
         # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
         summarize(trainer.loggers, {**run.record.get("metrics", {}), **metrics})
     finish(trainer.loggers, 0)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
@@ -25,9 +25,6 @@ from lra_ssm.runs.checks import (
 )
 from lra_ssm.runs.signals import Signals
 
-if TYPE_CHECKING:
-    from lra_ssm.runs.run import Run
-
 
 class Weights(Protocol):
     """Where weights come from, if not from a checkpoint that the Trainer loads."""
@@ -42,7 +39,7 @@ def fit(
     task: LightningModule,
     data: LightningDataModule | None,
     signals: Signals,
-    run: "Run | None" = None,
+    run: Any = None,
     weights: Weights | None = None,
     prepare: Callable[[], None] | None = None,
     strict: bool = False,
@@ -53,7 +50,7 @@ def fit(
         trainer: made of the run's `trainer_arguments`.
         task, data: what is trained, and on what; None where the task loads its own data.
         signals: of the `ending` that this is called in.
-        run: the identity and the directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
+        run: a `Run`: the identity and the directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
         weights, prepare, strict: as of `make_ready`.
 
     Raises:
@@ -77,7 +74,7 @@ def make_ready(
     task: LightningModule,
     data: LightningDataModule | None,
     signals: Signals,
-    run: "Run | None" = None,
+    run: Any = None,
     checkpoint: Path | None = None,
     weights: Weights | None = None,
     prepare: Callable[[], None] | None = None,
