@@ -1,15 +1,18 @@
-"""Prints the statistics of generated data that docs/data.md compares: `python docs/data_statistics.py`.
+"""Prints figures of docs/data.md and docs/pathfinder.md: `python docs/data_statistics.py [TEXT]`.
 
 The default training set of ListOps; of the hard Pathfinder images 20,000 (32 × 32) and 2,000 (Path-X). A few minutes
-on two cores.
+on two cores. With TEXT, a folder that `lra-ssm prepare text` made, the padding of its batches instead.
 """
 
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from lra_ssm.datamodules.listops.generator import generate
 from lra_ssm.datamodules.listops.trees import CLOSE_ID, FIRST_OPERATOR_ID, VOCABULARY, TreeSettings
+from lra_ssm.datamodules.loading.loader import EpochBatches
 from lra_ssm.datamodules.pathfinder.generator import generate_block
 from lra_ssm.datamodules.pathfinder.settings import SETTINGS
 
@@ -53,11 +56,23 @@ def pathfinder(size: int, count: int) -> None:
         )
 
 
+def padding(text: Path) -> None:
+    """Share of the positions of batches of 16 that are padding, by how many batches are sorted by length together."""
+    lengths = np.diff(np.load(text / "train_offsets.npy"))
+    for pool in (1, 10, 50, 100):
+        batches = list(EpochBatches(len(lengths), 16, seed=0, lengths=lengths, pool=pool).batches(0))
+        positions = sum(len(batch) * int(lengths[batch].max()) for batch in batches)
+        print(f"{pool}: {1 - lengths.sum() / positions:.1%} padding, {positions / lengths.sum():.2f} positions")
+
+
 def shares(counts: Counter) -> str:
     return ", ".join(f"{key}: {n / counts.total():.1%}" for key, n in sorted(counts.items()))
 
 
 if __name__ == "__main__":
-    listops(96_000)
-    pathfinder(32, 20_000)
-    pathfinder(128, 2_000)
+    if len(sys.argv) > 1:
+        padding(Path(sys.argv[1]))
+    else:
+        listops(96_000)
+        pathfinder(32, 20_000)
+        pathfinder(128, 2_000)

@@ -34,7 +34,7 @@ class Hub:
     `private`: of those, which ask for a token; `asked`: (method, repository, file, revision, token) of every request
     for a file; `commits`: what was pushed. `cut`: bytes after which the answers for a file break off, one entry each;
     `ranges`: the Range of each answer; `damaged`: files whose bytes are other ones than their digest says;
-    `writers`: tokens that may write.
+    `opaque`: whether ETags are no digests, as a mirror's may be; `writers`: tokens that may write.
     """
 
     def __init__(self, repositories: dict[str, Path], store: Path) -> None:
@@ -44,6 +44,7 @@ class Hub:
         self.cut: dict[str, list[int]] = {}
         self.ranges: list[str | None] = []
         self.damaged: set[str] = set()
+        self.opaque = False
         self.writers = {"hf_write"}
         self.store = store
         self.branches: dict[tuple[str, str], str | None] = {}  # of pushed repositories: the newest commit
@@ -90,6 +91,10 @@ class _Handler(local_server.Handler):
         path = unquote(urlsplit(self.path).path)
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             return self.info(found[1], found[2] or "main")
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", path):
+            folder = self.hub.folder(found[1], found[2])
+            files = [] if folder is None else sorted(folder[0].iterdir())
+            return self.answer([{"type": "file", "path": p.name, "size": 1, "oid": "0"} for p in files])
         if "/resolve/" not in path:  # the library asks for its own things now and then
             return self.send(404, b"{}", {})
         repository, _, rest = path.lstrip("/").partition("/resolve/")
@@ -106,7 +111,8 @@ class _Handler(local_server.Handler):
         data = (folder / file).read_bytes()
         large = file.endswith((".safetensors", ".bin"))  # the others are named as git names them
         digest = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
-        tag = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": oid, "Accept-Ranges": "bytes"}
+        etag = f"of-{file}" if self.hub.opaque else digest.hexdigest()
+        tag = {"ETag": f'"{etag}"', "X-Repo-Commit": oid, "Accept-Ranges": "bytes"}
         if file in self.hub.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         self.part(file, data, tag)
@@ -172,6 +178,8 @@ class _Handler(local_server.Handler):
 
     def create(self, asked: dict[str, Any]) -> None:
         name = f"{asked['organization']}/{asked['name']}"
+        if self.hub.exists(name):
+            return self.answer({"error": "You already created this model repo", "url": name}, 409)
         self.hub.branches[name, "main"] = None
         if asked.get("visibility") == "private" or asked.get("private"):
             self.hub.private[name] = str(self.token).removeprefix("Bearer ")

@@ -3,6 +3,8 @@
 A fork server that has imported the trainer starts each command; what a test kills is a real process.
 """
 
+import contextlib
+import io
 import logging
 import multiprocessing
 import os
@@ -10,12 +12,16 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 TINY = Path(__file__).parent / "tiny.yaml"
 FIT = ["fit", "--config", str(TINY)]
+_LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_hub")
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 
 _context = multiprocessing.get_context("forkserver")
@@ -89,8 +95,63 @@ def bare(
     return [Command(line, cwd, {**given, **each}, call) for each in own]
 
 
+def run_here(arguments: list[str], cwd: Path) -> Result:
+    """A command in this process, as if it was started in `cwd`: it costs no start and no imports.
+
+    For signals, kills, environments and the start itself see `run`."""
+    import torch
+    from lightning.pytorch.utilities import rank_zero_only
+
+    from lra_ssm.cli import main
+
+    rank_zero_only.rank = 0
+    torch.set_num_threads(1)
+    deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
+    streams = [io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2)]
+    handlers = [h for name in _LOGGERS for h in logging.getLogger(name).handlers if hasattr(h, "stream")]
+    before = [handler.stream for handler in handlers]
+    with ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(contextlib.redirect_stdout(streams[0]))
+        stack.enter_context(contextlib.redirect_stderr(streams[1]))
+        stack.enter_context(mock.patch.dict(os.environ))
+        stack.enter_context(mock.patch.object(sys, "argv", ["lra-ssm", *arguments]))
+        stack.enter_context(mock.patch.object(sys, "path", [*sys.path]))
+        stack.enter_context(_warnings_on_stderr())
+        for handler in handlers:
+            handler.stream = streams[1]
+        try:
+            code = main(arguments)
+        except SystemExit as end:  # of --help
+            code = end.code or 0
+        finally:
+            for handler, stream in zip(handlers, before, strict=True):
+                handler.stream = stream
+            torch.use_deterministic_algorithms(deterministic)
+            for name in set(sys.modules) - modules:  # another test has a my_layer.py of its own
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
+                    del sys.modules[name]
+    return Result(code, *(stream.buffer.getvalue().decode() for stream in streams))
+
+
+@contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """As Python shows them: pytest would keep them for itself."""
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.showwarning = show
+        yield
+
+
 def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> Result:
-    result = run(arguments, cwd, env)
+    """A command that ends well: in this process, or with `env` in one of its own."""
+    result = run(arguments, cwd, env) if env is not None else run_here(arguments, cwd)
     assert result.code == 0, (
         f"{' '.join(arguments)} ended with {result.code}:\n{result.out[-2000:]}\n{result.err[-3000:]}"
     )
@@ -98,8 +159,8 @@ def succeed(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) 
 
 
 def fail(arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> str:
-    """The one line on stderr that a command with bad input ends with."""
-    result = run(arguments, cwd, env)
+    """The one line on stderr that a command with bad input ends with; in which process, as `succeed`."""
+    result = run(arguments, cwd, env) if env is not None else run_here(arguments, cwd)
     assert result.code > 0, f"{' '.join(arguments)} ended with {result.code}\n{result.out}\n{result.err[-3000:]}"
     return _one_line(result.err)
 
@@ -158,7 +219,7 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_hub"):
+    for name in _LOGGERS:
         for handler in logging.getLogger(name).handlers:
             handler.stream = sys.stderr  # it has that of the first test, which is closed
     capsys.readouterr()

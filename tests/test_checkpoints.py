@@ -77,8 +77,7 @@ def test_what_the_hub_has_not(hub: Hub, saved: Path, tmp_path: Path) -> None:
     assert refused("me/nothing") == (
         "me/nothing: there is no such folder, and the Hub has no such model, or it is private"
     )
-    assert refused("me/lm@v7") == "me/lm: has no revision 'v7'"
-    assert refused("me/lm", "v7") == "me/lm: has no revision 'v7'"
+    assert refused("me/lm@v7") == refused("me/lm", "v7") == "me/lm@v7: has no such revision"
     assert refused("me/lm@v1", "main") == "me/lm@v1 names a revision, and revision='main' another"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -87,12 +86,25 @@ def test_what_the_hub_has_not(hub: Hub, saved: Path, tmp_path: Path) -> None:
     (empty / "config.json").write_bytes((saved / "config.json").read_bytes())
     assert refused("me/empty") == f"me/empty@{COMMIT[:12]}: has no model.safetensors"
     asked = len(hub.asked)
-    for name in ("a/b/c", "./lm", "/nowhere/lm", "a b", "../lm", "a/b/best.ckpt"):
+    for name in ("a/b/c", "a b", "a/b/best.ckpt"):
         assert "there is no such folder, and no repository of the Hub can be called so" in refused(name)
-    assert "there is no such folder; of the Hub: " in refused("me/two..dots")
+    assert "me/two..dots: config.json cannot be downloaded (" in refused("me/two..dots")
     assert len(hub.asked) == asked
     Path("file.pt").touch()
     assert "file.pt is a file; a saved model is a folder" in refused("file.pt")
+
+
+def test_what_looks_like_a_run_is_not_asked_of_the_hub(hub: Hub) -> None:
+    said = "there is no such folder, neither a run nor a saved model"
+    for name in ("./lm", "/nowhere/lm", "../lm", "runs/nope", "runs/a/b/c"):
+        assert refused(name) == f"{name}: {said}"
+    Path("runs/mnist/38722f686f").mkdir(parents=True)
+    assert refused("runs/mnits/38722f686f") == f"runs/mnits/38722f686f: {said}; did you mean runs/mnist?"
+    assert refused("runs/mnist/38722f68") == f"runs/mnist/38722f68: {said}; did you mean runs/mnist/38722f686f?"
+    Path("me").mkdir()
+    assert refused("me/lm") == f"me/lm: {said}; a repository of the Hub is hf://me/lm"
+    assert not hub.asked
+    LanguageModel.from_pretrained("hf://me/lm")
 
 
 def test_a_private_one_is_read_with_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

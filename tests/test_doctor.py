@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.bench import check
-from lra_ssm.bench.check import Check
-from lra_ssm.cli import doctor, doctor_checks
+from lra_ssm.cli import doctor, doctor_checks, doctor_operators
 from lra_ssm.cli.doctor_checks import cache, command, gpus, hub, requirements, slurm, space, wandb
+from lra_ssm.cli.doctor_operators import Check
 from tests.runner import free_port, in_process, run
 
 
@@ -65,7 +64,7 @@ def test_what_is_wrong_comes_last_and_decides_the_exit_code(bare, monkeypatch, c
         Check("scan", "dead", failure="RuntimeError: no kernel image is available"),
     ]
     monkeypatch.setattr(
-        check, "check_operators", lambda device, begun: (begun(c.operator, c.backend) or c for c in found)
+        doctor_operators, "check_operators", lambda device, begun: (begun(c.operator, c.backend) or c for c in found)
     )
     script(bare / "lightning", "#!/bin/sh\nexec lightning_sdk\n")
     code, out, _ = in_process(["doctor"], capsys)
@@ -140,13 +139,18 @@ def test_another_packages_command(bare, text):
 def test_slurms_partitions_in_one_line(bare):
     assert slurm().text == "no Slurm here"
     script(bare / "sbatch", "#!/bin/sh\necho slurm 23.11.4\n")
-    script(bare / "sinfo", "#!/bin/sh\necho 'gpu*|up|8|2-00:00:00|gpu:a100:4'\necho 'old|down|3|infinite|(null)'\n")
+    script(
+        bare / "sinfo",
+        "#!/bin/sh\necho 'gpu* (8 nodes, 2-00:00:00, gpu:a100:4, up)'\necho 'old (3 nodes, infinite, (null), down)'\n",
+    )
     found = slurm()
     assert (
         found.text == "slurm 23.11.4; partitions gpu* (8 nodes, 2-00:00:00, gpu:a100:4), old (3 nodes, infinite, down)"
     )
     assert not found.wrong and not found.notes
-    script(bare / "sinfo", '#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8 9 10; do echo "p$i|up|1|1:00|(null)"; done\n')
+    script(
+        bare / "sinfo", '#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8 9 10; do echo "p$i (1 nodes, 1:00, (null), up)"; done\n'
+    )
     assert slurm().text.endswith("p8 (1 nodes, 1:00) and 2 more")
 
 
@@ -155,7 +159,7 @@ def test_slurms_partitions_in_one_line(bare):
     [
         (
             "echo sinfo: error: looking >&2\necho sinfo: fatal: no configuration >&2\nexit 1",
-            "sinfo fails: fatal: no conf",
+            "sinfo fails: looking fatal: no conf",
         ),
         ("exit 3", "sinfo fails: exit code 3"),
         (f"exec {shutil.which('sleep')} 20", "sinfo did not answer within 3 s"),
@@ -283,7 +287,9 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch):
 def test_a_gpu_without_a_fast_scan_is_wrong(bare, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_devices", lambda: ["cuda"])
     monkeypatch.setattr(
-        check, "check_operators", lambda device, begun: [Check("scans", "triton", refused="is not installed")]
+        doctor_operators,
+        "check_operators",
+        lambda device, begun: [Check("scans", "triton", refused="is not installed")],
     )
     code, out, _ = in_process(["doctor"], capsys)
     assert code == 1 and "no fast scan runs on the GPU: pip install triton" in out and "does not: is not inst" in out

@@ -21,7 +21,7 @@ LITTLE = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32"]
 @pytest.mark.parametrize("line", LINES)
 def test_commands_run(line, tmp_path):
     program, *arguments = shlex.split(line)
-    assert program == "lightning" and len(FILES) == 4
+    assert program == "lightning" and len(FILES) == 5
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     letters = random.Random(0)
     rows = [f"{i % 2},{''.join(letters.choices('ACGT', k=20 + i))}" for i in range(64)]

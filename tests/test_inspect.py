@@ -11,20 +11,22 @@ import yaml
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.find_checkpoint import find, load_network
-from lra_ssm.cli.measured import Opened, check_takes, examples_of, open_data, other_data, random_examples
+from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
+from lra_ssm.cli.named_network import NamedNetwork
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
-from tests.runner import everything_below, fail, in_process, only_run, refused, succeed
+from tests.runner import everything_below, in_process, only_run, refused
 
 
-def test_a_run_is_inspected_on_its_own_data(trained):
+def test_a_run_is_inspected_on_its_own_data(trained, monkeypatch, capsys):
     folder, _ = trained
+    monkeypatch.chdir(folder)
     run = only_run(folder)
-    result = succeed(["inspect", str(run), "--out=."], folder)
-    assert result.out.splitlines() == ["inspect.html", "inspect.png"]
+    code, out, errors = in_process(["inspect", str(run), "--out=."], capsys)
+    assert code == 0 and out.splitlines() == ["inspect.html", "inspect.png"], errors
     text = (folder / "inspect.html").read_text()
     assert f"tiny {run.name}" in text and "2 validation example(s) of ListOps" in text
     assert "1 B2S6, both directions" in text and (folder / "inspect.png").read_bytes().startswith(b"\x89PNG")
@@ -83,7 +85,7 @@ def test_data_prepared_with_other_settings_is_named_and_taken(trained, tmp_path,
 
 
 def opened(network, spec=None, config=None, **more):
-    return Opened(network, spec or {}, config or {}, "it", [], **more)
+    return NamedNetwork("it", network, spec or {}, config or {}, **more)
 
 
 def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
@@ -92,7 +94,7 @@ def test_a_checkpoint_alone_needs_data_or_random(trained, tmp_path, capsys):
     found = find(str(file))
     assert found.run is None and found.config == {}
     said = refused(["inspect", str(file)], capsys)
-    assert said.startswith("some.ckpt: no config.yaml says what data it was trained on: give --data=CLASS and its")
+    assert said.startswith(f"{file}: no config.yaml says what data it was trained on: give --data=CLASS and its")
     network, spec, step = load_network(file)
     assert step > 0
     examples, source = random_examples(opened(network, spec), 3)
@@ -196,18 +198,19 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
     assert "names tests.helpers.KillMe, which is no class that" in refused(["inspect", "mine"], capsys)
 
 
-def test_what_cannot_be_inspected_is_one_line(trained, tmp_path):
-    run = only_run(trained[0])
-    before = everything_below(tmp_path)
-    assert "nowhere.ckpt does not exist: give a run's directory, or a .ckpt" in fail(
-        ["inspect", "nowhere.ckpt"], tmp_path
-    )
-    assert "there is no such folder, and no repository" in fail(["inspect", "runs/no/where"], tmp_path)
-    assert "has no checkpoints/best.ckpt" in fail(["inspect", "."], tmp_path)
-    assert "is no existing folder" in fail(["inspect", str(run), "--out=missing"], tmp_path)
-    assert "must be at least 1" in fail(["inspect", str(run), "--examples=0"], tmp_path)
-    assert "CHECKPOINT" in fail(["inspect"], tmp_path)
-    assert everything_below(tmp_path) == before
+def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = str(only_run(trained[0]))
+    for arguments, said in (
+        (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
+        (["runs/nope"], "there is no such folder, neither a run nor a saved model"),
+        (["."], "has no checkpoints/best.ckpt"),
+        ([run, "--out=missing"], "is no existing folder"),
+        ([run, "--examples=0"], "must be at least 1"),
+        ([], "CHECKPOINT"),
+    ):
+        assert said in refused(["inspect", *arguments], capsys)
+    assert everything_below(tmp_path) == []
 
 
 LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}}
@@ -228,6 +231,8 @@ def test_a_checkpoint_of_something_else(state, says, tmp_path, capsys):
     assert code == 2 and len(errors) == 1 and says in errors[0], errors
 
 
-def test_help_has_an_example(tmp_path):
-    out = succeed(["inspect", "--help"], tmp_path).out
+def test_help_has_an_example(capsys):
+    with pytest.raises(SystemExit):
+        in_process(["inspect", "--help"], capsys)
+    out = capsys.readouterr().out
     assert "lra-ssm inspect runs/" in out and "--against" in out

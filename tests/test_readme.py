@@ -1,6 +1,9 @@
-"""Every block of the README is tested: install and pytest lines by .ci/run, which takes them from the README;
-full-size fit lines by parsing and one step on a small dataset; the rest by running it."""
+"""Every block of the README and of docs/ is tested: install and pytest lines by .ci/run, which takes them from the
+README; commands and Python by running them, full-size fits with one step on a small dataset. What cannot run here is
+in blocks without a language: their commands, options and files exist. Three pages have tests of their own."""
 
+import ast
+import contextlib
 import re
 import shlex
 import subprocess
@@ -11,51 +14,68 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.runner import succeed
+from lra_ssm.cli import COMMANDS, main
+from lra_ssm.layers import LayerSpec
+from tests.runner import in_process
 from tests.small_data import COUNTS, GENERATED
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-LINES = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+README = PAGES["README.md"]
+BLOCKS = [
+    (page, kind, block)
+    for page, text in PAGES.items()
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+]
+OF_THEIR_OWN = {"extending.md": "test_extending", "tuning.md": "test_tuning", "inspect.md": "analysis/test_docs"}
 # What a user writes into a file of their own: its name stands in the first line.
-OWN = {found[1]: text for kind, text in BLOCKS if kind == "python" and (found := re.match(r"# (\w+\.py)\n", text))}
+OWN = {
+    found[1]: block
+    for page, kind, block in BLOCKS
+    if page == "README.md" and (found := re.match(r"# (\w+\.py)\n", block))
+}
 TEXT = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.network.n_layers=1", "--data.length=32"]
 SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]
 
 
-def test_the_readme_has_no_other_blocks():
-    assert {kind for kind, _ in BLOCKS} == {"bash", "python", "yaml", ""}
+def blocks(*kinds):
+    return [(page, block) for page, kind, block in BLOCKS if kind in kinds and page not in OF_THEIR_OWN]
+
+
+def named(found):
+    return [pytest.param(block, id=f"{page}: {block.splitlines()[-1]}") for page, block in found]
+
+
+def test_the_readme_is_short_and_blocks_have_known_kinds():
+    assert len(README.splitlines()) <= 150
+    assert {kind for _, kind, _ in BLOCKS} == {"bash", "python", "yaml", ""}
+    assert all((ROOT / f"tests/{name}.py").exists() for name in OF_THEIR_OWN.values())
 
 
 def test_the_install_lines_are_what_ci_runs():
-    installs = [line for line in LINES if line.startswith("pip ")]
-    ci = (ROOT / ".ci/run").read_text()
-    patterns = re.findall(r"grep -m1 '([^']+)' README.md", ci)
-    assert len(patterns) == 2
-    for line in installs:
-        if ".[dev]" not in line:
-            assert any(re.match(pattern, line) for pattern in patterns), line
+    installs = [line for line in README.splitlines() if line.startswith("pip ")]
+    patterns = re.findall(r"grep -m1 '([^']+)' README.md", (ROOT / ".ci/run").read_text())
+    assert len(patterns) == len(installs) == 2
+    assert all(re.match(pattern, line) for pattern, line in zip(patterns, installs, strict=True))
 
 
-SCRIPTS = [text for kind, text in BLOCKS if kind == "bash" and not text.startswith("pip ")]
-
-
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(text, marks=[pytest.mark.slow] * text.startswith("lra-ssm bench")) for text in SCRIPTS],
-    ids=[text.splitlines()[-1] for text in SCRIPTS],
-)
-def test_commands_run(script, tmp_path):
+@pytest.mark.parametrize("script", named(found for found in blocks("bash") if not found[1].startswith("pip ")))
+def test_commands_run(script, tmp_path, monkeypatch, capsys):
     """The lines of a block, one after the other, on little data."""
+    monkeypatch.chdir(tmp_path)
     for folder in ("configs", "slurm"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
+
+    def succeed(arguments):
+        code, _, errors = in_process(arguments, capsys)
+        assert code == 0, errors
+
     for line in script.splitlines():
         program, *arguments = shlex.split(line)
         if program == "python":
-            subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+            subprocess.run([sys.executable, *arguments], check=True)
             continue
         assert program in ("lightning", "lra-ssm")
         if "configs/lm/" in line:
@@ -63,49 +83,116 @@ def test_commands_run(script, tmp_path):
         elif arguments[0] == "fit" and "quickstart" not in line:  # full size
             small = COUNTS if "synthetic" in line else GENERATED
             arguments += [*small, "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
-        elif arguments[0] == "bench":
-            arguments += ["--quick", "--repeats=2", "--threads=1"]
         elif arguments[0] == "generate":
-            arguments = [file for part in arguments for file in (glob(part, root_dir=tmp_path) or [part])]
+            arguments = [file for part in arguments for file in (glob(part) or [part])]
         elif arguments[0] not in ("prepare", "submit"):
             arguments += SHORT
         if arguments[0] == "test":
-            succeed(["fit", *arguments[1:]], tmp_path)
-        succeed(arguments, tmp_path)
+            succeed(["fit", *arguments[1:]])
+        succeed(arguments)
 
 
-@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
+# Models of the Hub, data that is not here, 200,000 images
+SHOWN = ("language-models.md", "generation.md", "pathfinder.md")
+PYTHON = [(page, block) for page, kind, block in BLOCKS if kind == "python" and page not in ("tuning.md", "inspect.md")]
+
+
+@pytest.mark.parametrize("text", named(found for found in PYTHON if found[0] not in SHOWN))
 def test_python_blocks_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")  # so that it is taken back when the block has set it
-    exec(compile(text, "README.md", "exec"), {})
+    exec(compile(text, "a page", "exec"), {"__name__": "page"})
 
 
-@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "yaml"])
-def test_yaml_blocks_are_taken(text, tmp_path):
+@pytest.mark.parametrize("text", named(found for found in PYTHON if found[0] in SHOWN))
+def test_python_blocks_that_cannot_run_here_import_what_there_is(text):
+    tree = ast.parse(text)
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    if "lm_eval" in text:
+        pytest.importorskip("lm_eval")
+    exec(compile(tree, "a page", "exec"), {})
+
+
+@pytest.mark.parametrize("text", named(found for found in blocks("yaml") if found[0] == "runs.md"))
+def test_yaml_blocks_are_taken(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
     (tmp_path / "more.yaml").write_text(text)
-    tiny = str(ROOT / "tests/tiny.yaml")
-    flags = ["--config", tiny, "--config", "more.yaml", "--trainer.max_epochs=1", "--data.num_train=16"]
-    succeed(["fit", *flags], tmp_path, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    flags = ["--config", str(ROOT / "tests/tiny.yaml"), "--config", "more.yaml"]
+    code, _, errors = in_process(["fit", *flags, "--trainer.max_epochs=1", "--data.num_train=16"], capsys)
+    assert code == 0, errors
 
 
-def test_the_table_names_every_config():
-    named = set(re.findall(r"\]\((configs/[^)]+)\)", README))
-    assert named == {str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml")}
+def test_other_yaml_is_what_it_says():
+    others = [(page, yaml.safe_load(text), text) for page, text in blocks("yaml") if page != "runs.md"]
+    assert {page for page, *_ in others} == {"clusters.md", "parameterization.md"}
+    for page, given, text in others:
+        if page == "clusters.md":
+            assert given == yaml.safe_load((ROOT / text.splitlines()[0].removeprefix("# ")).read_text())
+        else:
+            assert LayerSpec.of(given["layer"])(8).parameterization is not None
 
 
-def test_the_yaml_of_the_readme_is_yaml():
-    assert all(isinstance(yaml.safe_load(text), dict) for kind, text in BLOCKS if kind == "yaml")
+def test_commands_options_and_files_that_are_shown_exist(capsys):
+    """Of the commands whose options are not a config's."""
+    lines = [(page, line) for page, _, block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+    lines += [(page, code) for page, text in PAGES.items() for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)]
+    helped, checked = {}, 0
+    for page, line in lines:
+        found = re.match(r"(?:\$ |srun )?(?:lra-ssm|lightning|python -m lra_ssm) ([a-z]+)(.*)", line)
+        if not found:
+            continue
+        command, rest = found[1], found[2].partition("  #")[0]
+        assert command in COMMANDS, f"{page}: {line}"
+        for file in re.findall(r"(?:configs|slurm)/[\w/.-]+\.yaml", rest):
+            assert (ROOT / file).exists(), f"{page}: {line}"
+        if command in ("fit", "validate", "test", "predict", "prepare"):
+            continue
+        if command not in helped:
+            with contextlib.suppress(SystemExit):  # argparse's own
+                main([command, "--help"])
+            helped[command] = capsys.readouterr().out
+        for option in re.findall(r"(?<=\s)--[\w-]+", rest):
+            assert option in helped[command], f"{page}: {line}: no {option}"
+            checked += 1
+    assert checked > 30 and len(helped) > 8
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_the_pages_name_every_config():
+    pages = set(re.findall(r"configs/[\w/]+\.yaml", "".join(PAGES.values())))
+    assert pages >= {str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml")}
+
+
+def anchors(text):
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "data/README.md", "slurm/README.md", "benchmarks/README.md"])
+def test_links_lead_somewhere(page):
+    path = ROOT / page if page == "README.md" or "/" in page else ROOT / "docs" / page
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target.read_text()), f"{file}#{anchor}"
+
+
+def test_every_picture_stands_beside_the_command_that_draws_it():
+    sections = [part for text in PAGES.values() for part in re.split(r"^## ", text, flags=re.MULTILINE) if "![" in part]
+    assert len(sections) > 5
+    for part in sections:
+        assert re.search(r"\b(python (docs|benchmarks)/\w+\.py|lra-ssm (inspect|results|prepare) )", part), part[:60]
+
+
+def test_the_readme_leads_to_every_page():
+    assert {page for page in PAGES if page != "README.md"} <= set(re.findall(r"\]\(docs/([\w-]+\.md)\)", README))
 
 
 def test_every_promise_names_a_test():
-    text, file = (ROOT / "docs/robustness.md").read_text(), None
-    found = re.findall(r"`([\w/]+\.py)?(?:::(\w+))?`", text)
+    file = None
+    found = re.findall(r"`([\w/]+\.py)?(?:::(\w+))?`", PAGES["robustness.md"])
     assert len(found) > 30
     for path, name in found:
         file = ROOT / "tests" / path if path else file

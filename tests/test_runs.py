@@ -321,7 +321,7 @@ def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
     from lra_ssm.runs import provenance
 
     package = tmp_path / "lra_ssm"
-    files = ("ops/a.py", "ops/backends/native/a.cpp", "callbacks.py", "bench/plot.py", "cli/output.py", "runs/run.py")
+    files = ("ops/a.py", "ops/backends/native/a.cpp", "callbacks.py", "tables.py", "cli/output.py", "runs/run.py")
     for name in files:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("1")

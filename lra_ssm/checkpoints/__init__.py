@@ -2,14 +2,7 @@
 
 from lra_ssm.checkpoints.files import ModelFiles, check_shapes
 from lra_ssm.checkpoints.layout import CONFIG, RUN_CONFIG
-from lra_ssm.checkpoints.writing import (
-    SavedTokenizer,
-    check_finite,
-    placing,
-    tokenizer_files,
-    untied,
-    write_model,
-)
+from lra_ssm.checkpoints.writing import SavedTokenizer, check_finite, placing, tokenizer_files, untied, write_model
 
 __all__ = [
     "CONFIG",

@@ -2,222 +2,167 @@
 
 1. a folder that exists;
 2. a model that comes with the package (pretrained/<name>/): no slash in it;
-3. "wandb:entity/project/artifact:version", "https://host/model.tar.gz#sha256=…" (also .tgz, .zip, or a
-   model.safetensors with its config.json beside it);
-4. a repository of the Hub, "owner/name" or "owner/name@revision"; "hf://owner/name" is never a folder.
+3. "wandb:entity/project/artifact:version";
+4. a repository of the Hub, "owner/name" or "owner/name@revision".
 
-A name without a slash that is none of these is not asked of the Hub, but as "hf://name".
-
-The Hub's files are cached where huggingface_hub keeps them, the others among its assets (HF_HOME, HF_ASSETS_CACHE).
+A name that looks like a run or a folder here is not asked of the Hub, nor is one without a slash, but as "hf://name".
+The Hub's files are cached where huggingface_hub keeps them, wandb's among its assets (HF_HOME, HF_ASSETS_CACHE).
 """
 
-import hashlib
+import difflib
 import os
 import re
-import shutil
 from pathlib import Path, PurePosixPath
-from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
-from lra_ssm import files
-from lra_ssm.checkpoints.layout import CONFIG, WEIGHTS, is_model_file, stated_digests
+from lra_ssm.checkpoints.layout import CONFIG, PICKLE
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 HUB = "hf://"
-_ARCHIVES = (".tar.gz", ".tgz", ".zip")
-
-
-class Source(Protocol):
-    """Where a model's files come from.
-
-    Attributes:
-        name: what messages call it.
-        folder: where all of them lie; None where they are fetched one by one.
-        commit: of a repository, once it is known.
-    """
-
-    folder: Path | None
-    commit: str | None
-
-    @property
-    def name(self) -> str: ...
-
-    def find(self, file: str) -> Path | None:
-        """The file here; None where there is no such. Raises InputError: it cannot be had."""
-        ...
-
-    def has(self, file: str) -> bool:
-        """Whether there is such a file; it is not fetched."""
-        ...
-
-    def missing(self) -> str:
-        """What an error adds about files that are not there."""
-        ...
-
-    def check(self, file: Path) -> None:
-        """The file has the digest that its publisher states, if one is. Raises InputError, the file gone then."""
-        ...
-
-    def forget(self) -> str:
-        """Removes what is damaged of what was fetched and is not checked anew; what an error says of that."""
-        ...
+WANDB = "wandb:"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class Folder:
-    """A folder, or what was fetched into one."""
+    """A folder, or what was downloaded into one. name: what messages call it."""
 
-    commit: str | None = None
-
-    def __init__(self, folder: Path, name: str | None = None, cached: Path | None = None) -> None:
-        self.folder: Path | None = folder
-        self.name = name or str(folder)
-        self._cached = cached
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self.folder, self.name = folder, name or str(folder)
 
     def find(self, file: str) -> Path | None:
-        assert self.folder is not None
+        """The file here; None where there is no such. Raises InputError: it cannot be had."""
         return self.folder / file if (self.folder / file).is_file() else None
 
-    def has(self, file: str) -> bool:
-        return self.find(file) is not None
+    def pickle(self) -> str | None:
+        """The name of its weights that are a pickle, if there is one; it is not fetched."""
+        names = [name for name in self._names() if name.endswith(_PICKLES)]
+        return PICKLE if PICKLE in names else names[0] if len(names) == 1 else None
 
     def missing(self) -> str:
-        assert self.folder is not None
-        names = sorted(path.name for path in self.folder.iterdir())
+        """What an error adds about files that are not there."""
+        names = self._names()
         return f"; it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
 
-    def check(self, file: Path) -> None: ...
+    def _names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
 
-    def forget(self) -> str:
-        if self._cached is None:
-            return ""
-        shutil.rmtree(self._cached, ignore_errors=True)
-        return "; what was fetched is removed, pull again"
+    def digest(self, file: Path) -> str | None:
+        """What its publisher says of a file: sha256 (64 digits), or git's sha1 of a blob (40); None where unknown."""
+        return None
+
+    def fetch_anew(self, file: str) -> bool:
+        """Replaces a cached file that is damaged; false where nothing is fetched from anywhere."""
+        return False
 
 
 class Repository:
-    """A repository of the Hub, all files of the commit that the first one was of.
+    """A repository of the Hub, all files of the commit that the first one was of; its methods are Folder's.
 
     HF_ENDPOINT, HF_HUB_OFFLINE and the token are as huggingface_hub has them.
     """
 
-    folder: Path | None = None
-
     def __init__(self, repository: str, revision: str | None) -> None:
         self._repository, self._revision = repository, revision
-        self.commit: str | None = None
-        self._unknown = False
-
-    @property
-    def name(self) -> str:
-        revision = self.commit[:12] if self.commit else self._revision
-        return f"{self._repository}@{revision}" if revision else self._repository
+        self._commit: str | None = None
+        self._unknown = False  # whether it has files that are not cached here
+        self.name = f"{repository}@{revision}" if revision else repository
 
     def find(self, file: str) -> Path | None:
-        from huggingface_hub import constants, errors, hf_hub_download
-
         try:
-            path = Path(hf_hub_download(self._repository, file, revision=self.commit or self._revision))
-        except errors.LocalEntryNotFoundError as error:
-            self._unknown = True
-            if self.commit:  # some of its files are here: there may be no such file
+            path = self._download(file)
+        except Exception as error:  # huggingface_hub's, and whatever the libraries below raise: connections, the disk
+            if (why := self._why(error, file)) is None:
                 return None
-            if constants.HF_HUB_OFFLINE:
-                why = f"there is no such folder, {file} of the Hub's is not cached here, and HF_HUB_OFFLINE is set"
-            else:
-                why = f"there is no such folder, {file} of the Hub's is not cached here, and it cannot be reached"
             raise InputError(f"{self.name}: {why}") from error
-        except errors.EntryNotFoundError:
-            return None
-        except errors.GatedRepoError as error:
-            raise InputError(f"{self.name}: no access without its owner's consent and a token; see its page") from error
-        except errors.RevisionNotFoundError as error:
-            raise InputError(f"{self._repository}: has no revision {self._revision!r}") from error
-        except errors.RepositoryNotFoundError as error:
-            raise InputError(
-                f"{self.name}: there is no such folder, and the Hub has no such model, or it is private"
-            ) from error
-        except errors.HFValidationError as error:
-            raise InputError(f"{self.name}: there is no such folder; of the Hub: {error}") from error
-        except Exception as error:  # whatever the libraries below raise: connections, the Hub, the disk
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise InputError(f"{self.name}: {file} cannot be downloaded ({reason})") from error
-        if self.commit is None:
-            self.commit = path.parent.name  # …/snapshots/<commit>/<file>
+        if self._commit is None:
+            self._commit = path.parent.name  # …/snapshots/<commit>/<file>
+            self.name = f"{self._repository}@{self._commit[:12]}"
         return path
 
-    def has(self, file: str) -> bool:
+    def _download(self, file: str, anew: bool = False) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        revision = self._commit or self._revision
+        return Path(hf_hub_download(self._repository, file, revision=revision, force_download=anew))
+
+    def _why(self, error: Exception, file: str) -> str | None:
+        """What an error about a file comes to; None where there is no such file."""
+        from huggingface_hub import constants, errors
+
+        match error:
+            case errors.LocalEntryNotFoundError():
+                self._unknown = True
+                if self._commit:  # some of its files are here: there may be no such file
+                    return None
+                why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "it cannot be reached"
+                return f"there is no such folder, {file} of the Hub's is not cached here, and {why}"
+            case errors.EntryNotFoundError():
+                return None
+            case errors.RevisionNotFoundError():
+                return "has no such revision"
+            case errors.RepositoryNotFoundError() if not isinstance(error, errors.GatedRepoError):
+                return "there is no such folder, and the Hub has no such model, or it is private"
+        return f"{file} cannot be downloaded ({one_reason(error)})"
+
+    def pickle(self) -> str | None:
         from huggingface_hub import HfApi, try_to_load_from_cache
 
-        if isinstance(try_to_load_from_cache(self._repository, file, revision=self.commit), str):
-            return True
+        if isinstance(try_to_load_from_cache(self._repository, PICKLE, revision=self._commit), str):
+            return PICKLE
         try:
-            return HfApi().file_exists(self._repository, file, revision=self.commit or self._revision)
+            there = HfApi().file_exists(self._repository, PICKLE, revision=self._commit or self._revision)
         except Exception:  # it cannot be reached, or is not to be asked
-            self._unknown = True
-            return False
+            there, self._unknown = False, True
+        return PICKLE if there else None
 
     def missing(self) -> str:
         return ", of what is cached here" if self._unknown else ""
 
-    def check(self, file: Path) -> None:
-        """huggingface_hub compares sizes alone. Its cache names a content by the ETag: the sha256 of large files,
-        git's sha1 of others. (Where a file system has no links, it does not.)"""
-        if not file.is_symlink():
-            return
-        etag = PurePosixPath(os.readlink(file)).name
-        if re.fullmatch("[0-9a-f]{64}", etag):
-            found = files.sha256(file)
-        elif re.fullmatch("[0-9a-f]{40}", etag):
-            found = hashlib.sha1(b"blob %d\0" % file.stat().st_size + file.read_bytes()).hexdigest()
-        else:
-            return
-        if found != etag:
-            file.resolve().unlink(missing_ok=True)
-            file.unlink()
-            raise InputError(
-                f"{self.name}: {file.name} has the digest {found[:12]}…, the Hub says {etag[:12]}…: what was downloaded"
-                " is damaged; it is removed, pull again"
-            )
+    def digest(self, file: Path) -> str | None:
+        """huggingface_hub compares sizes alone. Its cache names a content by the ETag: the sha256 of large files, git's
+        sha1 of others; a mirror's may be neither. (Where a file system has no links, it does not.)"""
+        etag = PurePosixPath(os.readlink(file)).name if file.is_symlink() else ""
+        return etag if re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", etag) else None
 
-    def forget(self) -> str:
-        return ""
+    def fetch_anew(self, file: str) -> bool:
+        try:
+            self._download(file, anew=True)
+        except Exception:  # it cannot be reached, or is not to be asked
+            return False
+        return True
 
 
-def source_of(name: str | Path, revision: str | None = None, sha256: str | None = None) -> Source:
-    """Where a name leads; what it names by "wandb:" or "https:" is fetched by now.
+def source_of(name: str | Path, revision: str | None = None) -> Folder | Repository:
+    """Where a name leads; an artifact of wandb is downloaded by now.
 
     Args:
         name: as this module has it; a Path is a folder.
         revision: a branch, tag or commit of a repository; None for its main branch.
-        sha256: of the file that an address names.
 
     Raises:
-        InputError: there is no such thing, it cannot be had, or it has no revisions or digest of that kind.
+        InputError: there is no such thing, it cannot be had, or it has no revisions.
     """
     given, path = str(name), Path(name)
-    remote = None if isinstance(name, Path) else given.partition(":")[0].lower()
-    if sha256 is not None and remote not in ("https", "http"):
-        raise InputError(f"{given}: a sha256 belongs to an address, https://…")
-    found: Source | None = None
+    found: Folder | None = None
     if path.is_dir():
         found, kind = Folder(path), "a folder"
     elif not isinstance(name, Path) and re.fullmatch(r"\w[\w.-]*", given) and (SHIPPED / given / CONFIG).is_file():
         found, kind = Folder(SHIPPED / given, given), "a model that comes with lra_ssm"
-    elif remote in ("https", "http"):
-        found, kind = _of_address(given, sha256), "an address"
-    elif remote == "wandb":
-        found, kind = _of_wandb(given), "an artifact"
+    elif given.startswith(WANDB):
+        found, kind = _artifact(given), "an artifact"
     if found is not None:
         if revision is not None:
             raise InputError(f"{given} is {kind}, which has no revision {revision!r}")
         return found
     if path.is_file():
         raise InputError(f"{given} is a file; a saved model is a folder, or a repository of the Hub")
+    if isinstance(name, Path) or is_local(given):
+        raise InputError(f"{given}: there is no such folder, neither a run nor a saved model{_nearest(path)}")
     repository, _, stated = given.removeprefix(HUB).partition("@")
     if stated and revision not in (None, stated):
         raise InputError(f"{given} names a revision, and revision={revision!r} another")
-    if isinstance(name, Path) or not is_repository(repository):
+    if not is_repository(repository):
         raise InputError(f"{given}: there is no such folder, and no repository of the Hub can be called so")
     if "/" not in given:
         names = ", ".join(sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}")))
@@ -233,77 +178,36 @@ def is_repository(name: str) -> bool:
     return re.fullmatch(r"[\w.-]*\w(/\w[\w.-]*)?", name) is not None
 
 
-def _of_address(given: str, sha256: str | None) -> Folder:
-    """An archive of a saved model's folder, or its model.safetensors beside its config.json, with the sha256."""
-    url, _, fragment = given.partition("#")
-    stated = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
-    digest = (sha256 or stated or "").removeprefix("sha256:").lower()
-    if sha256 and stated and digest != stated.lower():
-        raise InputError(f"{url}: two digests are given, {digest[:12]}… and {stated[:12]}…")
-    if not re.fullmatch("[0-9a-f]{64}", digest):
-        said = "is no sha256, 64 hexadecimal digits" if digest else "states no digest"
-        raise InputError(f"{given} {said}: give --sha256, or #sha256=… behind the address")
-    file = PurePosixPath(unquote(urlsplit(url).path)).name
-    if file != WEIGHTS and not file.lower().endswith(_ARCHIVES):
-        raise InputError(f"{url}: names neither a {WEIGHTS} nor an archive ({', '.join(_ARCHIVES)})")
-    from lra_ssm.datamodules.fetch.archives import extract
-    from lra_ssm.datamodules.fetch.download import RemoteFile, download
-
-    folder = _cache("https", digest)
-    if file == WEIGHTS:
-        beside = url.rpartition("/")[0]
-        download(RemoteFile((f"{beside}/{CONFIG}",), CONFIG), folder)
-        for name, its in stated_digests(folder / CONFIG).items():
-            if name not in (WEIGHTS, CONFIG):
-                download(RemoteFile((f"{beside}/{name}",), name, f"sha256:{its}"), folder)
-        download(RemoteFile((url,), WEIGHTS, f"sha256:{digest}"), folder)
-        return Folder(folder, url, folder)
-
-    def place(member: str) -> str | None:
-        parts = PurePosixPath(member).parts
-        return member if 0 < len(parts) <= 2 and is_model_file(parts[-1]) else None
-
-    unpacked = folder / "unpacked"
-    with files.locked(folder / "unpacked.lock", "unpacks this model"):
-        if not unpacked.is_dir():
-            download(RemoteFile((url,), file, f"sha256:{digest}"), folder)
-            extract(folder / file, unpacked, place)
-            (folder / file).unlink()
-    holding = sorted({path.parent for path in [unpacked / CONFIG, *unpacked.glob(f"*/{CONFIG}")] if path.is_file()})
-    if len(holding) != 1:
-        raise InputError(f"{url}: holds {len(holding) or 'no'} folders with a {CONFIG}: it must be one saved model")
-    return Folder(holding[0], url, folder)
+def is_local(name: str) -> bool:
+    """Whether a name that is no folder looks like a run or a folder here, not like a repository of the Hub."""
+    first = PurePosixPath(name).parts[:1]
+    here = "/" in name and bool(first) and Path(first[0]).is_dir()
+    return here or name.startswith((".", "/", "~", "runs/"))
 
 
-def _of_wandb(given: str) -> Folder:
+def _nearest(path: Path) -> str:
+    """Behind the name of a folder that is not there: the nearest one that is, and what the Hub's would be called."""
+    there = next((parent for parent in path.parents if parent.is_dir()), None)
+    said = ""
+    if there is not None:
+        missing = path.relative_to(there).parts[0]
+        names = [one.name for one in there.iterdir() if one.is_dir()]
+        said = "".join(f"; did you mean {there / near}?" for near in difflib.get_close_matches(missing, names, n=1))
+    of_hub = len(path.parts) == 2 and is_repository(str(path).partition("@")[0]) and path.parts[0] != "runs"
+    return said + (f"; a repository of the Hub is {HUB}{path}" if of_hub and not said else "")
+
+
+def _artifact(given: str) -> Folder:
     """An artifact of type model, by wandb itself: its files are compared with their digests, and cached by it too."""
-    found = re.fullmatch(r"wandb:((?:[\w.-]+/)?[\w.-]+/[\w.-]+):([\w.-]+)", given)
-    if not found:
-        raise InputError(f"{given}: an artifact is wandb:entity/project/name:version, such as wandb:me/lra/s4d:v0")
-    import wandb
-
-    try:
-        artifact = wandb.Api().artifact(given.removeprefix("wandb:"))
-        if artifact.type != "model":
-            raise InputError(f"{given}: is an artifact of type {artifact.type}, not a model")
-        names = [name for name in artifact.manifest.entries if is_model_file(name)]
-        # Another version of the name may come to mean another artifact; its digest is that of its content.
-        folder = _cache("wandb", hashlib.sha256(f"{found[1]} {artifact.digest}".encode()).hexdigest())
-        for name in sorted(names):
-            artifact.get_entry(name).download(root=str(folder))
-    except InputError:
-        raise
-    except Exception as error:  # wandb's, its server's, the network's, the disk's
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{given}: cannot be downloaded ({reason})") from error
-    version = getattr(artifact, "version", None) or found[2]
-    return Folder(folder, f"wandb:{found[1]}:{version}")
-
-
-def _cache(kind: str, digest: str) -> Path:
     from huggingface_hub import cached_assets_path
 
     try:
-        return cached_assets_path("lra_ssm", namespace=kind, subfolder=digest[:32])
-    except OSError as error:
-        raise InputError(f"{error.filename}: cannot be made ({error.strerror}); set HF_HOME") from error
+        import wandb
+
+        artifact = wandb.Api().artifact(given.removeprefix(WANDB), type="model")
+        # Another version of the name may come to mean another artifact; its digest is that of its content.
+        folder = cached_assets_path("lra_ssm", namespace="wandb", subfolder=artifact.digest)
+        artifact.download(root=str(folder))
+    except Exception as error:  # wandb's, its server's, the network's, the disk's
+        raise InputError(f"{given}: cannot be downloaded ({one_reason(error)})") from error
+    return Folder(folder, f"{WANDB}{artifact.qualified_name}")

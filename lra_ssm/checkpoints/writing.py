@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.checkpoints.files import read_json
-from lra_ssm.checkpoints.layout import (
-    CARD,
-    CONFIG,
-    INDEX,
-    RUN_CONFIG,
-    TOKENIZER_CONFIG,
-    TOKENIZERS,
-    WEIGHTS,
-)
+from lra_ssm.checkpoints.layout import CARD, CONFIG, REPLACED, TOKENIZER_CONFIG, TOKENIZERS, WEIGHTS
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, sha256
 
@@ -100,24 +92,19 @@ def write_model(
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    text = _config_text(config, folder)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in untied(weights).items()}
     with placing(folder) as partial:
-        for name, content in {**beside, CONFIG: text}.items():
+        for name, content in beside.items():
             (partial / name).write_bytes(content)
         save_file(kept, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # it makes a file for its owner alone
         if digests:
             files = {name: sha256(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
-            source = {**config.get("source", {}), "files": files}
-            (partial / CONFIG).write_bytes(_config_text({**config, "source": source}, folder))
-
-
-def _config_text(config: Mapping[str, Any], folder: Path) -> bytes:
-    try:
-        return (json.dumps(config, indent=2) + "\n").encode()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
+            config = {**config, "source": {**config.get("source", {}), "files": files}}
+        try:
+            (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
+        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # save_file makes a file for its owner alone
 
 
 @contextmanager
@@ -145,8 +132,8 @@ def placing(folder: str | Path) -> Iterator[Path]:
         new = [path.name for path in partial.iterdir()]
         # Without its config.json the older one is no model any more, nor is a mixture of both.
         (folder / CONFIG).unlink()
-        for name in {WEIGHTS, *TOKENIZERS, TOKENIZER_CONFIG, INDEX, RUN_CONFIG} - {*new}:
-            (folder / name).unlink(missing_ok=True)
+        for path in [path for pattern in REPLACED for path in folder.glob(pattern) if path.name not in new]:
+            path.unlink()
         for name in sorted(new, key=lambda name: name == CONFIG):  # config.json last
             os.replace(partial / name, folder / name)
     except (OSError, SafetensorError) as error:

@@ -31,12 +31,11 @@ COMMANDS = {
     "submit": ("lra_ssm.cli.submit", "run a sweep: one Slurm array, or some runs at a time here"),
     "status": ("lra_ssm.cli.status", "show where each run of a sweep stands"),
     "generate": ("lra_ssm.cli.generate", "continue texts with a language model"),
-    "pull": ("lra_ssm.cli.pull", "fetch a saved model: the Hub, wandb, an address; or list the names we know"),
+    "pull": ("lra_ssm.cli.pull", "fetch a saved model: the Hub, wandb; or list the names we know"),
     "push": ("lra_ssm.cli.push", "share a trained run: a folder, the Hub, wandb; with its card"),
     "export": ("lra_ssm.cli.export", "write a checkpoint, or the average of several, as a saved model"),
     "inspect": ("lra_ssm.cli.inspect", "show what a trained model remembers, and what in it is near instability"),
     "doctor": ("lra_ssm.cli.doctor", "show what a bug report needs, run every backend, and say what is wrong here"),
-    "bench": ("lra_ssm.cli.bench", "measure operators, layers, training steps and loaders on this machine"),
 }
 
 HELP = f"""usage: lra-ssm COMMAND [options]      (also: lightning COMMAND, python -m lra_ssm COMMAND)
@@ -119,7 +118,7 @@ def _wait_asleep() -> None:
     """Threads that wait for each other sleep, unless the user chose otherwise; read when torch is loaded.
 
     Spinning, the default of OpenMP's runtimes, is up to a third faster on an idle machine and three times slower, or
-    more, beside one other busy process: docs/performance.md has the figures.
+    more, beside one other busy process: docs/threads.md has the figures.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
         os.environ["OMP_WAIT_POLICY"] = "passive"

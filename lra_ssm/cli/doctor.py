@@ -96,7 +96,7 @@ def _show_operators(device: str) -> Finding:
     """Runs every operator by every backend that it has on the device."""
     import torch
 
-    from lra_ssm.bench.check import MOST, TINY, check_operators
+    from lra_ssm.cli.doctor_operators import MOST, TINY, check_operators
     from lra_ssm.ops.backends.native_build import unavailable
 
     found, quick = Finding(""), set[str]()

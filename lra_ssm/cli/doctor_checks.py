@@ -200,7 +200,7 @@ def wandb() -> Finding:
 
 
 def hub() -> Callable[[], Finding]:
-    """Begins to ask the Hub; what is returned waits for the answer, at most as long as anybody would."""
+    """Begins to ask the Hub; what is returned waits for the answer, at most _HUB_PATIENCE seconds."""
     from huggingface_hub import constants, get_token
 
     token = "a token is set" if get_token() else "no token (public models need none)"

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lra_ssm.cli.find_checkpoint import find
+from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 DESCRIPTION = """\
 Writes the network of a Lightning checkpoint as a saved model: a folder with config.json, model.safetensors and the
@@ -22,15 +23,6 @@ examples:
   lra-ssm export runs/lm/quickstart/38722f686f/checkpoints/last.ckpt --to saved/lm --format=hf
   lra-ssm export --average a/best.ckpt b/best.ckpt c/best.ckpt --to saved/mean
 """
-
-
-class Exported(NamedTuple):
-    """A network with its weights, its specification as plain values, its tokenizer, and the step it is of."""
-
-    network: "nn.Module"
-    specification: dict[str, Any]
-    tokenizer: Any
-    step: int
 
 
 def parser() -> PlainParser:
@@ -54,17 +46,18 @@ def main(command: str, arguments: list[str]) -> int:
     check_destination(Path(options.to), options.force)
     files = [find(name).file for name in options.checkpoints]
     from lra_ssm.checkpoints import check_finite
+    from lra_ssm.cli.language_models import tokenizer_of
     from lra_ssm.models import save_network
 
-    model = load(files[-1])
+    model = named_network(str(files[-1]))
     source: dict[str, Any] = {"checkpoint": str(files[0]), "step": model.step}
     if several:
         print(average(model, files))
         source = {"averaged": [str(file) for file in files]}
     state = model.network.state_dict()
     check_finite(state, files[-1].name if not several else "their mean")
-    save_network(options.to, model.specification, state, model.tokenizer, source, options.format)
-    print(squeeze(f"{options.to}: {type(model.network).__name__}, {count_parameters(model.network):,} parameters"))
+    save_network(options.to, model.specification, state, tokenizer_of(files[-1]), source, options.format)
+    print(squeeze(f"{options.to}: {type(model.network).__name__}, {model.parameters:,} parameters"))
     return 0
 
 
@@ -74,20 +67,7 @@ def check_destination(folder: Path, force: bool) -> None:
         raise InputError(f"{folder} holds a model already: --force replaces it")
 
 
-def load(file: Path) -> Exported:
-    """The network of a checkpoint. Raises InputError where it has none, or its weights are of another."""
-    from lra_ssm.cli.find_checkpoint import load_network
-    from lra_ssm.cli.language_models import tokenizer_of
-
-    network, specification, step = load_network(file)
-    return Exported(network.eval(), specification, tokenizer_of(file), step)
-
-
-def count_parameters(network: "nn.Module") -> int:
-    return sum(p.numel() for p in network.parameters())
-
-
-def average(model: Exported, files: Sequence[Path]) -> str:
+def average(model: NamedNetwork, files: Sequence[Path]) -> str:
     """Gives the network of the last file the mean of all; returns what was done, in one line.
 
     Sums are made in float64. Whole numbers (counts of batches) are the last file's. Raises InputError: they are of

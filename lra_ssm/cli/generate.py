@@ -1,20 +1,17 @@
 """`lra-ssm generate`: texts continued by a language model, shown as they come."""
 
 import argparse
-import os
 import random
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, printable
 
 if TYPE_CHECKING:
-    import torch
-
     from lra_ssm.cli.language_models import Loaded
     from lra_ssm.models import Generation
 
@@ -35,10 +32,7 @@ examples:
 
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm generate", DESCRIPTION, EXAMPLE)
-    what = (
-        "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, a saved model's folder, or a name of the Hub"
-    )
-    made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=what)
+    made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=A_MODEL)
     made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given more than once")
     made.add_argument("--prompt_file", metavar="FILE", help="more prompts, one a line; - for standard input")
     made.add_argument("--num_samples", type=int, default=1, metavar="N", help="texts for each prompt; default: 1")
@@ -62,14 +56,10 @@ def parser() -> PlainParser:
     )
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
     made.add_argument("--batch_size", type=int, default=8, metavar="B", help="prompts at a time; default: 8")
-    said = "such as cpu or cuda:1; default: cuda where there is one"
-    made.add_argument("--device", metavar="DEVICE", help=said)
+    add_device(made)
     said = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
     made.add_argument("--tokenizer", metavar="NAME", help=said)
-    said = "read a saved model's weights from a pickle, tensors alone"
-    made.add_argument("--allow-pickle", action="store_true", help=said)
-    said = "a class of others that a saved model may be made with; may be given more than once"
-    made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
+    add_trust(made)
     return made
 
 
@@ -83,9 +73,6 @@ def main(command: str, arguments: list[str]) -> int:
     prompts = [prompt for prompt in _prompts(options) for _ in range(options.num_samples)]
     try:
         said = _generate(options, prompts)
-    except BrokenPipeError:  # `| head`: who reads has enough; Python would complain when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         print()  # what is said of it does not stand behind the text
         raise
@@ -131,43 +118,33 @@ def _generate(options: Any, prompts: list[str]) -> str:
         seeds = row_seeds(seed, len(prompts))  # a text stays the same in whatever batch it is
     except ValueError as error:
         raise InputError(f"--{error}") from error
-    device = _device(options.device)
+    device = device_of(options.device)
     loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
     begins = loaded.begins if options.begin_document is None else options.begin_document
     texts = [_Text(prompt, loaded, begins, options.stop, number) for number, prompt in enumerate(prompts, 1)]
     loaded.model.to(device)
     stop = () if loaded.tokenizer.ends_lines else (loaded.tokenizer.end_of_text,)
-    screen, speed = _Screen(len(prompts)), _Speed()
+    screen, speeds = _Screen(len(prompts)), []
     for begin in range(0, len(texts), options.batch_size):
         batch = texts[begin : begin + options.batch_size]
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text.prompt_ids) for text in batch], batch_first=True)
         lengths = torch.tensor([len(text.prompt_ids) for text in batch])
         own = seeds[begin : begin + options.batch_size]
-        _run(
-            Generation(
-                loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
-            ),
-            batch,
-            screen,
-            speed,
+        generation = Generation(
+            loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
         )
-    return speed.line() + (f"; seed {seed}" if options.temperature else "")
+        speeds.append(_run(generation, batch, screen))
+    read, reading, made, making = map(sum, zip(*speeds, strict=True))
+    rate = f" ({made / making:,.0f} tokens/s)" if made else ""
+    said = f"prompt: {read:,} tokens in {reading:.2f} s; then {made:,} tokens in {making:.2f} s{rate}"
+    return said + (f"; seed {seed}" if options.temperature else "")
 
 
-def _device(name: str | None) -> "torch.device":
-    import torch
+def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
+    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come.
 
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"--device {name}: there is no such device here ({reason})") from error
-    return device
-
-
-def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen", speed: "_Speed") -> None:
-    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come."""
+    Returns tokens and seconds of the prompts with the first token of each text, and of the tokens behind it.
+    """
     import torch
 
     waiting = list(texts)
@@ -181,10 +158,11 @@ def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen", spee
         generation.ended |= torch.tensor([text.ended for text in texts], device=tokens.device)
         screen.show(waiting)
     made = int(generation.lengths.sum()) - before - len(texts)
-    speed.add(before, first - began, made, time.perf_counter() - first)
+    took = time.perf_counter() - first
     for text in texts:
         text.end()
     screen.show(waiting)
+    return before, first - began, made, took
 
 
 class _Text:
@@ -275,22 +253,3 @@ class _Screen:
         if self._terminal:
             text = "".join(c if c in "\n\t" else printable(c) for c in text)
         sys.stdout.write(text)
-
-
-@dataclass
-class _Speed:
-    """Tokens and seconds, of prompts with the first token of each text, and of the tokens behind it."""
-
-    read: int = 0
-    reading: float = 0.0
-    made: int = 0
-    making: float = 0.0
-
-    def add(self, read: int, reading: float, made: int, making: float) -> None:
-        self.read, self.reading = self.read + read, self.reading + reading
-        self.made, self.making = self.made + made, self.making + making
-
-    def line(self) -> str:
-        rate = f" ({self.made / self.making:,.0f} tokens/s)" if self.made else ""
-        then = f"then {self.made:,} tokens in {self.making:.2f} s{rate}"
-        return f"prompt: {self.read:,} tokens in {self.reading:.2f} s; {then}"

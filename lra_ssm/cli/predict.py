@@ -3,13 +3,16 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from lra_ssm.cli.named_network import NamedNetwork, named_network
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    import torch
+    from torch import Tensor
 
     from lra_ssm.datamodules.loading.own_files import OwnExamples
 
@@ -31,15 +34,6 @@ examples:
 _SHOWN = 20  # examples in the table
 
 
-class Trained(NamedTuple):
-    """A network, the data section of its configuration, and what was recorded of the data that it was trained on."""
-
-    name: str
-    network: "nn.Module"
-    data: Any
-    recorded: dict[str, Any]
-
-
 def main(command: str, arguments: list[str]) -> int:
     if not _names_files(arguments):
         from lra_ssm.cli.run import main as predict_split
@@ -53,16 +47,15 @@ def main(command: str, arguments: list[str]) -> int:
     output = Path(options.output)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"--output {output}: {'is a folder' if output.is_dir() else 'its folder does not exist'}")
-    trained = load(options.model, options.allow_pickle, options.trust)
-    datamodule = _data_module(trained)
-    names = _class_names(trained, datamodule)
-    examples = datamodule.own_examples([Path(file) for file in options.files], trained.recorded.get("vocabulary"))
+    device = device_of(options.device)
+    named = load(options.model, options.allow_pickle, options.trust)
+    datamodule = _data_module(named)
+    names = _class_names(named, datamodule)
+    examples = datamodule.own_examples([Path(file) for file in options.files], named.recorded.get("vocabulary"))
     size = options.batch_size or getattr(datamodule, "evaluation_batch_size", 32)
-    probabilities = classify(trained, examples, size, options.device)
+    probabilities = classify(named, examples, size, device)
     if probabilities.shape[1] != len(names):
-        raise InputError(
-            f"{trained.name}: its network has {probabilities.shape[1]} classes, its data names {len(names)}"
-        )
+        raise InputError(f"{named.name}: its network has {probabilities.shape[1]} classes, its data names {len(names)}")
     _write(output, examples.names, names, probabilities)
     _show(examples.names, names, probabilities)
     for note in examples.notes:
@@ -73,18 +66,14 @@ def main(command: str, arguments: list[str]) -> int:
 
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm predict", DESCRIPTION, EXAMPLE)
-    said = "a saved model's folder, a name of the Hub or of ours, a run's directory (its best.ckpt), or a .ckpt"
-    made.add_argument("model", metavar="NAME_OR_RUN", help=said)
+    made.add_argument("model", metavar="NAME_OR_RUN", help=A_MODEL)
     made.add_argument("files", metavar="FILE", nargs="*", help="files, or folders of images")
     said = "CSV file, replaced where it exists; default: predictions.csv"
     made.add_argument("--output", default="predictions.csv", metavar="FILE", help=said)
     said = "examples at a time; default: the data module's eval_batch_size"
     made.add_argument("--batch_size", type=int, metavar="B", help=said)
-    made.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda:1; default: cuda where there is one")
-    said = "read a saved model's weights from a pickle, tensors alone"
-    made.add_argument("--allow-pickle", action="store_true", help=said)
-    said = "a class of others that a saved model, or its data, may be made with; may be given more than once"
-    made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
+    add_device(made)
+    add_trust(made)
     return made
 
 
@@ -103,85 +92,59 @@ def _names_files(arguments: list[str]) -> bool:
 # --- the model ---
 
 
-def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
+def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
     """A classifier by its name, in evaluation mode.
 
     Raises InputError: there is none, it is none, or nothing says how its inputs are made.
     """
-    from lra_ssm.cli.find_checkpoint import is_saved
     from lra_ssm.models import LanguageModel, Regressor
 
-    trained = _of_a_saved_model(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name)
-    network = trained.network
-    if isinstance(network, LanguageModel):
+    named = named_network(name, allow_pickle, trust)
+    if isinstance(named.network, LanguageModel):
         raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, its score() rates them")
-    if isinstance(network, Regressor):
+    if isinstance(named.network, Regressor):
         raise InputError(f"{name}: predicts values, not classes: it predicts splits of its data, with --split")
-    if not isinstance(trained.data, dict) or not isinstance(trained.data.get("class_path"), str):
+    if named.data is None:
         raise InputError(
             f"{name}: has no config.yaml with a data module, which says how inputs are made: give a run, or a model"
             " that was pushed from one"
         )
-    return trained._replace(network=network.eval())
+    return named._replace(network=named.network.eval())
 
 
-def _of_a_saved_model(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
-    from lra_ssm.cli.find_checkpoint import load_saved
-
-    files, network, config = load_saved(name, allow_pickle, trust)
-    source = files.config().get("source")
-    recorded = source.get("data") if isinstance(source, dict) else None
-    return Trained(files.name, network, config.get("data"), recorded if isinstance(recorded, dict) else {})
-
-
-def _of_a_run(name: str) -> Trained:
-    from lra_ssm.cli.find_checkpoint import find, load_network
-    from lra_ssm.runs.record import read_record
-
-    found = find(name)
-    network, _, _ = load_network(found.file)
-    record = read_record(found.run / "run.json")[0] if found.run else {}
-    return Trained(name, network, found.config.get("data"), record.get("data") or {})
-
-
-def _data_module(trained: Trained) -> Any:
+def _data_module(named: NamedNetwork) -> Any:
     """The data module of the configuration; nothing of its data is looked at."""
     from lra_ssm.layers.spec import import_object
 
-    path, arguments = trained.data["class_path"], trained.data.get("init_args") or {}
+    assert named.data is not None
+    path, arguments = named.data["class_path"], named.data.get("init_args") or {}
     try:
         datamodule = import_object(path)(**arguments)
     except InputError:
         raise
     except (ValueError, TypeError) as error:  # no such class, or it takes other arguments
-        raise InputError(f"{trained.name}: its data module {path} cannot be made: {error}") from error
+        raise InputError(f"{named.name}: its data module {path} cannot be made: {error}") from error
     if not hasattr(datamodule, "own_examples"):
-        raise InputError(f"{trained.name}: its data module {path} has no own_examples, which reads files of your own")
+        raise InputError(f"{named.name}: its data module {path} has no own_examples, which reads files of your own")
     return datamodule
 
 
-def _class_names(trained: Trained, datamodule: Any) -> list[str]:
-    names = trained.recorded.get("class_names") or getattr(datamodule, "class_names", None)
+def _class_names(named: NamedNetwork, datamodule: Any) -> list[str]:
+    names = named.recorded.get("class_names") or getattr(datamodule, "class_names", None)
     if not names:
         kind = type(datamodule).__name__
-        raise InputError(
-            f"{trained.name}: neither it nor its data module says what its classes are: {kind}.class_names"
-        )
+        raise InputError(f"{named.name}: neither it nor its data module says what its classes are: {kind}.class_names")
     return [str(name) for name in names]
 
 
-def classify(trained: Trained, examples: "OwnExamples", batch_size: int, device: str | None = None) -> "Tensor":
+def classify(named: NamedNetwork, examples: "OwnExamples", batch_size: int, device: "torch.device") -> "Tensor":
     """Probabilities (examples, classes) float32, on the CPU. Raises InputError: the network, or an example, cannot."""
     import numpy as np
     import torch
 
     from lra_ssm.datamodules.storage.bars import with_bar
 
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        network = trained.network.to(chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {chosen}: {squeeze(str(error))[:200]}") from error
+    network = named.network.to(device)
     found = []
     starts = range(0, len(examples.names), batch_size)
     with torch.inference_mode():
@@ -189,9 +152,9 @@ def classify(trained: Trained, examples: "OwnExamples", batch_size: int, device:
             numbers = np.arange(start, min(start + batch_size, len(examples.names)))
             inputs, lengths = examples.load(numbers)
             try:
-                logits = network(inputs.to(chosen), None if lengths is None else lengths.to(chosen))
+                logits = network(inputs.to(device), None if lengths is None else lengths.to(device))
             except ValueError as error:  # of layers, which say what they cannot
-                raise InputError(f"{trained.name}: {error}") from error
+                raise InputError(f"{named.name}: {error}") from error
             found.append(logits.softmax(-1).float().cpu())
     return torch.cat(found)
 

@@ -10,9 +10,9 @@ from typing import Any
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lra_ssm.cli.batch_picture import check_picture, draw_batch
 from lra_ssm.cli.output import add_debug, filled
 from lra_ssm.cli.parser import RunParser
-from lra_ssm.cli.pictures import check_picture, draw_batch
 from lra_ssm.cli.prepared import LOADING, fit_command, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
 from lra_ssm.datamodules.language.builder import Turn

@@ -1,9 +1,11 @@
 """`lra-ssm pull`: a saved model fetched, verified, and where it lies; or the names we know."""
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.cli.options import add_trust
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
@@ -13,15 +15,13 @@ just these. Only a model's own files are fetched; what is there already is not f
 
 NAME is a model that comes with lra_ssm, a repository of the Hub (owner/name, or owner/name@revision with a branch, tag
 or commit; endpoint, token and cache are huggingface_hub's: HF_ENDPOINT, HF_TOKEN, HF_HOME), an artifact
-(wandb:entity/project/name:version), an address with its sha256 (https://…/model.tar.gz, .zip, or model.safetensors with
-its config.json beside it), or a folder. Every command that takes a model takes these names, too."""
+(wandb:entity/project/name:version), or a folder. Every command that takes a model takes these names, too."""
 
 EXAMPLE = """\
 examples:
   lra-ssm pull --list
   lra-ssm pull state-spaces/mamba-130m-hf
   lra-ssm pull me/s4d-mnist@v1 --to ./models/s4d
-  lra-ssm pull "https://example.org/s4d.tar.gz#sha256=…"
   lra-ssm pull wandb:me/lra/s4d-mnist:v0
 """
 
@@ -31,10 +31,7 @@ def parser() -> PlainParser:
     made.add_argument("name", metavar="NAME", nargs="?", help="of the model; with --list none")
     made.add_argument("--to", metavar="FOLDER", help="write it there, too, whole or not at all")
     made.add_argument("--force", action="store_true", help="replace a model that is in that folder")
-    made.add_argument("--sha256", metavar="DIGEST", help="of the file at an address")
-    made.add_argument("--allow-pickle", action="store_true", help="take weights that are a pickle, tensors alone")
-    said = "a class of others that the model may be made with; may be given more than once"
-    made.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
+    add_trust(made)
     made.add_argument("--list", action="store_true", help="show the names we know; needs no network")
     return made
 
@@ -48,13 +45,15 @@ def main(command: str, arguments: list[str]) -> int:
         return 0
     if options.name is None:
         raise InputError("which model? lra-ssm pull --list shows the names we know")
+    from rich.filesize import decimal
+
     from lra_ssm.checkpoints import ModelFiles
     from lra_ssm.cli.export import check_destination
     from lra_ssm.models.pretrained import check_pretrained
 
     if options.to is not None:
         check_destination(Path(options.to), options.force)
-    files = ModelFiles(options.name, sha256=options.sha256)
+    files = ModelFiles(options.name)
     found = files.fetch(options.allow_pickle)
     cls = check_pretrained(files, options.allow_pickle, options.trust)
     place = found["config.json"].parent
@@ -62,7 +61,7 @@ def main(command: str, arguments: list[str]) -> int:
         _copy(found, Path(options.to))
         place = Path(options.to)
     size = sum(path.stat().st_size for path in found.values())
-    print(squeeze(f"{files.name}: {cls.__name__}, {len(found)} files, {_bytes(size)}"))
+    print(squeeze(f"{files.name}: {cls.__name__}, {len(found)} files, {decimal(size)}"))
     print(squeeze(str(place)))
     print(squeeze(_use(options, cls.__name__, "config.yaml" in found)))
     return 0
@@ -79,7 +78,7 @@ def _copy(found: dict[str, Path], to: Path) -> None:
 def _use(options: Any, cls: str, of_a_run: bool) -> str:
     """The command that uses it."""
     name = options.to or options.name
-    given = [name if not set(name) & set(" #?&") else f'"{name}"']
+    given = [shlex.quote(name)]
     given += ["--allow-pickle"] if options.allow_pickle else []
     given += [f"--trust {one}" for one in options.trust]
     if cls == "LanguageModel":
@@ -90,18 +89,13 @@ def _use(options: Any, cls: str, of_a_run: bool) -> str:
 
 
 def _table() -> str:
+    from rich.filesize import decimal
+
     from lra_ssm.checkpoints.known import known_models
     from lra_ssm.tables import table, terminal_width
 
     rows = [
-        (one.name, one.task, one.metric, one.note, f"{one.parameters:,}" if one.parameters else "", _bytes(one.size))
+        (one.name, one.task, one.metric, one.note, f"{one.parameters:,}" if one.parameters else "", decimal(one.size))
         for one in known_models()
     ]
     return table(("name", "task", "stated", "", "parameters", "size"), rows, left=4, width=terminal_width())
-
-
-def _bytes(size: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size} bytes"

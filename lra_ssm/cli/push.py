@@ -8,6 +8,7 @@ from typing import Any
 
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import one_reason
 
 DESCRIPTION = """\
 Shares what a run has trained: config.json, model.safetensors, the tokenizer where there is one, the run's config.yaml,
@@ -45,8 +46,9 @@ def parser() -> PlainParser:
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     kind, destination = _destination(options)
-    from lra_ssm.cli.export import check_destination, load
+    from lra_ssm.cli.export import check_destination
     from lra_ssm.cli.find_checkpoint import find
+    from lra_ssm.cli.named_network import named_network
     from lra_ssm.cli.run_facts import check_shareable
     from lra_ssm.results.collect import read_run
 
@@ -60,7 +62,7 @@ def main(command: str, arguments: list[str]) -> int:
         check_destination(Path(destination), options.force)
     run = read_run(found.run)
     check_shareable(run, file, options.unfinished)
-    model = load(file)
+    model = named_network(str(file))
     if kind == "folder":
         _write(Path(destination), destination, run, file, model, options.license)
         print(squeeze(f"{destination}: use it with lra-ssm test {destination}"))
@@ -79,11 +81,11 @@ def main(command: str, arguments: list[str]) -> int:
 
 def _destination(options: Any) -> tuple[str, str]:
     """ "folder", "hub" or "wandb", and what it is called. Raises InputError for what could be two of them."""
-    from lra_ssm.checkpoints.sources import HUB, is_repository
+    from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
 
     given: str = options.destination
-    if given.startswith("wandb:"):
-        kind, given = "wandb", given.removeprefix("wandb:")
+    if given.startswith(WANDB):
+        kind, given = "wandb", given.removeprefix(WANDB)
         if not re.fullmatch(r"([\w.-]+/)?[\w.-]+/[\w.-]+", given):
             raise InputError(f"wandb:{given}: give wandb:entity/project/name, or wandb:project/name")
     elif given.startswith(HUB):
@@ -114,63 +116,50 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
     from lra_ssm.checkpoints import check_finite
     from lra_ssm.checkpoints.card import model_card
     from lra_ssm.checkpoints.layout import CARD, RUN_CONFIG
-    from lra_ssm.cli.export import count_parameters
+    from lra_ssm.cli.language_models import tokenizer_of
     from lra_ssm.cli.run_facts import facts, portable
     from lra_ssm.models import save_network
     from lra_ssm.models.pretrained import import_paths, is_known
 
     state = model.network.state_dict()
     check_finite(state, str(file))
-    source = facts(run, file, model.step, count_parameters(model.network))
+    source = facts(run, file, model.step, model.parameters)
     foreign = sorted({path for path in import_paths(model.specification) if not is_known(path)})
     source = {**source, **({"foreign": foreign} if foreign else {}), **({"license": license} if license else {})}
     beside = {
         RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),
         CARD: model_card(name, model.specification, source, license).encode(),
     }
-    save_network(folder, model.specification, state, model.tokenizer, source, beside=beside)
+    save_network(folder, model.specification, state, tokenizer_of(file), source, beside=beside)
 
 
 def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
     """One commit on a repository, which is created where it is missing; files of an older model go with it."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
+    from huggingface_hub import HfApi, errors
 
-    from lra_ssm.checkpoints.layout import CARD, is_model_file
+    from lra_ssm.checkpoints.layout import PICKLE, REPLACED
 
-    api, revision, there = HfApi(), options.revision, set[str]()
+    api, public = HfApi(), False
     try:
-        try:
-            info = api.model_info(repository)
-            if options.private and not info.private:
-                raise InputError(f"{repository} exists and is public: change that on its page, or leave --private out")
-            print(squeeze(f"{repository} exists: a {'pull request' if options.pull_request else 'new commit'}"))
-        except errors.RepositoryNotFoundError:
-            api.create_repo(repository, private=options.private or None)
-            print(squeeze(f"{repository} is created"))
-        if revision not in (None, "main"):
-            api.create_branch(repository, branch=revision, exist_ok=True)
-        with suppress(errors.RevisionNotFoundError):  # a repository without a commit has no main
-            there = {one.rfilename for one in api.model_info(repository, revision=revision).siblings or ()}
-        new = {path.name for path in folder.iterdir()}
-        gone = sorted(name for name in there - new if is_model_file(name) and name != CARD)
-        commit = api.create_commit(
-            repository,
-            [
-                *(CommitOperationAdd(name, folder / name) for name in sorted(new)),
-                *(CommitOperationDelete(name) for name in gone),
-            ],
+        with suppress(errors.RepositoryNotFoundError):
+            public = options.private and not api.model_info(repository).private
+        if public:
+            raise InputError(f"{repository} exists and is public: change that on its page, or leave --private out")
+        api.create_repo(repository, private=options.private or None, exist_ok=True)
+        if options.revision not in (None, "main"):
+            api.create_branch(repository, branch=options.revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
             commit_message=message,
-            revision=revision,
+            revision=options.revision,
             create_pr=options.pull_request,
+            delete_patterns=[*REPLACED, PICKLE],
         )
     except InputError:
         raise
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{repository}: the Hub has no such repository for this token (HF_TOKEN, hf auth login)"
-        ) from error
     except Exception as error:  # huggingface_hub's, the Hub's answer, the network's
-        raise InputError(f"{repository}: cannot be pushed ({_reason(error)})") from error
+        raise InputError(f"{repository}: cannot be pushed ({one_reason(error)})") from error
     if commit.pr_url:
         return f"{commit.pr_url}: {commit.oid[:12]}"
     return f"{commit.commit_url}: use it with lra-ssm test {repository}@{commit.oid}"
@@ -179,6 +168,9 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
 def _to_wandb(folder: Path, given: str, run: Any) -> str:
     """An artifact of type model, logged by the wandb run of the training, where that is in the project."""
     import wandb
+
+    from lra_ssm.checkpoints.files import read_json
+    from lra_ssm.checkpoints.layout import CONFIG
 
     *project, name = given.split("/")
     try:
@@ -193,7 +185,7 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
             settings=wandb.Settings(silent=True, console="off"),
         )
         try:
-            artifact = wandb.Artifact(name, type="model", metadata=_metadata(folder))
+            artifact = wandb.Artifact(name, type="model", metadata=read_json(folder / CONFIG, CONFIG)["source"])
             artifact.add_dir(str(folder), skip_cache=True)
             logged.log_artifact(artifact)
             offline = logged.offline
@@ -202,20 +194,8 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
         finally:
             logged.finish()
     except Exception as error:  # wandb's, its server's, the network's
-        raise InputError(f"wandb:{given}: cannot be pushed ({_reason(error)})") from error
+        raise InputError(f"wandb:{given}: cannot be pushed ({one_reason(error)})") from error
     if offline:
         return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline): wandb sync sends it"
     place = f"wandb:{'/'.join(project)}/{name}:{artifact.version}"
     return f"{place}: use it with lra-ssm test {place}"
-
-
-def _metadata(folder: Path) -> dict[str, Any]:
-    import json
-
-    return json.loads((folder / "config.json").read_bytes())["source"]
-
-
-def _reason(error: Exception) -> str:
-    """The line of what a library says that says most: the first one that is no heading or link."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:3]) or type(error).__name__

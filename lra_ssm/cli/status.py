@@ -2,17 +2,17 @@
 
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cluster.folder import SweepFolder
-from lra_ssm.cluster.queue import queue_of
-from lra_ssm.cluster.rows import lines
+from lra_ssm.cluster.slurm import queue_of
 from lra_ssm.cluster.status import STATES, RunState, states
+from lra_ssm.cluster.table import redrawn, status_table
 from lra_ssm.errors import InputError, hint
 from lra_ssm.tables import terminal_width
 
@@ -20,7 +20,7 @@ _EVERY = 5.0  # seconds between two drawings
 
 DESCRIPTION = """\
 Shows every run of a sweep: waiting, running (or starting, validating, testing), done (trained and tested), failed with
-its reason, stopped by a signal with its step saved, or lost: its process is gone without a word. It reads the runs'
+its reason, stopped by a signal with its step saved, or lost: its process ended and left no reason. It reads the runs'
 folders and logs, and asks squeue where there is one; it needs no scheduler. A narrow terminal gets fewer columns.
 """
 
@@ -51,7 +51,7 @@ def main(command: str, arguments: list[str]) -> int:
         if given.json:
             print(json.dumps(_records(folder, found), indent=1))
         else:
-            print(lines(folder, found, every, terminal_width()), flush=True)
+            print(status_table(folder, found, every, terminal_width()), flush=True)
         if note:
             print(note, file=sys.stderr)
         if given.watch is None or all(run.ended for run in every):
@@ -82,7 +82,7 @@ def _with_value(arguments: list[str]) -> list[str]:
 def _look(folder: SweepFolder) -> tuple[list[RunState], str]:
     """Every run, and why Slurm's part is missing, if it is."""
     queue = queue_of(folder)
-    return states(folder, queue), queue.note
+    return states(folder, queue), f"{queue.note}; the table is without it" if queue.note else ""
 
 
 def _records(folder: SweepFolder, found: list[RunState]) -> list[dict[str, Any]]:
@@ -91,21 +91,11 @@ def _records(folder: SweepFolder, found: list[RunState]) -> list[dict[str, Any]]
 
 
 def _watch(folder: SweepFolder, chosen: Collection[str], seconds: float) -> None:
-    """Draws until every run has ended, or the user has seen enough."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
-        try:
-            while True:
-                every, note = _look(folder)
-                found = [run for run in every if run.state in chosen]
-                columns, height = shutil.get_terminal_size()
-                text = lines(folder, found, every, columns, height - bool(note))
-                live.update(Text("\n".join(filter(None, [text, note])), overflow="fold"), refresh=True)
-                if all(run.ended for run in every):
-                    return
-                time.sleep(seconds)
-        except KeyboardInterrupt:
-            return
+    """Draws until every run has ended, or the user presses Ctrl-C."""
+    with redrawn(folder) as draw, suppress(KeyboardInterrupt):
+        while True:
+            every, note = _look(folder)
+            draw([run for run in every if run.state in chosen], every, note)
+            if all(run.ended for run in every):
+                return
+            time.sleep(seconds)

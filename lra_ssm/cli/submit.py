@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cluster.folder import FolderRun, Resolved, SweepFolder, folder_of, shown
+from lra_ssm.cluster.folder import FolderRun, Resolved, SweepFolder, folder_of, in_common, shown
 from lra_ssm.cluster.script import Profile, ranges, read_profile
-from lra_ssm.cluster.slurm import queued, scripts, submissions, submit, write_scripts
-from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
+from lra_ssm.cluster.slurm import PATIENCE, queue_of, submissions, submit, write_scripts
+from lra_ssm.cluster.sweep import SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.runs.identity import short_names
 from lra_ssm.runs.record import INPUTS
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\
-Submits the runs of a sweep file, or of a sweep's folder, as one array job: each is trained, goes on after a time limit,
-a preemption or a lost node, and is tested. Their data is prepared first, by a job that the array waits for. A run that
-is done is not run again.
+Submits the runs of a sweep file, or of a sweep's folder, as one array job: each is trained, resumes after a time limit,
+a preemption or a lost node, and is tested. A job that the array waits for prepares their data first. A run that is done
+is not run again.
 """
 
 EXAMPLE = """\
@@ -52,16 +52,12 @@ def main(command: str, arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     if given.local is not None and given.local < 1:
         raise InputError(f"--local is {given.local}; it is the number of runs at a time")
-    _profile(given)  # what is wrong with it is said before anything is written
-    folder, sweep = _folder(given.sweep)
-    _show_runs(folder, sweep)
+    _profile(given)  # an error in it is said before anything is written
+    folder = _folder(given.sweep)
+    _show_runs(folder)
     done = [run for run in folder.runs if run.done]
-    indices = [run.index for run in folder.runs if not run.done]
-    if done:
-        print(f"{len(done)} of {len(folder.runs)} are done: {ranges([run.index for run in done])}", file=sys.stderr)
-        again = f"fit --fresh with a line of {folder.path / 'runs.txt'} trains one again"
-        for inputs, those in _other_inputs(done).items():
-            print(wrapped(f"warning: {ranges(those)}: trained with {inputs} ({again})"), file=sys.stderr)
+    indices = [run.index for run in folder.runs if run not in done]
+    _show_done(folder, done)
     if not indices:
         print(f"nothing is left to run: lra-ssm results {folder.path}", file=sys.stderr)
         return 0
@@ -70,20 +66,19 @@ def main(command: str, arguments: list[str]) -> int:
 
         return run_local(folder, indices, given.local)
     before = submissions(folder)
-    profile = _profile(given, before[-1].get("profile", {}) if given.resume and before else {})
+    profile = _profile(given, before[-1].get("profile") if given.resume and before else None)
     if given.dry_run:
-        write_scripts(folder, indices, profile, given.results)
-        print(scripts(folder, indices, profile, given.results)["submit.sbatch"], end="")
-        others = [str(folder.path / name) for name in scripts(folder, indices, profile, given.results)]
-        print(wrapped(f"nothing is submitted; written: {', '.join(others)}"), file=sys.stderr)
+        scripts = write_scripts(folder, indices, profile, given.results)
+        print(scripts["submit.sbatch"], end="")
+        files = ", ".join(str(folder.path / name) for name in scripts)
+        print(wrapped(f"nothing is submitted; written: {files}"), file=sys.stderr)
         return 0
     if before:
         indices = _left_to_submit(folder, indices, given.resume, before[-1])
     if not indices:
         print(f"every run that is not done waits or runs: lra-ssm status {folder.path}", file=sys.stderr)
         return 0
-    jobs = submit(folder, indices, profile, given.results)
-    for name, job in jobs.items():
+    for name, job in submit(folder, indices, profile, given.results).items():
         print(f"job {job}: {folder.path / name}")
     print(f"{len(indices)} run{'s' if len(indices) > 1 else ''}: lra-ssm status {folder.path}")
     return 0
@@ -107,33 +102,26 @@ def _parser() -> PlainParser:
 
 def _profile(given: argparse.Namespace, before: dict[str, Any] | None = None) -> Profile:
     """The settings of the submission before, over them the file's, and over those the options'."""
-    settings: dict[str, Any] = {}
-    for name, value in (before or {}).items():
-        settings[name] = tuple(value) if isinstance(value, list) else value
-    settings |= read_profile(given.profile) if given.profile else {}
-    for field in fields(Profile):
-        if (value := getattr(given, field.name)) is not None:
-            settings[field.name] = tuple(value) if isinstance(value, list) else value
-    if not settings.get("before"):
-        settings.setdefault("python", sys.executable)
-    return Profile(**settings)
+    options = {field.name: value for field in fields(Profile) if (value := getattr(given, field.name)) is not None}
+    settings = (before or {}) | (read_profile(given.profile) if given.profile else {}) | options
+    return Profile(**({} if settings.get("before") else {"python": sys.executable}) | settings)
 
 
-def _folder(given: str) -> tuple[SweepFolder, Sweep | None]:
+def _folder(given: str) -> SweepFolder:
     """The sweep's folder, written where it is not there yet."""
     path = Path(given)
     if path.is_dir():
-        return SweepFolder(path), None
+        return SweepFolder(path)
     sweep = read_sweep(path)
     if folder_of(sweep).is_dir():
-        return SweepFolder(folder_of(sweep)), sweep
+        return SweepFolder(folder_of(sweep))
     from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
     def resolve(run: SweepRun) -> Resolved:
         configured = read_fit_options(run.options(run.config))
         return Resolved(configured.path, configured.stored_data)
 
-    return SweepFolder.make(sweep, resolve, _bar), sweep
+    return SweepFolder.make(sweep, resolve, _bar)
 
 
 def _bar(runs: list[SweepRun]) -> Iterable[SweepRun]:
@@ -144,48 +132,51 @@ def _bar(runs: list[SweepRun]) -> Iterable[SweepRun]:
     return track(runs, "checking the runs", console=console, transient=True, disable=not console.is_terminal)
 
 
-def _other_inputs(done: list[FolderRun]) -> dict[str, list[int]]:
-    """Which data and starting weights are others than they were for runs that are done -> those runs."""
-    same: dict[str, list[FolderRun]] = {}  # runs by what they were begun with, which is looked at once
+def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:
+    """Says which runs are done, and which of them with data or starting weights that have changed since."""
+    if not done:
+        return
+    print(f"{len(done)} of {len(folder.runs)} are done: {ranges([run.index for run in done])}", file=sys.stderr)
+    same: dict[str, list[FolderRun]] = {}  # runs by the inputs they began with, which are looked at once
     for run in done:
         inputs = run.directory.record.get(INPUTS) or {}
         if any(inputs.values()):
             same.setdefault(json.dumps(inputs, sort_keys=True), []).append(run)
     found: dict[str, list[int]] = {}
-    for first, *others in same.values():
+    for runs in same.values():
         from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
-        with suppress(InputError):  # a config of before
-            if said := read_fit_options(first.options).changed_inputs(first.directory.record):
-                found.setdefault(said, []).extend(run.index for run in (first, *others))
-    return found
+        with suppress(InputError):  # a config of an earlier version
+            if said := read_fit_options(runs[0].options).changed_inputs(runs[0].directory.record):
+                found.setdefault(said, []).extend(run.index for run in runs)
+    again = f"fit --fresh with a line of {folder.path / 'runs.txt'} trains one again"
+    for inputs, indices in found.items():
+        print(wrapped(f"warning: {ranges(indices)}: trained with {inputs} ({again})"), file=sys.stderr)
 
 
-def _show_runs(folder: SweepFolder, sweep: Sweep | None) -> None:
-    """A line for each run: what it changes that not all do. On stderr: stdout is the script's."""
-    every = [run.changes for run in folder.runs]
-    common = {k: v for k, v in every[0].items() if all(c.get(k, ...) == v for c in every)}
-    keys = list(dict.fromkeys(key for changes in every for key in changes if key not in common))
-    short = short_names(keys)
-    configs = [run.options[0].rpartition("/")[2].removesuffix(".yaml") for run in folder.runs]
+def _show_runs(folder: SweepFolder) -> None:
+    """A line for each run: what it changes that not all do. On stderr: stdout is for the script."""
+    common = in_common([run.changes for run in folder.runs])
+    keys = list(dict.fromkeys(key for run in folder.runs for key in run.changes if key not in common))
+    short, rows = short_names(keys), []
+    for run in folder.runs:
+        changes = [as_option(run.changes[key]) if key in run.changes else "" for key in keys]
+        rows.append([str(run.index), Path(run.options[0].partition("=")[2]).stem, *changes])
     columns = ["run", "config", *(short[key] for key in keys)]
-    rows = [
-        [str(run.index), config, *(as_option(run.changes[key]) if key in run.changes else "" for key in keys)]
-        for run, config in zip(folder.runs, configs, strict=True)
-    ]
-    width = terminal_width()
-    print(table(columns, rows, len(columns), width), file=sys.stderr)
+    print(table(columns, rows, len(columns), terminal_width()), file=sys.stderr)
     if common:
         print(wrapped(f"all of them: {shown(common)}"), file=sys.stderr)
     print(f"{len(rows)} runs in {folder.path}", file=sys.stderr)
 
 
 def _left_to_submit(folder: SweepFolder, indices: list[int], resume: bool, before: dict[str, Any]) -> list[int]:
-    """Of the runs that are not done those that no job has."""
+    """Of the runs that are not done those that Slurm does not have."""
     if not resume:
         raise InputError(
             f"{folder.path} was submitted {before['time']} as job {before['job']}: "
             "--resume submits what failed, was stopped or is missing"
         )
-    waiting = queued(folder)
-    return [index for index in indices if index not in waiting]
+    queue = queue_of(folder, PATIENCE)
+    if queue.note:
+        raise InputError(queue.note)
+    return [index for index in indices if index not in queue.running and index not in queue.waiting]

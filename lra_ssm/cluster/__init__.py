@@ -1,1 +1,1 @@
-"""Many runs: a sweep file's runs, their folder, one Slurm array or some processes here, and where each stands."""
+"""Many runs: a sweep file, its folder, Slurm or processes here, and where each run stands."""

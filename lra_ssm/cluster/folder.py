@@ -1,15 +1,15 @@
-"""A sweep's folder: its runs as they were submitted, their logs, what was submitted.
+"""A sweep's folder: its runs as they were submitted, their logs, the jobs.
 
 <runs_dir>/sweeps/<name>-<digest>/
-    sweep.yaml         the file that it was made of
-    configs/           copies of its configs: what is edited later changes no run that waits
+    sweep.yaml         the sweep file
+    configs/           copies of its configs: what a user edits later changes no run that waits
     runs.json          every run: its number, options, changes and directory
-    runs.txt           the same options, a line each: what a task of the array reads
-    prepare.txt        options of `lra-ssm prepare` that make the data ready, a line for each data set
+    runs.txt           the same options, a line for each run: a task of the array reads its own
+    prepare.txt        options of `lra-ssm prepare` that make the data ready, a line for each dataset
     logs/<index>.log   what run <index> printed, in all its attempts
-    submit.sbatch, prepare.sbatch, collect.sbatch, submissions.json   see slurm.py
+    submit.sbatch, prepare.sbatch, results.sbatch, submissions.json   see slurm.py
 
-The digest is of the options and of the configs' contents: another sweep under the same name is another folder.
+The digest is of the options and of the configs' contents: another sweep of the same name has another folder.
 """
 
 import hashlib
@@ -17,19 +17,16 @@ import json
 import os
 import shlex
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, sha256, write_json
+from lra_ssm.files import new_folder, sha256, write_json
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import short_names
-
-SWEEPS = "sweeps"  # the folder below runs_dir
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,15 @@ class FolderRun:
 
     @property
     def done(self) -> bool:
-        """Whether it is trained, and tested after that: what `lra-ssm results` counts."""
+        """Whether it is trained, and tested after that: `lra-ssm results` counts it then."""
         return self.directory.finished and self.directory.tested
 
 
 class SweepFolder:
-    """A sweep's folder that is there. `find` gives that of a sweep file or a folder, `make` writes one."""
+    """A sweep's folder on the disk. `find` gives the one of a sweep file or a folder, `make` writes one.
+
+    Raises InputError where `path` is no such folder.
+    """
 
     def __init__(self, path: Path) -> None:
         file = path / "runs.json"
@@ -69,14 +69,15 @@ class SweepFolder:
                 for run in content["runs"]
             ]
         except OSError as error:
-            raise InputError(f"{path} is no folder of a sweep: {file.name} cannot be read: {error.strerror}") from error
+            said = f"{file.name} cannot be read: {error.strerror}"
+            raise InputError(f"{path} is no folder of a sweep: {said}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is damaged ({error!r}); submit {path.name} again") from error
-        self.path = path
+        self.path, self.logs = path, path / "logs"
 
     @classmethod
     def find(cls, given: str | Path) -> Self:
-        """The folder of a sweep: `given` itself, or that of a sweep file, submitted from here before.
+        """The folder of a sweep: `given` itself, or the one that a sweep file was submitted to from here.
 
         Raises InputError where there is none.
         """
@@ -100,61 +101,40 @@ class SweepFolder:
         resolve: Callable[[SweepRun], Resolved],
         track: Callable[[list[SweepRun]], Iterable[SweepRun]] = iter,
     ) -> Self:
-        """Writes the folder, whole or not at all; one that is there stays.
+        """Writes the folder, whole or not at all; one that exists stays as it is.
 
-        resolve: gives what a run's options come to, or raises InputError. track: shows how far it is.
+        Args:
+            sweep: its runs.
+            resolve: gives what a run's options come to, or raises InputError.
+            track: goes through the runs, and shows how many are done.
         """
         path = folder_of(sweep)
         if path.is_dir():
             return cls(path)
         copies = _copies(sweep)
-        runs: list[dict[str, Any]] = []
-        prepares: dict[str, list[str]] = {}
-        numbers: dict[Path, int] = {}
-        for run in track(sweep.runs):
-            try:
-                resolved = resolve(run)
-            except InputError as error:
-                raise InputError(f"sweep {sweep.file}, run {run.index} ({shown(run.changes)}): {error}") from error
-            if (first := numbers.setdefault(resolved.run, run.index)) != run.index:
-                raise InputError(f"sweep {sweep.file}: runs {first} and {run.index} are the same run, {resolved.run}")
-            options = run.options(path / "configs" / copies[run.config])
-            where = os.path.relpath(resolved.run, sweep.runs_dir)
-            runs.append({"index": run.index, "options": options, "changes": run.changes, "path": where})
-            if resolved.data:
-                prepares.setdefault(resolved.data, [o for o in options if o.startswith(("--config=", "--data"))])
+        runs, prepares = _resolved(sweep, lambda config: path / "configs" / copies[config], resolve, track)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=path.parent))
+            with new_folder(path) as partial:
+                (partial / "logs").mkdir()
+                (partial / "configs").mkdir()
+                for config, name in copies.items():
+                    shutil.copyfile(config, partial / "configs" / name)
+                shutil.copyfile(sweep.file, partial / "sweep.yaml")
+                write_json(partial / "runs.json", {"name": sweep.name, "source": str(sweep.file), "runs": runs})
+                for file, lines in (("runs.txt", [run["options"] for run in runs]), ("prepare.txt", prepares)):
+                    (partial / file).write_text("".join(f"{shlex.join(line)}\n" for line in lines))
         except OSError as error:
-            raise InputError(f"{path} cannot be made: {error.strerror}; choose another runs_dir") from error
-        try:
-            partial.chmod(0o755)
-            (partial / "logs").mkdir()
-            (partial / "configs").mkdir()
-            for config, name in copies.items():
-                shutil.copyfile(config, partial / "configs" / name)
-            shutil.copyfile(sweep.file, partial / "sweep.yaml")
-            write_json(partial / "runs.json", {"name": sweep.name, "source": str(sweep.file), "runs": runs})
-            lines = [shlex.join(run["options"]) + "\n" for run in runs]
-            (partial / "runs.txt").write_text("".join(lines))
-            lines = [shlex.join(line) + "\n" for line in prepares.values()]
-            (partial / "prepare.txt").write_text("".join(lines))
-            try:
-                partial.rename(path)
-            except OSError:
-                if not path.is_dir():  # else another process made the same one
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not path.is_dir():  # else another process has made the same one
+                raise InputError(f"{path} cannot be made: {error.strerror}; choose another runs_dir") from error
         return cls(path)
 
     def log(self, index: int) -> Path:
-        return self.path / "logs" / f"{index}.log"
+        return self.logs / f"{index}.log"
 
     @property
     def prepares(self) -> list[list[str]]:
-        """Options of `lra-ssm prepare`, for each data set of the sweep."""
+        """Options of `lra-ssm prepare`, for each dataset of the sweep."""
         return [shlex.split(line) for line in (self.path / "prepare.txt").read_text().splitlines()]
 
 
@@ -163,7 +143,12 @@ def folder_of(sweep: Sweep) -> Path:
     contents = {run.config: sha256(run.config) for run in sweep.runs}
     what = [[contents[run.config], run.options(run.config)] for run in sweep.runs]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
-    return Path(sweep.runs_dir) / SWEEPS / f"{sweep.name}-{digest}"
+    return Path(sweep.runs_dir) / "sweeps" / f"{sweep.name}-{digest}"
+
+
+def in_common(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The changes that are the same in all of them."""
+    return {key: value for key, value in every[0].items() if all(one.get(key, ...) == value for one in every)}
 
 
 def shown(changes: dict[str, Any], common: dict[str, Any] | None = None) -> str:
@@ -173,12 +158,39 @@ def shown(changes: dict[str, Any], common: dict[str, Any] | None = None) -> str:
     return ", ".join(f"{short[key]} {as_option(value)}" for key, value in left.items())
 
 
+def _resolved(
+    sweep: Sweep,
+    copy: Callable[[Path], Path],
+    resolve: Callable[[SweepRun], Resolved],
+    track: Callable[[list[SweepRun]], Iterable[SweepRun]],
+) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """The runs as runs.json has them, and the options that prepare their data, once for each dataset."""
+    runs: dict[Path, dict[str, Any]] = {}
+    prepares: dict[str, list[str]] = {}
+    for run in track(sweep.runs):
+        try:
+            resolved = resolve(run)
+        except InputError as error:
+            raise InputError(f"sweep {sweep.file}, run {run.index} ({shown(run.changes)}): {error}") from error
+        options, where = run.options(copy(run.config)), os.path.relpath(resolved.run, sweep.runs_dir)
+        entry = {"index": run.index, "options": options, "changes": run.changes, "path": where}
+        if (first := runs.setdefault(resolved.run, entry)) is not entry:
+            same = f"runs {first['index']} and {run.index} are the same run, {resolved.run}"
+            raise InputError(f"sweep {sweep.file}: {same}")
+        if resolved.data:
+            prepares.setdefault(resolved.data, [o for o in options if o.startswith(("--config=", "--data"))])
+    return list(runs.values()), list(prepares.values())
+
+
 def _copies(sweep: Sweep) -> dict[Path, str]:
-    """A name for each config's copy: as short as tells them apart."""
+    """A name for each config's copy, as short as tells them apart."""
     configs = sorted({run.config for run in sweep.runs})
-    names = {config: config.name for config in configs}
-    if len(set(names.values())) < len(configs):
-        names = {config: "-".join(part for part in config.parts if part not in ("..", ".", "/")) for config in configs}
-    if len(set(names.values())) < len(configs):
-        names = {config: f"{i}-{config.name}" for i, config in enumerate(configs, 1)}
+    for name in (
+        lambda config: config.name,
+        lambda config: "-".join(part for part in config.parts if part not in ("..", ".", "/")),
+        lambda config: f"{configs.index(config) + 1}-{config.name}",
+    ):
+        names = {config: name(config) for config in configs}
+        if len(set(names.values())) == len(configs):
+            break
     return names

@@ -1,24 +1,25 @@
-"""What the log of a run says of its last attempt. Logs may be long: they are read from the end."""
+"""What the log of a run says of its last attempt."""
 
-import os
 import re
 import socket
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from lra_ssm.errors import squeeze
 from lra_ssm.runs.provenance import now
 
-ATTEMPT, _ENDED = "== attempt ", "== ended: "  # what stands in a log before an attempt, and after some
+ATTEMPT, _ENDED = "== attempt ", "== ended: "  # lines before an attempt, and after some
 _ERROR, _OURS = "lra-ssm: error: ", "lra-ssm: "
-_TAIL, _FAR = 1 << 14, 1 << 22  # bytes that are read first, and at most
+_TAIL = 1 << 20  # bytes at the end of a log that are read
 _ATTEMPT = re.compile(rf"^{ATTEMPT}(\S+) on (\S+)$", re.MULTILINE)
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
-# Slurm's last words, those that say why before those that say that; srun's about exit codes follow our own.
+# Slurm's last words: first the lines that say why, then those that only say that it ended. What srun says about exit
+# codes repeats our own error.
 _SLURM = (
-    re.compile(r"^(?:slurmstepd|srun): error: .*(?: DUE TO |oom_kill|[Oo]ut [Oo]f [Mm]emory|OOM|NODE FAIL).*$", re.M),
-    re.compile(r"^(?:slurmstepd|srun): error: .*(?:CANCELLED|PREEMPT|exceeded|[Kk]illed).*$", re.M),
+    re.compile(r"^(?:slurmstepd|srun): error: (.*(?: DUE TO |oom_kill|[Oo]ut [Oo]f [Mm]emory|OOM|NODE FAIL).*)$", re.M),
+    re.compile(r"^(?:slurmstepd|srun): error: (.*(?:CANCELLED|PREEMPT|exceeded|[Kk]illed).*)$", re.M),
 )
 
 
@@ -26,70 +27,56 @@ _SLURM = (
 class Attempt:
     """The last attempt in a log."""
 
-    began: datetime | None = None  # where the log says so
+    began: float = 0.0  # seconds since 1970; 0 where the log does not say
     host: str | None = None
-    error: str = ""  # its last `lra-ssm: error: …`
-    ended: str = ""  # how its process ended, by whoever had started it
-    ours: str = ""  # another line of ours, the last one
+    error: str = ""  # the text of its last `lra-ssm: error: …`
+    ended: str = ""  # how its process ended, written by the process that started it
+    ours: str = ""  # the last other line that begins with `lra-ssm: `
     others: str = ""  # the last line of a traceback, or Slurm's words
     last: str = ""  # the last line of all
 
     @property
     def over(self) -> bool:
-        """Whether the log says that it ended, however."""
+        """Whether the log says that it ended."""
         return bool(self.error or self.ended or self.others) or self.ours.startswith("stopped by")
 
 
 def begin_line() -> str:
-    """What stands in a log before an attempt; Slurm's script writes the same."""
+    """The line before an attempt; the script for Slurm writes the same."""
     return f"{ATTEMPT}{now()} on {socket.gethostname()}"
 
 
 def ended_line(how: str) -> str:
-    """What stands after an attempt whose process said nothing itself."""
+    """The line after an attempt whose process could not say itself how it ended."""
     return f"{_ENDED}{how}"
 
 
-def last_attempt(log: Path) -> Attempt | None:
-    """None where there is no log. Raises nothing for what a log may hold."""
+def timestamp(time: Any) -> float:
+    """Seconds since 1970 of a time as records and logs have it; 0 for anything else."""
     try:
-        text = _tail(log)
+        return datetime.fromisoformat(time).timestamp()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def last_attempt(log: Path) -> Attempt | None:
+    """The last attempt, whatever the log holds; None where there is no log."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            text = file.read().decode(errors="replace").replace("\r", "\n")
     except OSError:
         return None
-    began = host = None
+    began, host = 0.0, None
     if found := list(_ATTEMPT.finditer(text)):
-        host, text = found[-1][2], text[found[-1].end() :]
-        try:
-            began = datetime.fromisoformat(found[-1][1])
-            began = began if began.tzinfo else began.replace(tzinfo=UTC)
-        except ValueError:
-            pass
+        began, host, text = timestamp(found[-1][1]), found[-1][2], text[found[-1].end() :]
     lines = [line for line in text.splitlines() if line.strip()]
-    plain = [line for line in lines if not line.startswith(_ERROR)]
-    crash = next((match[1] for match in reversed(list(_TRACEBACK.finditer(text)))), "")
-    words = (_last(lines, _ERROR), _last(lines, _ENDED), _last(plain, _OURS), crash or _slurm(text), _last(lines, ""))
+    others = [line for line in lines if not line.startswith(_ERROR)]
+    slurm = next((f"Slurm: {said[-1].strip(' *')}" for one in _SLURM if (said := one.findall(text))), "")
+    crash = (_TRACEBACK.findall(text) or [slurm])[-1]
+    words = (_last(lines, _ERROR), _last(lines, _ENDED), _last(others, _OURS), crash, _last(lines, ""))
     return Attempt(began, host, *map(squeeze, words))
 
 
 def _last(lines: list[str], prefix: str) -> str:
     return next((line.removeprefix(prefix) for line in reversed(lines) if line.startswith(prefix)), "")
-
-
-def _slurm(text: str) -> str:
-    for pattern in _SLURM:
-        if found := pattern.findall(text):
-            words = found[-1].partition("error: ")[2].strip(" *")
-            return f"Slurm: {words}"
-    return ""
-
-
-def _tail(log: Path) -> str:
-    """The end of a log, back to where its last attempt begins if that is not too far."""
-    with open(log, "rb") as file:
-        size, tail = file.seek(0, os.SEEK_END), _TAIL
-        while True:
-            file.seek(max(0, size - tail))
-            text = file.read(tail).decode(errors="replace").replace("\r", "\n")
-            if tail >= min(size, _FAR) or _ATTEMPT.search(text):
-                return text
-            tail *= 8

@@ -1,7 +1,8 @@
-"""The scripts that Slurm gets: an array with a task for each run, what comes before it and what after."""
+"""The scripts for Slurm: an array with a task for each run, a job before it and one after it."""
 
 import shlex
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ class Profile:
 
     Args:
         partition, account, qos, constraint, mem: as sbatch takes them.
-        time: limit of a run's attempt, as sbatch takes it (hours:minutes:seconds); a run that reaches it goes on in
+        time: limit of one attempt, as sbatch takes it (hours:minutes:seconds); a run that reaches it continues in
             another attempt.
         nodes: of each run.
         gpus: on each node; a process trains on each of them.
@@ -26,12 +27,12 @@ class Profile:
         cpus: of each process.
         concurrency: runs at the same time; None for as many as the cluster gives.
         grace: seconds before the time limit in which a run saves itself.
-        python: the interpreter that runs us there.
+        python: the interpreter of the jobs.
         before: lines of shell that come first: modules, an environment.
         extra: further options of sbatch, such as --exclude=node7.
 
     Raises:
-        InputError: values that cannot be.
+        InputError: a value is of the wrong kind, or too small.
     """
 
     partition: str | None = None
@@ -51,12 +52,22 @@ class Profile:
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "tasks", "cpus", "concurrency", "grace"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
-        if self.gpus < 0:
-            raise InputError(f"gpus is {self.gpus}; it must be at least 0")
+        for field in fields(self):
+            name, kind, value = field.name, str(field.type), getattr(self, field.name)
+            if value is None and "None" in kind:
+                continue
+            if "int" in kind:
+                least = 0 if name == "gpus" else 1
+                if type(value) is not int or value < least:
+                    raise InputError(f"{name} is {value!r}; it must be a whole number, at least {least}")
+            elif "tuple" in kind:
+                if not isinstance(value, (list, tuple)):
+                    raise InputError(f"{name} is {value!r}, not a list of lines")
+                object.__setattr__(self, name, tuple(map(str, value)))
+            elif name == "time" and isinstance(value, int):  # YAML 1.1 reads 24:00:00 as a number in base 60
+                raise InputError(f"time is read as {value} seconds by YAML: quote it, time: '24:00:00'")
+            else:
+                object.__setattr__(self, name, str(value))
         if wrong := [option for option in self.extra if not option.startswith("-")]:
             raise InputError(f"extra has {wrong[0]!r}; these are options of sbatch, such as --exclude=node7")
 
@@ -67,7 +78,7 @@ class Profile:
 
 
 def read_profile(file: Path) -> dict[str, Any]:
-    """The settings of a profile's file. Raises InputError for what none has, or is of another kind."""
+    """The settings of a profile's file. Raises InputError if one is unknown or cannot be."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -76,94 +87,78 @@ def read_profile(file: Path) -> dict[str, Any]:
         raise InputError(f"profile {file} is no YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"profile {file} holds no settings")
-    kinds = {field.name: str(field.type) for field in fields(Profile)}
-    for name, value in content.items():
-        if name not in kinds:
-            raise InputError(f"profile {file} has {name!r}; {hint(str(name), kinds, 'it takes')}")
-        if "tuple" in kinds[name]:
-            if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
-                raise InputError(f"profile {file}: {name} is {value!r}, not a list of lines")
-            content[name] = tuple(value)
-        elif "int" in kinds[name]:
-            if type(value) is not int and not (value is None and "None" in kinds[name]):
-                raise InputError(f"profile {file}: {name} is {value!r}, not a whole number")
-        elif isinstance(value, int) and name == "time":  # YAML 1.1 reads 24:00:00 as a number in base 60
-            raise InputError(f"profile {file}: time is read as {value} seconds by YAML: quote it, time: '24:00:00'")
-        elif value is not None and not isinstance(value, str):
-            content[name] = str(value)
+    names = [field.name for field in fields(Profile)]
+    if unknown := [str(name) for name in content if name not in names]:
+        raise InputError(f"profile {file} has {unknown[0]!r}; {hint(unknown[0], names, 'it takes')}")
+    try:
+        Profile(**content)
+    except InputError as error:
+        raise InputError(f"profile {file}: {error}") from error
     return content
 
 
 def array_script(folder: SweepFolder, indices: list[int], profile: Profile) -> str:
     """One task for each of these runs."""
     at_once = f"%{profile.concurrency}" if profile.concurrency else ""
-    runs = len(indices)
+    asked = ("partition", "account", "qos", "constraint", "time", "nodes")
     options = {
         "job-name": folder.name,
         "array": f"{ranges(indices)}{at_once}",
-        "output": folder.path / "logs" / "%a.log",
+        "output": folder.logs / "%a.log",
         "open-mode": "append",
-        "requeue": None,
+        "requeue": "",
         "signal": f"SIGUSR1@{profile.grace}",
-        "partition": profile.partition,
-        "account": profile.account,
-        "qos": profile.qos,
-        "constraint": profile.constraint,
-        "time": profile.time,
-        "nodes": profile.nodes,
+        **{name: getattr(profile, name) for name in asked},
         "ntasks-per-node": profile.processes,
         "gpus-per-node": profile.gpus or None,
         "cpus-per-task": profile.cpus,
         "mem": profile.mem,
     }
-    run = f"{shlex.quote(profile.python)} -m lra_ssm"
-    several = profile.processes * profile.nodes > 1
-    placed = f" --trainer.devices={profile.processes} --trainer.num_nodes={profile.nodes}" if several else ""
-    together = " --kill-on-bad-exit=1" if several else ""  # what is left of a run would wait for the one that died
-    alone = " --nodes=1 --ntasks=1 --ntasks-per-node=1" if several else ""
-    one = " --trainer.devices=1 --trainer.num_nodes=1 --trainer.strategy=auto" if several else ""
-    what = f"{runs:,} run{'s' if runs > 1 else ''}, a task of the array for each"
-    return _script(
-        f"{folder.path.name}: {what}; `lra-ssm submit {folder.source}` wrote this.",
-        options,
-        profile,
-        [
-            "# The options of this task's run are a line of runs.txt.",
-            f'options=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(folder.path / "runs.txt"))})',
-            'eval "options=($options)"',
-            "",
-            "# Trains, or goes on where the attempt before was stopped; a run that is trained is passed over. Slurm's",
-            "# signal before the time limit makes it save and queue itself again.",
-            f'srun{together} {run} fit "${{options[@]}}"{placed} || exit',
-            "",
-            "# Scores the best checkpoint on the test split, on one device: no example is counted twice.",
-            f'srun{alone} {run} test "${{options[@]}}"{one}',
-        ],
-    )
+    train = test = f"{shlex.quote(profile.python)} -m lra_ssm"
+    placed = one = ""
+    if profile.processes * profile.nodes > 1:
+        train = f"--kill-on-bad-exit=1 {train}"  # else the other processes would wait for the one that died
+        placed = f" --trainer.devices={profile.processes} --trainer.num_nodes={profile.nodes}"
+        test = f"--nodes=1 --ntasks=1 --ntasks-per-node=1 {test}"
+        one = " --trainer.devices=1 --trainer.num_nodes=1 --trainer.strategy=auto"
+    runs = f"{len(indices):,} run{'s' if len(indices) > 1 else ''}"
+    about = f"{runs}, a task of the array for each; `lra-ssm submit {folder.source}` wrote this."
+    lines = f"""\
+# The options of this task's run are a line of runs.txt.
+options=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(folder.path / "runs.txt"))})
+eval "options=($options)"
+
+# Trains, or resumes what the attempt before has saved; passes over a run that is trained. Before the time limit
+# Slurm's signal makes it save and queue itself again.
+srun {train} fit "${{options[@]}}"{placed} || exit
+
+# Scores the best checkpoint on the test split, on one device: no example is counted twice.
+srun {test} test "${{options[@]}}"{one}"""
+    return _script(f"{folder.path.name}: {about}", options, profile, lines)
 
 
 def prepare_script(folder: SweepFolder, profile: Profile) -> str:
     """Makes the data of all runs ready, in one job without a GPU."""
     run = f"{shlex.quote(profile.python)} -m lra_ssm prepare"
-    options = _small(folder, profile, "prepare") | {"time": profile.time, "cpus-per-task": profile.cpus}
-    lines = ["set -e"]
-    lines += [f"{run} {shlex.join(options)}" for options in folder.prepares]
-    return _script(f"The data of {folder.path.name}, which its array waits for.", options, profile, lines)
+    options = _small_job(folder, profile, "prepare") | {"time": profile.time, "cpus-per-task": profile.cpus}
+    lines = ["set -e", *(f"{run} {shlex.join(options)}" for options in folder.prepares)]
+    about = f"The data of {folder.path.name}, which its array waits for."
+    return _script(about, options, profile, "\n".join(lines))
 
 
-def collect_script(folder: SweepFolder, profile: Profile) -> str:
+def results_script(folder: SweepFolder, profile: Profile) -> str:
     """Writes the table of results when the array has ended."""
-    path = shlex.quote(str(folder.path))
-    run = f"{shlex.quote(profile.python)} -m lra_ssm"
-    lines = [f"{run} status {path}", f"{run} results {path} --out={path}/results.md --curves={path}/curves.png"]
-    return _script(f"The results of {folder.path.name}.", _small(folder, profile, "results"), profile, lines)
+    path, run = shlex.quote(str(folder.path)), f"{shlex.quote(profile.python)} -m lra_ssm"
+    lines = f"{run} status {path}\n{run} results {path} --out={path}/results.md --curves={path}/curves.png"
+    options = _small_job(folder, profile, "results")
+    return _script(f"The results of {folder.path.name}.", options, profile, lines)
 
 
-def _small(folder: SweepFolder, profile: Profile, what: str) -> dict[str, Any]:
+def _small_job(folder: SweepFolder, profile: Profile, what: str) -> dict[str, Any]:
     """Options of a job beside the array."""
     return {
         "job-name": f"{folder.name}-{what}",
-        "output": folder.path / "logs" / f"{what}.log",
+        "output": folder.logs / f"{what}.log",
         "open-mode": "append",
         "partition": profile.partition,
         "account": profile.account,
@@ -173,24 +168,26 @@ def _small(folder: SweepFolder, profile: Profile, what: str) -> dict[str, Any]:
     }
 
 
-def _script(about: str, options: dict[str, Any], profile: Profile, lines: list[str]) -> str:
-    flags = [f"--{name}" + ("" if value is None else f"={value}") for name, value in options.items()
-             if value is not None or name == "requeue"]  # fmt: skip
-    head = ["#!/bin/bash", f"# {about}", *(f"#SBATCH {flag}" for flag in [*flags, *profile.extra])]
-    begin = [
-        f'echo "{ATTEMPT}$(date -u +%Y-%m-%dT%H:%M:%S+00:00) on $(hostname)"',
-        "flock --nonblock 1  # status sees it",
-    ]
-    threads = ["export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"]
-    return "\n".join([*head, "", *begin, "", *profile.before, *threads, "", *lines, ""])
+def _script(about: str, options: dict[str, Any], profile: Profile, lines: str) -> str:
+    flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    head = "\n".join(f"#SBATCH {flag.removesuffix('=')}" for flag in [*flags, *profile.extra])
+    before = "".join(f"{line}\n" for line in profile.before)
+    return f"""\
+#!/bin/bash
+# {about}
+{head}
+
+echo "{ATTEMPT}$(date -u +%Y-%m-%dT%H:%M:%S+00:00) on $(hostname)"
+flock --nonblock 1  # status sees it
+
+{before}export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
+
+{lines}
+"""
 
 
 def ranges(indices: list[int]) -> str:
     """Numbers as Slurm's --array has them: 1-4,7."""
-    parts: list[list[int]] = []
-    for index in sorted(indices):
-        if parts and parts[-1][1] == index - 1:
-            parts[-1][1] = index
-        else:
-            parts.append([index, index])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    groups = groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0])
+    runs = [[index for _, index in group] for _, group in groups]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,145 +1,138 @@
-"""What we say to Slurm, and what it answers."""
+"""Submits a sweep to Slurm, and asks Slurm about it."""
 
 import json
 import re
 import shutil
 import subprocess
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lra_ssm.cluster.folder import SweepFolder
-from lra_ssm.cluster.script import Profile, array_script, collect_script, prepare_script
+from lra_ssm.cluster.script import Profile, array_script, prepare_script, results_script
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import replacing, write_json
 from lra_ssm.runs.provenance import now
 
-_PATIENCE = 120  # seconds for sbatch, which a busy controller may keep waiting
+PATIENCE = 120.0  # seconds for sbatch: a busy controller may keep it waiting
 _SHOWN = 8  # partitions
+# Runs in other states that squeue shows (REQUEUE_HOLD, SPECIAL_EXIT, …) wait.
+_RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
 
 
-def scripts(folder: SweepFolder, indices: list[int], profile: Profile, collect: bool) -> dict[str, str]:
-    """The jobs of a submission, by the file that each is written to, in the order in which they run."""
-    found = {"prepare.sbatch": prepare_script(folder, profile)} if folder.prepares else {}
-    found["submit.sbatch"] = array_script(folder, indices, profile)
-    return found | ({"results.sbatch": collect_script(folder, profile)} if collect else {})
+@dataclass(frozen=True)
+class Queue:
+    """What Slurm says about a sweep's runs, by their index; empty without a Slurm."""
+
+    running: frozenset[int] = frozenset()
+    waiting: dict[int, str] = field(default_factory=dict)  # with Slurm's reason
+    gone: frozenset[int] = frozenset()  # submitted before, and no longer in the queue
+    note: str = ""  # why Slurm could not be asked
 
 
-def write_scripts(folder: SweepFolder, indices: list[int], profile: Profile, collect: bool) -> list[str]:
-    """Writes them into the folder; returns their names, in the order in which they run."""
-    found = scripts(folder, indices, profile, collect)
-    folder.log(0).parent.mkdir(exist_ok=True)  # without, where they were removed, Slurm fails every task silently
-    for name, text in found.items():
+NO_QUEUE = Queue()
+
+
+def write_scripts(folder: SweepFolder, indices: list[int], profile: Profile, results: bool) -> dict[str, str]:
+    """Writes the jobs of a submission into the folder; gives them by their files, in the order in which they run."""
+    scripts = {"prepare.sbatch": prepare_script(folder, profile)} if folder.prepares else {}
+    scripts["submit.sbatch"] = array_script(folder, indices, profile)
+    if results:
+        scripts["results.sbatch"] = results_script(folder, profile)
+    folder.logs.mkdir(exist_ok=True)  # a user may have removed it; without it every task fails silently
+    for name, text in scripts.items():
         with replacing(folder.path / name) as file:
             file.write(text)
-    return list(found)
+    return scripts
 
 
-def submit(folder: SweepFolder, indices: list[int], profile: Profile, collect: bool) -> dict[str, str]:
+def submit(folder: SweepFolder, indices: list[int], profile: Profile, results: bool) -> dict[str, str]:
     """Submits these runs as one array, after a job that prepares their data; gives the jobs' ids by their scripts.
 
-    Raises InputError with Slurm's own words for what it refuses; nothing stays queued then.
+    Raises InputError with Slurm's own words if it refuses one; nothing stays queued then.
     """
+    if shutil.which("sbatch") is None:
+        raise InputError("sbatch is not here: submit from a machine of the cluster, or run here with --local N")
     jobs: dict[str, str] = {}
-    for name in write_scripts(folder, indices, profile, collect):
+    for name in write_scripts(folder, indices, profile, results):
         after = []
         if jobs:
             how = "afterany" if name == "results.sbatch" else "afterok"
             after = [f"--dependency={how}:{list(jobs.values())[-1]}", "--kill-on-invalid-dep=yes"]
         try:
-            jobs[name] = _sbatch([*after, str(folder.path / name)])
+            command = ["sbatch", "--parsable", *after, str(folder.path / name)]
+            said = _ask(command, PATIENCE, f"Slurm refuses {name}")
+            jobs[name] = said.strip().partition(";")[0]  # the cluster's name may follow
         except InputError:
             for job in jobs.values():
-                with suppress(OSError, subprocess.SubprocessError):
-                    subprocess.run(["scancel", job], capture_output=True, timeout=_PATIENCE)
+                with suppress(InputError):
+                    _ask(["scancel", job], PATIENCE)
             raise
-    entry = {"time": now(), "job": jobs["submit.sbatch"], "indices": indices, "jobs": jobs, "profile": asdict(profile)}
+    entry = {
+        "time": now(),
+        "job": jobs["submit.sbatch"],
+        "indices": indices,
+        "jobs": jobs,
+        "profile": asdict(profile),
+    }
     write_json(folder.path / "submissions.json", [*submissions(folder), entry])
     return jobs
 
 
 def submissions(folder: SweepFolder) -> list[dict[str, Any]]:
-    """What was submitted of a sweep, the last one last."""
+    """The submissions of a sweep, the last one last."""
     try:
-        found = json.loads((folder.path / "submissions.json").read_bytes())
-    except (OSError, ValueError):
+        return list(json.loads((folder.path / "submissions.json").read_bytes()))
+    except FileNotFoundError:
         return []
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def queued(folder: SweepFolder, patience: float = _PATIENCE) -> dict[int, tuple[str, str]]:
-    """Runs that Slurm has, by their index: the job's state and its reason, in Slurm's words.
-
-    Raises InputError where squeue is not here or does not answer within `patience` seconds: nothing is known then.
-    """
-    jobs = [str(one["job"]) for one in submissions(folder)]
-    if not jobs:
-        return {}
-    command = ["squeue", "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%K|%T|%r"]
-    done = _asked(command, patience)
-    if done.returncode and "Invalid job id" not in done.stderr:  # which Slurm has forgotten: it has ended
-        raise InputError(f"squeue fails: {squeeze(done.stderr)}")
-    known: dict[int, tuple[str, str]] = {}
-    for line in done.stdout.splitlines():
-        index, _, rest = line.partition("|")
-        state, _, reason = rest.partition("|")
-        if index.strip().isdecimal():
-            known[int(index)] = (state, reason)
-    return known
+def queue_of(folder: SweepFolder, patience: float = 5.0) -> Queue:
+    """Asks squeue once, for at most `patience` seconds."""
+    jobs = submissions(folder)
+    if not jobs or shutil.which("squeue") is None:
+        return NO_QUEUE
+    ids = ",".join(str(job["job"]) for job in jobs)
+    try:
+        out = _ask(["squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%K|%T|%r"], patience)
+    except InputError as error:
+        if "Invalid job id" not in str(error):  # Slurm has forgotten jobs that ended long ago
+            return Queue(note=str(error))
+        out = ""
+    found = [(int(index), *words) for index, *words in re.findall(r"^(\d+)\|(.*?)\|(.*)$", out, re.MULTILINE)]
+    running = frozenset(index for index, state, _ in found if state in _RUNNING)
+    waiting = {index: reason for index, _, reason in found if index not in running}
+    submitted = frozenset(index for job in jobs for index in job["indices"])
+    return Queue(running, waiting, submitted - running - waiting.keys())
 
 
-def partitions(patience: float = 3.0) -> str | None:
+def partitions() -> str | None:
     """Slurm's version and its partitions, in one line; None where there is no sbatch.
 
-    Raises InputError where sbatch or sinfo cannot be run, fails, or does not answer within `patience` seconds.
+    Raises InputError where sbatch or sinfo cannot be run, fails, or does not answer within 3 seconds.
     """
     if shutil.which("sbatch") is None:
         return None
-    said = []
-    for command in (["sbatch", "--version"], ["sinfo", "--noheader", "--format=%P|%a|%D|%l|%G"]):
-        done = _asked(command, patience)
-        if done.returncode:
-            reasons = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise InputError(f"{command[0]} fails: {reasons[-1].removeprefix(f'{command[0]}: ')}")
-        said.append(done.stdout.splitlines())
-    found = []
-    for line in said[1]:
-        name, up, nodes, limit, gpus = (*line.strip().split("|"), "", "", "", "")[:5]
-        parts = [
-            f"{nodes} nodes",
-            limit,
-            *([gpus] if gpus not in ("", "(null)") else []),
-            *([up] if up != "up" else []),
-        ]
-        found.append(f"{name} ({', '.join(parts)})")
+    version = _ask(["sbatch", "--version"], 3.0)
+    found = _ask(["sinfo", "--noheader", "--format=%P (%D nodes, %l, %G, %a)"], 3.0).splitlines()
+    names = ", ".join(line.strip() for line in found[:_SHOWN]).replace(", (null)", "").replace(", up)", ")")
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return squeeze(f"{' '.join(said[0])}; partitions {', '.join(found[:_SHOWN]) or 'none'}{more}")
+    return squeeze(f"{version.strip()}; partitions {names or 'none'}{more}")
 
 
-def _asked(command: list[str], patience: float) -> subprocess.CompletedProcess[str]:
-    """Raises InputError where the command cannot be run, or does not answer in time."""
+def _ask(command: list[str], patience: float, fails: str = "") -> str:
+    """What a command of Slurm prints.
+
+    Raises InputError, with Slurm's words behind `fails`, if it fails, cannot be run, or needs over `patience` seconds.
+    """
+    name = command[0]
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=patience, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=patience, check=False)
     except OSError as error:
-        raise InputError(f"{command[0]} cannot be run: {error.strerror}") from None
+        raise InputError(f"{name} cannot be run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise InputError(f"{command[0]} did not answer within {patience:g} s") from None
-
-
-def _sbatch(arguments: list[str]) -> str:
-    """The id of the job that sbatch made."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", *arguments], capture_output=True, text=True, timeout=_PATIENCE, check=False
-        )
-    except FileNotFoundError:
-        raise InputError(
-            "sbatch is not here: submit from a machine of the cluster, or run here with --local N"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise InputError(f"sbatch did not answer within {_PATIENCE} s; squeue --me shows what it took") from None
-    if done.returncode or not (job := re.match(r"\d+", done.stdout.strip())):
-        said = squeeze(done.stderr or done.stdout).removeprefix("sbatch: error: ")
-        raise InputError(f"Slurm refuses {Path(arguments[-1]).name}: {said}")
-    return job.group()
+        raise InputError(f"{name} did not answer within {patience:g} s") from None
+    if done.returncode:
+        said = re.sub(rf"^{name}: (?:error: )?", "", done.stderr or done.stdout, flags=re.MULTILINE)
+        raise InputError(f"{fails or f'{name} fails'}: {said or f'exit code {done.returncode}'}")
+    return done.stdout

@@ -26,7 +26,8 @@ A run is the options of one `lra-ssm fit`. Seeds vary slowest: the first runs ar
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -38,7 +39,7 @@ from lra_ssm.errors import InputError, hint
 from lra_ssm.runs.identity import SEED
 
 _PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants", "random")
-_TOGETHER = ("set", "grid", "random")  # a group's are added to those beside it; its other parts stand in their place
+_TOGETHER = ("set", "grid", "random")  # a group adds to those beside it; its other parts replace theirs
 _RANGE = ("from", "to", "points", "scale")
 _MOST = 10_000  # runs
 
@@ -65,12 +66,6 @@ class Sweep:
     runs_dir: str
     runs: list[SweepRun]
 
-    @property
-    def common(self) -> dict[str, Any]:
-        """What every run changes in the same way."""
-        first = self.runs[0].changes
-        return {k: v for k, v in first.items() if all(r.changes.get(k, ...) == v for r in self.runs)}
-
 
 def read_sweep(file: Path) -> Sweep:
     """The runs of a sweep file, numbered from 1.
@@ -90,7 +85,7 @@ def read_sweep(file: Path) -> Sweep:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML would keep the last; a date is text, as written."""
+    """Refuses a key that stands twice in a mapping (YAML keeps the last); a date is text, as written."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
@@ -132,10 +127,6 @@ def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
         if len(found) > _MOST:
             raise InputError(f"these are more than {_MOST:,} runs; fewer values in grid, or fewer random runs")
     runs = [SweepRun(i, config, changes, runs_dir) for i, (config, changes) in enumerate(found, 1)]
-    seen: dict[str, int] = {}
-    for run in runs:
-        if (first := seen.setdefault(repr((run.config, sorted(run.changes.items()))), run.index)) != run.index:
-            raise InputError(f"runs {first} and {run.index} are the same")
     return Sweep(name, file, runs_dir, runs)
 
 
@@ -168,8 +159,9 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
 
 
 def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
-    """The same options, each behind those whose names its own begins with: a class that is given in another's place
-    starts from its own defaults, so that what holds for it comes after it."""
+    """The same options, each after those whose names its own begins with.
+
+    A class that replaces another one starts from its own defaults: options given before it would be lost."""
     names = {key: ".".join(p for p in key.split(".") if p not in ("class_path", "init_args")) for key in changes}
     ordered: dict[str, Any] = {}
     for key, name in names.items():
@@ -180,15 +172,16 @@ def _classes_first(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(experiment: str, config: Path, variant: str, where: str) -> str:
-    if set("{}") & set(experiment.replace("{config}", "").replace("{variant}", "")):
-        raise InputError(f"{where}.experiment is {experiment!r}; what stands in braces is config or variant")
-    if "{variant}" in experiment and not variant:
-        raise InputError(f"{where}.experiment is {experiment!r}, and there are no variants; name some, or leave it out")
-    return experiment.replace("{config}", config.stem).replace("{variant}", variant)
+    names = {"{config}": config.stem} | ({"{variant}": variant} if variant else {})
+    try:
+        return re.sub(r"\{[^}]*\}?", lambda braces: names[braces[0]], experiment)
+    except KeyError as error:  # {variant} without variants is one
+        said = f"{error.args[0]} is not known, {' and '.join(names)} may stand in it"
+        raise InputError(f"{where}.experiment is {experiment!r}; {said}") from None
 
 
 def _settings(keys: str, given: Any, where: str) -> list[dict[str, Any]]:
-    """What a line of a grid sets: one option, or several that go together and have the same value or a list of them."""
+    """What a line of a grid sets: one option, or several that have the same value or a list of them."""
     names = [name.strip() for name in keys.split(",")]
     found = []
     for value in _values(given, where):
@@ -207,15 +200,14 @@ def _values(given: Any, where: str) -> list[Any]:
         return given
     if not isinstance(given, Mapping):
         raise InputError(f"{where} is {given!r}; give a list of values, or {{from: 0.001, to: 0.1, points: 3}}")
-    low, high, log = _range(given, where)
-    points = given.get("points")
+    value, points = _range(given, where), given.get("points")
     if not isinstance(points, int) or points < 2:
         raise InputError(f"{where}.points is {points!r}; a range has 2 or more")
-    return [_between(low, high, i / (points - 1), log) for i in range(points)]
+    return [value(i / (points - 1)) for i in range(points)]
 
 
 def _draws(given: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """The random values of each draw. An option's do not change when another one is added, or when more are drawn."""
+    """The random values of each draw. They stay the same when another option is added, or when more are drawn."""
     if not given:
         yield {}
         return
@@ -230,37 +222,34 @@ def _draws(given: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
             value = given[key]
             if isinstance(value, list) and value:
                 draw[key] = generators[key].choice(value)
-                continue
-            if not isinstance(value, Mapping) or "points" in value:
+            elif isinstance(value, Mapping) and "points" not in value:
+                draw[key] = _range(value, f"{where}.{key}")(generators[key].random())
+            else:
                 raise InputError(f"{where}.{key} is {value!r}; give a list, or {{from: 0.001, to: 0.1, scale: log}}")
-            low, high, log = _range(value, f"{where}.{key}")
-            draw[key] = _between(low, high, generators[key].random(), log)
         yield draw
 
 
-def _range(given: Mapping[str, Any], where: str) -> tuple[float, float, bool]:
-    """Ends of a range, and whether it is one of magnitudes."""
+def _range(given: Mapping[str, Any], where: str) -> Callable[[float], float]:
+    """The value at a part, 0 to 1, of a range: a whole number between whole ends, else six digits, so that a table
+    shows exactly what is run."""
     _known(given, _RANGE, where)
     scale = given.get("scale", "linear")
     if scale not in ("linear", "log"):
         raise InputError(f"{where}.scale is {scale!r}, not linear or log")
-    ends = []
-    for name in ("from", "to"):
-        try:
-            end = given.get(name)
-            ends.append(end if isinstance(end, int) else float(end))  # type: ignore[arg-type]  # YAML reads 1e-4 as text
-        except (TypeError, ValueError):
-            raise InputError(f"{where}.{name} is {given.get(name)!r}, not a number") from None
-    low, high = ends
-    if not (math.isfinite(low) and math.isfinite(high) and low < high) or scale == "log" and low <= 0:
+    ends = [given.get("from"), given.get("to")]
+    try:
+        # YAML reads 1e-4 as text.
+        low, high = (end if isinstance(end, int) else float(end) for end in ends)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InputError(f"{where} goes from {ends[0]!r} to {ends[1]!r}; these are numbers") from None
+    if not -math.inf < low < high < math.inf or scale == "log" and low <= 0:
         raise InputError(f"{where} goes from {low} to {high}; from is less than to, and above 0 where the scale is log")
-    return low, high, scale == "log"
 
+    def value(part: float) -> float:
+        found = low * (high / low) ** part if scale == "log" else low + (high - low) * part
+        return round(found) if all(isinstance(end, int) for end in ends) else float(f"{found:.6g}")
 
-def _between(low: float, high: float, part: float, log: bool) -> float:
-    """Whole numbers between whole ends; others to six digits, so that a table shows what is run."""
-    value = low * (high / low) ** part if log else low + (high - low) * part
-    return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.6g}")
+    return value
 
 
 def as_option(value: Any) -> str:

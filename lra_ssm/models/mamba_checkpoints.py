@@ -61,6 +61,13 @@ _HF = {
     "time_step_min": 1e-3, "time_step_max": 0.1,
 }  # fmt: skip
 
+# state-spaces' name -> transformers'.
+_HF_NAMES = {
+    "d_model": "hidden_size", "n_layer": "num_hidden_layers", "d_state": "state_size", "d_conv": "conv_kernel",
+    "dt_rank": "time_step_rank", "dt_min": "time_step_min", "dt_max": "time_step_max", "bias": "use_bias",
+    "conv_bias": "use_conv_bias", "tie_embeddings": "tie_word_embeddings",
+}  # fmt: skip
+
 
 def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """The specification of the `LanguageModel` that a config.json of either layout describes; None for other layouts.
@@ -68,27 +75,13 @@ def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | 
     Raises InputError, naming it, for a setting that such a model cannot have.
     """
     if config.get("model_type") == "mamba":
-        values = _settings(config, _HF, where, strict=False)
-        _require(values, where, layer_norm_epsilon=1e-5)
-        if values["hidden_act"] not in ("silu", "swish"):
-            raise InputError(f"{where}: hidden_act is {values['hidden_act']!r}; 'silu' alone can be read")
-        D, vocabulary, multiple = values["hidden_size"], values["vocab_size"], 1
-        values |= {
-            "n_layer": values["num_hidden_layers"], "rms_norm": True, "tie_embeddings": values["tie_word_embeddings"],
-            "d_state": values["state_size"], "d_conv": values["conv_kernel"], "dt_rank": values["time_step_rank"],
-            "bias": values["use_bias"], "conv_bias": values["use_conv_bias"], "dt_min": values["time_step_min"],
-            "dt_max": values["time_step_max"],
-        }  # fmt: skip
-        E = config.get("intermediate_size", int(values["expand"] * D))
+        values = _of_transformers(config, where)
     elif {"d_model", "n_layer"} <= config.keys() and "model_type" not in config:
-        values = _settings(config, _STATE_SPACES, where, strict=True)
-        _require(values, where, d_intermediate=0, attn_layer_idx=[])
-        values |= _settings(values["ssm_cfg"], _SSM_CFG, f"{where}: ssm_cfg", strict=True)
-        _require(values, f"{where}: ssm_cfg", layer="Mamba1")
-        D, vocabulary, multiple = values["d_model"], values["vocab_size"], values["pad_vocab_size_multiple"]
-        E = int(values["expand"] * D)
+        values = _of_state_spaces(config, where)
     else:
         return None
+    D, E = values["d_model"], values.get("d_inner", int(values["expand"] * values["d_model"]))
+    vocabulary, multiple = values["vocab_size"], values["pad_vocab_size_multiple"]
     sizes = (D, E, values["n_layer"], values["d_state"], values["d_conv"], vocabulary, multiple)
     if not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise InputError(f"{where}: its sizes {sizes} are not all whole numbers of at least 1")
@@ -99,13 +92,8 @@ def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | 
         "delta_min": values["dt_min"],
         "delta_max": values["dt_max"],
     }
-    block = {
-        "expand": E / D,
-        "d_conv": values["d_conv"],
-        "norm": "rms" if values["rms_norm"] else "layer",
-        "bias": values["bias"],
-        "conv_bias": values["conv_bias"],
-    }
+    norm = "rms" if values["rms_norm"] else "layer"
+    block = {"expand": E / D, "norm": norm, **{name: values[name] for name in ("d_conv", "bias", "conv_bias")}}
     arguments = {
         "layer": {"class_path": "lra_ssm.layers.S6", "init_args": layer},
         "vocab_size": vocabulary,
@@ -117,6 +105,25 @@ def network_of_mamba(config: Mapping[str, Any], where: str) -> dict[str, Any] | 
         "residual_in_float32": values["residual_in_fp32"],
     }
     return {"class_path": "lra_ssm.models.LanguageModel", "init_args": arguments}
+
+
+def _of_transformers(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings by state-spaces' names."""
+    values = _settings(config, _HF, where, strict=False)
+    _require(values, where, layer_norm_epsilon=1e-5)
+    if values["hidden_act"] not in ("silu", "swish"):
+        raise InputError(f"{where}: hidden_act is {values['hidden_act']!r}; 'silu' alone can be read")
+    renamed = {ours: values[theirs] for ours, theirs in _HF_NAMES.items()}
+    inner = {"d_inner": config["intermediate_size"]} if "intermediate_size" in config else {}
+    return {**values, **renamed, **inner, "rms_norm": True, "pad_vocab_size_multiple": 1}
+
+
+def _of_state_spaces(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    values = _settings(config, _STATE_SPACES, where, strict=True)
+    _require(values, where, d_intermediate=0, attn_layer_idx=[])
+    values |= _settings(values["ssm_cfg"], _SSM_CFG, f"{where}: ssm_cfg", strict=True)
+    _require(values, f"{where}: ssm_cfg", layer="Mamba1")
+    return values
 
 
 def _settings(given: Any, defaults: Mapping[str, Any], where: str, strict: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from lra_ssm import __version__
 from lra_ssm.machine import available_cores, cpu_name
 
-# What can change a run's numbers: not the commands' words, the bench, or how a run is recorded.
+# What can change a run's numbers: not the commands' words, or how a run is recorded.
 _COMPUTES = ("ops", "layers", "models", "tasks", "datamodules", "callbacks.py", "runs/saving.py")
 
 # Of the job that a start is part of.

@@ -50,7 +50,7 @@ def fit(
         trainer: made of the run's `trainer_arguments`.
         task, data: what is trained, and on what; None where the task loads its own data.
         signals: of the `ending` that this is called in.
-        run: a `Run`: the identity and the directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
+        run: a `Run`, identity and directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
         weights, prepare, strict: as of `make_ready`.
 
     Raises:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.cluster.folder import SweepFolder
-from lra_ssm.cluster.queue import Queue
 from lra_ssm.cluster.status import run_state
 from tests.cluster.sweeps import held, run_left, sweep_folder
 from tests.runner import TINY
@@ -21,6 +20,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 # An interpreter that knows two commands alone, and trains nothing: what a run with seed N does stands in seedN.
 INTERPRETER = """#!/bin/bash
+[ $1 != -Ic ] || exec PYTHON "$@"  # which becomes this script, with the command
 command=$3 seed=${5#*=}
 echo "$command $seed $OMP_NUM_THREADS" >> calls
 directory=runs/mine/$(printf %010d $seed)
@@ -40,16 +40,15 @@ while true; do sleep 0.05; done
 STUBBORN = "record started; trap '' TERM; touch ready$seed; while true; do sleep 0.05; done"
 
 
-def start(folder: SweepFolder, at_a_time: int, indices: list[int] | None = None, **env: str) -> subprocess.Popen:
-    """run_local in a process of its own, with the interpreter above."""
+def start(folder: SweepFolder, at_a_time: int, **env: str) -> subprocess.Popen:
+    """The command in a process of its own, with the interpreter above."""
     base = folder.path.parents[2]
-    (base / "python").write_text(INTERPRETER)
+    (base / "python").write_text(INTERPRETER.replace("PYTHON", sys.executable))
     (base / "python").chmod(0o755)
     code = (
-        "import sys; from pathlib import Path\nfrom lra_ssm.cluster.folder import SweepFolder\n"
-        f"from lra_ssm.cluster import local\nsys.executable = './python'\nlocal._SAID_EVERY = 0.5\n"
-        f"folder = SweepFolder(Path({str(folder.path.relative_to(base))!r}))\n"
-        f"sys.exit(local.run_local(folder, {indices or [run.index for run in folder.runs]}, {at_a_time}))"
+        "import sys\nfrom lra_ssm.cli import main\nfrom lra_ssm.cluster import local\n"
+        "sys.executable = './python'\nlocal._SAID_EVERY = 0.5\n"
+        f"sys.exit(main(['submit', {str(folder.path.relative_to(base))!r}, '--local={at_a_time}']))"
     )
     given = {**os.environ, "PYTHONPATH": str(CHECKOUT), **env}
     if "OMP_NUM_THREADS" not in env:
@@ -122,7 +121,7 @@ def test_a_failed_run_stops_no_other_and_is_told_in_a_line(tmp_path):
     for seed in (1, 2, 3):
         (tmp_path / f"seed{seed}").unlink()
     assert start(folder, 4).wait(60) == 0  # the same again goes on with what is left
-    assert [run_state(folder, run, Queue()).state for run in folder.runs] == ["done"] * 4
+    assert [run_state(folder, run).state for run in folder.runs] == ["done"] * 4
     assert sum(line.startswith("fit 4 ") for line in calls(tmp_path)) == 1
     assert sum(line.startswith("fit 2 ") for line in calls(tmp_path)) == 1
 
@@ -132,7 +131,7 @@ def test_data_is_prepared_once_and_first(tmp_path):
     (folder.path / "prepare.txt").write_text("--config=a.yaml --seed=7\n--config=b.yaml --seed=8\n")
     (tmp_path / "seed8").write_text("echo 'lra-ssm: error: no LRA release at x'; exit 2")
     said, _ = (process := start(folder, 2)).communicate(timeout=60)
-    assert process.returncode == 1 and [line[:9] for line in calls(tmp_path)] == ["prepare 7", "prepare 8"]
+    assert process.returncode == 2 and [line[:9] for line in calls(tmp_path)] == ["prepare 7", "prepare 8"]
     where = folder.path.relative_to(tmp_path) / "logs/prepare.log"
     assert said.splitlines()[-1] == f"lra-ssm: error: data is not prepared: no LRA release at x ({where})"
     (tmp_path / "seed8").unlink()
@@ -174,7 +173,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path):
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130 and not alive(tmp_path)
-    assert run_state(folder, folder.runs[0], Queue()).reason == "killed by SIGKILL"
+    assert run_state(folder, folder.runs[0]).reason == "killed by SIGKILL"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system's own signal at a parent's death")
@@ -184,14 +183,14 @@ def test_runs_save_and_end_when_their_parent_is_killed(tmp_path):
         (tmp_path / f"seed{seed}").write_text(SAVES)
     process = start(folder, 2)
     wait_for(tmp_path / "ready1", tmp_path / "ready2")
-    assert run_state(folder, folder.runs[0], Queue()).state == "running"  # by the lock on its log
+    assert run_state(folder, folder.runs[0]).state == "running"  # by the lock on its log
     process.kill()
     until = time.monotonic() + 10
     while alive(tmp_path):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert calls(tmp_path).count("stopped") == 2
-    assert run_state(folder, folder.runs[0], Queue()).state == "stopped"
+    assert run_state(folder, folder.runs[0]).state == "stopped"
 
 
 def test_a_run_that_another_process_works_at_is_left_alone(tmp_path):
@@ -224,7 +223,7 @@ def test_real_fits(tmp_path):
     assert done.stdout.endswith("2 runs: 1 done, 1 failed\n")
     (path,) = (tmp_path / "runs/sweeps").iterdir()
     folder = SweepFolder(path)
-    found = run_state(folder, folder.runs[0], Queue())
+    found = run_state(folder, folder.runs[0])
     assert (found.state, found.step, found.of, found.attempts) == ("done", 2, 2, 1)
     assert found.test.keys() == {"test/accuracy"} and found.val.keys() == {"val/accuracy"}
     assert folder.log(1).read_text().count("finished: ") == 1

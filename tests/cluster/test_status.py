@@ -11,9 +11,9 @@ import pytest
 
 from lra_ssm.cli import main
 from lra_ssm.cluster.folder import SweepFolder
-from lra_ssm.cluster.queue import Queue, queue_of
-from lra_ssm.cluster.rows import lines, summary, titles
+from lra_ssm.cluster.slurm import NO_QUEUE, queue_of
 from lra_ssm.cluster.status import RunState, run_state, seconds_left, states
+from lra_ssm.cluster.table import status_table, summary, titles
 from lra_ssm.runs.directory import RunDirectory, is_held
 from tests.cluster.sweeps import HERE, at, held, log_left, run_left, sweep_folder
 
@@ -23,8 +23,8 @@ def folder(tmp_path):
     return sweep_folder(tmp_path, 3)
 
 
-def only(folder, queue=None):
-    return run_state(folder, folder.runs[0], queue or Queue())
+def only(folder):
+    return run_state(folder, folder.runs[0])
 
 
 def test_a_run_of_which_there_is_nothing_waits(folder):
@@ -84,9 +84,9 @@ def test_a_run_that_saved_for_a_signal_is_stopped(folder):
     log_left(folder, 1, "step 40/100", said, ago=101)
     assert (only(folder).state, only(folder).reason) == ("stopped", "stopped by SIGTERM at step 40, saved")
     run_left(folder, 2, "stopped by max_time")
-    assert run_state(folder, folder.runs[1], Queue()).state == "stopped"
+    assert run_state(folder, folder.runs[1]).state == "stopped"
     log_left(folder, 3, "lra-ssm: stopped by SIGTERM")  # it had not come to its directory
-    assert run_state(folder, folder.runs[2], Queue()).state == "stopped"
+    assert run_state(folder, folder.runs[2]).state == "stopped"
 
 
 def test_a_failure_is_that_of_the_record_or_of_the_last_attempt(folder):
@@ -143,11 +143,11 @@ def test_a_run_on_another_machine_is_believed_while_it_gives_signs(folder):
     run_left(folder, 1, host="elsewhere", ago=9000, quiet=5)
     assert (only(folder).state, only(folder).silent) == ("running", None)
     run_left(folder, 2, host="elsewhere", ago=9000, quiet=300)
-    second = run_state(folder, folder.runs[1], Queue())
+    second = run_state(folder, folder.runs[1])
     assert second.state == "running" and second.silent == pytest.approx(300, abs=5)
-    assert "2 running: no sign for 0:05:0" in lines(folder, [second], [second], 100)
+    assert "2 running: no sign for 0:05:0" in status_table(folder, [second], [second], 100)
     run_left(folder, 3, host="elsewhere", ago=9000, quiet=700)
-    assert run_state(folder, folder.runs[2], Queue()).state == "lost"
+    assert run_state(folder, folder.runs[2]).state == "lost"
 
 
 def test_an_attempt_on_another_machine_is_over_when_its_log_says_so(folder):
@@ -156,7 +156,7 @@ def test_an_attempt_on_another_machine_is_over_when_its_log_says_so(folder):
     log.write_text(log.read_text() + "lra-ssm: error: no data root\n")
     assert only(folder).state == "failed"
     log_left(folder, 2, "note: generating", host=HERE)
-    assert run_state(folder, folder.runs[1], Queue()).state == "failed"
+    assert run_state(folder, folder.runs[1]).state == "failed"
 
 
 def test_what_files_hold_breaks_nothing(folder):
@@ -168,7 +168,7 @@ def test_what_files_hold_breaks_nothing(folder):
         for name in ("run.json", "progress.json", "metrics.csv", "test.json", ".holder.json"):
             (path / name).write_bytes(text)
         log.write_bytes(text)
-        assert lines(folder, states(folder), states(folder), 80)
+        assert status_table(folder, states(folder), states(folder), 80)
 
 
 def test_the_reason_in_a_long_log_is_found_from_its_end(folder):
@@ -226,14 +226,13 @@ def test_what_slurm_has_no_more_is_not_believed(folder, monkeypatch):
      ("sleep 60", "did not answer within 0.3 s"), ("echo '1|'; echo '|||'; echo nonsense", "")],
 )  # fmt: skip
 def test_a_squeue_that_fails_or_hangs_changes_nothing_but_a_note(folder, monkeypatch, script, note):
-    monkeypatch.setattr("lra_ssm.cluster.queue._PATIENCE", 0.3)
     slurm(folder, monkeypatch, f"exec {script}" if "sleep" in script else script)
     run_left(folder, 1, host="elsewhere", ago=9000, quiet=5)
-    queue = queue_of(folder)
+    queue = queue_of(folder, 0.3)
     assert note in queue.note and bool(note) == bool(queue.note)
     assert [run.state for run in states(folder, queue)][1:] == ["waiting" if note else "lost", "waiting"]
     monkeypatch.setenv("PATH", str(folder.path))
-    assert queue_of(folder) == Queue()  # no squeue here
+    assert queue_of(folder) == NO_QUEUE  # no squeue here
 
 
 # --- the lock ---
@@ -329,10 +328,10 @@ def test_the_table_keeps_to_its_terminal(folder, width):
     run_left(folder, 2, "failed", reason="a long reason " * 20)
     with held(path / ".lock"):
         found = states(folder)
-    table = lines(folder, found, found, width).split("2 failed: ")[0].splitlines()
+    table = status_table(folder, found, found, width).split("2 failed: ")[0].splitlines()
     assert max(map(len, table)) <= width
     thousand = [RunState(i, "lost" if i % 9 else "running", phase="training") for i in (1, 2, 3) for _ in range(40)]
-    assert len(lines(folder, thousand, thousand, width, height=24).splitlines()) <= 24
+    assert len(status_table(folder, thousand, thousand, width, height=24).splitlines()) <= 24
 
 
 def test_time_left_is_that_of_the_slowest_or_of_all_who_wait():

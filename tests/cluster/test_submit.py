@@ -161,7 +161,7 @@ def test_what_is_done_with_other_data_or_weights_is_told(here, capsys):
             "sweep sweep.yaml, run 1 (rl 1): model.optimizer: OptimizerSettings takes no key 'rl'",
         ),
         ({"set": {"trainer.max_epochs": "x"}}, [], "run 1 (max_epochs x): "),
-        ({}, ["--nodes=0"], "nodes is 0; it must be at least 1"),
+        ({}, ["--nodes=0"], "nodes is 0; it must be a whole number, at least 1"),
         ({}, ["--local=0"], "--local is 0; it is the number of runs at a time"),
         ({}, ["--extra=exclude"], "extra has 'exclude'; these are options of sbatch"),
         ({}, ["--profile=none.yaml"], "profile none.yaml cannot be read: No such file"),
@@ -227,7 +227,8 @@ def test_profiles(here):
     with pytest.raises(InputError, match="time is read as 86400 seconds by YAML: quote it"):
         read_profile(Path("p.yaml"))
     for text, said in (
-        ("gpu: 1", "p.yaml has 'gpu'; did you mean 'gpus'?"), ("gpus: two", "gpus is 'two', not a whole number"),
+        ("gpu: 1", "p.yaml has 'gpu'; did you mean 'gpus'?"),
+        ("gpus: two", "p.yaml: gpus is 'two'; it must be a whole number"),
         ("before: x", "before is 'x', not a list of lines"), ("- 1", "holds no settings"), ("a: [", "is no YAML"),
     ):  # fmt: skip
         Path("p.yaml").write_text(text)
@@ -235,7 +236,7 @@ def test_profiles(here):
             read_profile(Path("p.yaml"))
         assert said in str(error.value)
     Path("p.yaml").write_text("mem: 64\nbefore: [module load x]\n")
-    assert read_profile(Path("p.yaml")) == {"mem": "64", "before": ("module load x",)}
+    assert Profile(**read_profile(Path("p.yaml"))) == Profile(mem="64", before=("module load x",))
 
 
 def test_templates_and_scripts_are_shell(here, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lra_ssm.cli.pictures import draw_batch
+from lra_ssm.cli.batch_picture import draw_batch
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.images.transforms import bitreversal_permutation, random_permutation
 from lra_ssm.datamodules.mnist import reader

@@ -264,7 +264,7 @@ def test_constructor_is_fit_for_the_command_line() -> None:
 
 
 def test_made_up_pairs_can_be_learnt(tmp_path: Path) -> None:
-    """What docs/data.md and other tests train on: the letters alone tell its topics apart."""
+    """What docs/small-runs.md and other tests train on: the letters alone tell its topics apart."""
     data = prepared(tmp_path, source=str(write_pairs(tmp_path / "pairs", (600, 10, 200))))
     prepared_data = open_prepared(data.prepared_folder)
 

@@ -1,0 +1,192 @@
+"""Measures Mamba as a language model beside its matrix products and others' code, at two sizes.
+
+- Training at 1,024 tokens a step: forward and backward with the loss, and the whole step with clipping and AdamW. The
+  base is the matrix products alone, forward and backward, as a perfect program would spend its time.
+- The prompt: forward without gradients in the parallel form, the last position's logits.
+- Generation, greedy, of one sequence and of eight: a token reads every weight once, and the base is matrix products
+  that do so and nothing else; sums of the weights read them with less arithmetic.
+- The head's loss beside the plain one, with its memory.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench import Bench, Contender, Row, options, words
+from lra_ssm.ops import linear_cross_entropy
+from measure import BOTH, Call, Prepared, free_bytes, prepare, seeded
+from peers import Model, Products, Size, models
+from plots import Bar, bar_plot
+from step_parts import parts_of_step
+
+EXAMPLE = "python benchmarks/language.py --sizes=small --threads=2 --budget=3 --repeats=7"
+SIZES = {
+    "small": Size(layers=8, D=256, V=8192, L=512, B=2),
+    "130m": Size(layers=24, D=768, V=50280, L=256, B=4),  # Mamba's
+}
+STEP, PRODUCTS, READING = "step", "matrix products alone", "sums of the weights"
+_PROMPT, _CLIP = 2048, 1.0
+_TOKENS = 8  # one after another, as generation has them: each finds in the caches what the one before left there
+_PATIENCE = 2  # budgets of seconds
+
+
+class Comparison:
+    """Everything of one size; all its parts have the same models, which are built once."""
+
+    def __init__(self, name: str, size: Size, bench: Bench) -> None:
+        self.name, self.size, self.bench = name, size, bench
+        self.models, self.missing = dict[str, Model](), dict[str, str]()
+        for label, build in models(size, bench.device, free_bytes(bench.device)).items():
+            bench.say(f"{name}: building {label}")
+            try:
+                self.models[label] = self._built(build)
+            except ImportError as error:  # of what its package needs, or it is not there
+                self.missing[label] = f"not measured: {error}"
+        self.products = Products(size, bench.device)
+
+    def _built(self, build: Callable[[], Model] | str) -> Model:
+        if isinstance(build, str):
+            raise ImportError(build)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build()
+        model.module.to(self.bench.device)
+        return model
+
+    def _times(
+        self, what: str, mode: str, calls: dict[str, Call], tokens: int, more: dict[str, str], **shape: int
+    ) -> list[Row]:
+        gc.collect()
+        full = {"layers": self.size.layers, "D": self.size.D, "V": self.size.V, **shape}
+        effort = self.bench.least_effort()
+        rows = self.bench.times(f"{self.name}: {what}", mode, full, calls, PRODUCTS, more, effort)
+        for row in rows:
+            row.extra = {"tokens/s": 1e3 * tokens / row.ms} if row.ms else {}
+        return self.bench.keep(rows)
+
+    def training(self) -> dict[str, float]:
+        """Rows of training; returns the parts of our step, in ms."""
+        tokens, missing = self.size.B * self.size.L, dict(self.missing)
+        calls = {label: self._training(model) for label, model in self.models.items()}
+        for mode in (BOTH, STEP):
+            own = {label: call[mode] for label, call in calls.items() if label not in missing}
+            own = {PRODUCTS: partial(self.products.both, tokens), **own}
+            for row in self._times("training", mode, own, tokens, missing, B=self.size.B, L=self.size.L):
+                if row.ms and row.ms > 1e3 * _PATIENCE * self.bench.effort.budget:
+                    missing[row.contender] = f"not measured: {mode} alone took {row.ms / 1e3:.0f} s"
+        return parts_of_step(calls["ours"][STEP], self.bench.device)[0]
+
+    def _training(self, model: Model) -> dict[str, Call]:
+        ids, targets = self.size.batch(self.bench.device)
+        optimizer = torch.optim.AdamW(model.groups(), lr=1e-4, fused=True)
+
+        def both() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            model.backward(ids, targets)
+
+        def step() -> None:
+            both()
+            nn.utils.clip_grad_norm_(model.module.parameters(), _CLIP)
+            optimizer.step()
+
+        return {BOTH: both, STEP: step}
+
+    def generation(self) -> None:
+        """A prompt, then token by token."""
+        self.models.pop("transformers, use_mambapy", None)  # a setting of training alone
+        for model in self.models.values():
+            model.module.eval()
+            model.module.zero_grad(set_to_none=True)
+        length = 64 if self.bench.given.quick else _PROMPT
+        ids = torch.randint(self.size.V, (1, length), generator=seeded()).to(self.bench.device)
+        calls: dict[str, Call] = {PRODUCTS: partial(self.products.forward, length, 1)}
+        calls |= {label: partial(_prompt, model, ids) for label, model in self.models.items()}
+        self._times("reading a prompt", "prompt", calls, length, self.missing, B=1, L=length)
+        for batch in (1, 8):
+            calls = {PRODUCTS: partial(self.products.token, batch), READING: self.products.read}
+            calls |= {label: _token(model, batch) for label, model in self.models.items()}
+            calls = {label: partial(_repeatedly, call) for label, call in calls.items()}
+            self._times("generation", f"{_TOKENS} tokens", calls, _TOKENS * batch, self.missing, B=batch)
+
+    def loss(self) -> None:
+        """linear_cross_entropy beside F.cross_entropy of all logits."""
+        shape = {"positions": self.size.B * self.size.L, "D": self.size.D, "V": self.size.V}
+        truth = partial(head_loss, False, *shape.values(), self.bench.device, torch.float64)
+        names = {"F.cross_entropy of all logits": False, "linear_cross_entropy": True}
+        builds = {n: partial(head_loss, ours, *shape.values(), self.bench.device) for n, ours in names.items()}
+        contenders = [Contender(name, build, truth) for name, build in builds.items()]
+        self.bench.compare(f"{self.name}: the head's loss", shape, contenders, modes=(BOTH,))
+
+
+@torch.inference_mode()
+def _prompt(model: Model, ids: Tensor) -> Tensor:
+    return model.prompt(ids)
+
+
+def _token(model: Model, batch: int) -> Callable[[], None]:
+    """Each call is one token more, of the most probable one before."""
+    with torch.inference_mode():
+        state = model.start(batch)
+    ids = torch.zeros(batch, dtype=torch.int64, device=next(model.module.parameters()).device)
+
+    @torch.inference_mode()
+    def call() -> None:
+        nonlocal state, ids
+        logits, state = model.step(ids, state)
+        ids = logits.argmax(-1)
+
+    return call
+
+
+def _repeatedly(call: Callable[[], Any]) -> None:
+    for _ in range(_TOKENS):
+        call()
+
+
+def head_loss(
+    ours: bool, positions: int, D: int, V: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Prepared:
+    """The summed loss of a head and its gradients: ours, or F.cross_entropy of all logits."""
+    random = seeded()
+    inputs = {"x": torch.randn(positions, D, generator=random), "weight": torch.randn(V, D, generator=random) * D**-0.5}
+    targets = torch.randint(V, (positions,), generator=random).to(device)
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        if ours:
+            return linear_cross_entropy(x, weight, targets, reduction="sum")
+        return F.cross_entropy(F.linear(x, weight), targets, reduction="sum")
+
+    return prepare(loss, {name: x.to(device, dtype) for name, x in inputs.items()})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser.add_argument("--sizes", type=words, default=list(SIZES), metavar="LIST",
+                        help="small (8 x 256) and 130m, comma-separated; default: both")  # fmt: skip
+    given = parser.parse_args(arguments)
+    if unknown := set(given.sizes) - set(SIZES):
+        parser.error(f"--sizes: there are {', '.join(SIZES)}, not {', '.join(unknown)}")
+    bench, profiles = Bench("language", given), {}
+    for name in given.sizes[:1] if given.quick else given.sizes:
+        size = Size(layers=2, D=16, V=64, L=32, B=2) if given.quick else SIZES[name]
+        comparison = Comparison(name, size, bench)
+        profiles[name] = comparison.training()
+        comparison.generation()
+        comparison.loss()
+        total = sum(profiles[name].values())
+        lines = [[part, f"{ms / total:.1%}", f"{ms:.1f}"] for part, ms in profiles[name].items()]
+        bench.table(f"{name}: one step, by part", ["part", "share", "ms"], lines, left=1)
+    bars = [
+        Bar(f"{row.comparison}, {row.mode}, B {row.shape.get('B')}", row.contender, float(row.extra["tokens/s"]))
+        for row in bench.rows if "tokens/s" in row.extra
+    ]  # fmt: skip
+    bench.finish(bar_plot(bars, "tokens/s", f"language\n{bench.hardware}"), {"profiles, ms": profiles})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Measures batches of every task's loader, and what share of a training step they take.
+
+The data are random, in prepared folders of the real format, with lengths like the real ones. Loaders, transforms and
+batch sizes are the configs'. The step is that of the config's S4D model, the fastest: loading's share of other models'
+steps is smaller.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+
+from bench import Bench, Row, options, positive
+from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.storage.format import open_prepared
+from lra_ssm.datamodules.storage.writer import DatasetWriter
+from measure import interleave
+from plots import Bar, bar_plot
+from steps import CONFIGS, read, step
+
+EXAMPLE = "python benchmarks/loading.py --threads=2 --budget=2"
+WORKERS = (0, 2)
+_BATCHES = 20
+_SHARE = "% of a step"
+
+
+class Task(NamedTuple):
+    """shape: of images (height, width, channels).  lengths: shortest and mean of sequences, drawn from an exponential
+    distribution and cut at the config's max_length; means over real data as in docs and datasets' papers."""
+
+    folder: str
+    shape: tuple[int, int, int] | None = None
+    lengths: tuple[int, int] = (0, 0)
+    per_example: int = 1
+
+
+TASKS = {
+    "ListOps": Task("lra/listops", lengths=(500, 1035)),
+    "Text": Task("lra/text", lengths=(50, 1325)),
+    "Retrieval": Task("lra/retrieval", lengths=(3000, 4000), per_example=2),
+    "Image": Task("lra/image", (32, 32, 1)),
+    "Pathfinder": Task("lra/pathfinder", (32, 32, 1)),
+    "Path-X": Task("lra/pathx", (128, 128, 1)),
+    "sCIFAR": Task("scifar", (32, 32, 3)),
+    "MNIST": Task("mnist", (28, 28, 1)),
+}
+
+
+def write_random(folder: Path, task: Task, examples: int, longest: int, classes: int, vocabulary: int) -> None:
+    """A prepared folder with a split to train on."""
+    random, labels = np.random.RandomState(0), np.arange(examples) % classes
+    if task.shape is not None:
+        writer = DatasetWriter(folder, dataset="random", num_classes=classes)
+        images = random.randint(0, 256, (examples, *task.shape), dtype=np.uint8)
+        writer.images("train", task.shape).extend(images, labels)
+    else:
+        shortest, mean = task.lengths
+        lengths = shortest + random.exponential(mean - shortest, examples * task.per_example).astype(np.int64)
+        lengths = np.clip(lengths, 1, longest)
+        writer = DatasetWriter(
+            folder, dataset="random", num_classes=classes, vocabulary=[str(i) for i in range(vocabulary)],
+            max_length=longest, per_example=task.per_example,
+        )  # fmt: skip
+        writer.split("train").extend(random.randint(3, vocabulary, lengths.sum()), lengths, labels)
+    writer.finish({"kind": "random"})
+
+
+def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> dict[str, ResumableLoader]:
+    """The config's loader over random data, by number of workers."""
+    settings, network = config["data"]["init_args"], config["model"]["init_args"]["network"]["init_args"]
+    data = resolve_name(config["data"]["class_path"])(**settings)
+    longest = 32 if quick else settings.get("max_length", 0)
+    examples = (2 if quick else _BATCHES) * data.batch_size
+    write_random(folder, task, examples, longest, data.num_classes, network["vocab_size"] or 0)
+    dataset = data.make_dataset(open_prepared(folder).split("train"), "train")
+    order = EpochBatches(len(dataset), data.batch_size, 0)
+    return {f"{workers} workers": ResumableLoader(dataset, order, workers) for workers in WORKERS}
+
+
+def measure(name: str, task: Task, bench: Bench) -> list[Row]:
+    given, file = bench.given, CONFIGS / task.folder / "s4d.yaml"
+    config = yaml.safe_load(file.read_text())
+    if given.batch or given.quick:
+        config["data"]["init_args"]["batch_size"] = given.batch or 2
+    with TemporaryDirectory() as folder:
+        found = loaders(Path(folder), task, config, given.quick)
+        one, other = (list(loader) for loader in found.values())
+        samples = sum(len(batch.labels) for batch in one)
+        positions = sum((batch.inputs[..., :1] if task.shape else batch.inputs).numel() for batch in one)
+        mean_length = positions // samples // task.per_example
+        calls = {workers: _pass(loader) for workers, loader in found.items()}
+        shape = {"B": len(one[0].labels), "mean L": mean_length}
+        rows = bench.times(f"{name}'s loader", "a pass", shape, calls)
+    per_sample = _seconds_of_step(file, mean_length, bench)
+    equal = len(one) == len(other) and all(map(_equal, one, other))
+    for row in rows:
+        assert row.ms is not None
+        row.extra = {
+            "ms a batch": row.ms / len(one),
+            "samples/s": 1e3 * samples / row.ms,
+            _SHARE: 0.1 * row.ms / samples / per_sample,
+            "same batches": "yes" if equal else "NO",
+        }
+    return bench.keep(rows)
+
+
+def _pass(loader: ResumableLoader) -> Callable[[], None]:
+    def call() -> None:
+        for _ in loader:
+            pass
+
+    return call
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return all(x is y or torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+def _seconds_of_step(file: Path, length: int, bench: Bench) -> float:
+    """Of one example, at the loader's mean length."""
+    training = replace(read(file), length=length)
+    training = replace(training, batch=training.batch if bench.is_gpu else 2)
+    if bench.given.quick:
+        training = replace(training.changed(d_model=16, n_layers=1), length=min(length, 32))
+    call, _ = step(training, bench.device)
+    return interleave({"step": call}, replace(bench.effort, repeats=3))["step"].median / training.batch
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser.add_argument("--batch", type=positive, metavar="N", help="default: the configs'")
+    bench = Bench("loading", parser.parse_args(arguments))
+    bars = []
+    for name, task in TASKS.items():
+        for row in measure(name, task, bench):
+            bars.append(Bar("", f"{name}, {row.contender}", float(row.extra[_SHARE])))
+    bench.finish(bar_plot(bars, "loading, % of an S4D training step", f"loading\n{bench.hardware}"))
+
+
+if __name__ == "__main__":
+    main()

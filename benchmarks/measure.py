@@ -1,0 +1,218 @@
+"""Times, memory and errors of contenders.
+
+Times are taken in turn, round by round, so that what slows the machine for a while slows every contender. The clock is
+that of torch.utils.benchmark, which waits for the GPU; its `timeit` is not used, because it calls a contender of 100 s
+three times for one sample.
+"""
+
+import ctypes
+import gc
+import math
+import multiprocessing
+import resource
+import timeit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.benchmark.utils.timer import timer
+
+FORWARD, BOTH = "forward", "forward+backward"
+FAILURES = (RuntimeError, ValueError, ImportError)  # out of memory is a RuntimeError
+Call = Callable[[], Any]
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Prepared(NamedTuple):
+    """calls: mode -> what is timed.  results: the value and its gradients by name; errors are computed of them."""
+
+    calls: dict[str, Call]
+    results: Callable[[], dict[str, Tensor]]
+
+
+def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> Prepared:
+    """`run(**inputs)` without gradients, and with those of every input, for fixed random weights of the result."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    with torch.no_grad():
+        y = run(**inputs)
+        # the same numbers in float32 and float64, in the memory layout of y
+        weights = torch.empty_like(y).copy_(torch.randn(y.shape, generator=seeded(1, y.device), device=y.device))
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return run(**inputs)
+
+    def both() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(run(**leaves), list(leaves.values()), weights)
+
+    def results() -> dict[str, Tensor]:
+        return {"y": forward()} | {f"gradient of {name}": x for name, x in zip(leaves, both(), strict=True)}
+
+    return Prepared({FORWARD: forward, BOTH: both}, results)
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Timing:
+    """Seconds per call by round; `inner` calls made up each sample."""
+
+    inner: int
+    seconds: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return median_and_spread(list(self.seconds.values()))[0]
+
+    def over(self, other: "Timing") -> tuple[float, float]:
+        """Median and spread of the ratio to another time, round by round, of the rounds that both took part in."""
+        common = self.seconds.keys() & other.seconds.keys()
+        return median_and_spread([self.seconds[r] / other.seconds[r] for r in common])
+
+
+def median_and_spread(values: list[float]) -> tuple[float, float]:
+    """The median, and the interquartile range as a share of it."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return float(middle), float((high - low) / middle)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """repeats: rounds.  budget: seconds of one contender; a slow one gets fewer rounds, but at least `least`.
+    sample: seconds that a sample lasts at least, by calling several times."""
+
+    repeats: int = 15
+    budget: float = 10.0
+    least: int = 3
+    sample: float = 0.005
+
+
+def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], float] = timer) -> dict[str, Timing]:
+    """Times every call once per round, in an order that rotates; round 0 has all, so that every pair has a ratio."""
+    timers = {name: timeit.Timer(call, timer=clock) for name, call in calls.items()}
+    timings, rounds = dict[str, Timing](), dict[str, set[int]]()
+    for name, each in timers.items():
+        seconds = max(each.timeit(1), 1e-9)
+        if seconds < effort.budget / effort.least:  # the first call also loads and compiles
+            seconds = max(each.timeit(1), 1e-9)
+        inner = math.ceil(effort.sample / seconds) or 1
+        count = min(effort.repeats, max(effort.least, int(effort.budget / (seconds * inner))))
+        timings[name], rounds[name] = Timing(inner), {i * effort.repeats // count for i in range(count)}
+    names = list(calls)
+    gc.freeze()  # what is there already: collections look at what the calls left alone
+    for number in range(effort.repeats):
+        gc.collect()  # timeit keeps it from running within a sample
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if number in rounds[name]:
+                inner = timings[name].inner
+                timings[name].seconds[number] = timers[name].timeit(inner) / inner
+    gc.unfreeze()
+    return timings
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def peak_memory(build: Callable[[], Prepared], modes: list[str], device: torch.device) -> dict[str, float]:
+    """Mode -> megabytes (10^6 bytes) beyond the inputs.
+
+    On a GPU the allocator counts them. On a CPU Linux counts them in a fresh process, which may take half of the memory
+    that is free; elsewhere nothing is measured.
+
+    Raises:
+        RuntimeError: the call failed, or its process ended.
+    """
+    if device.type == "cuda":
+        calls = build().calls
+        return {mode: _peak_on_gpu(calls[mode]) for mode in modes}
+    if not _CLEAR.exists():
+        return {}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "lra_ssm.tasks", "matplotlib.figure"])  # imported once for all
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_in_child, args=(sender, build, modes, torch.get_num_threads()))
+    process.daemon = True  # ends with the script
+    process.start()
+    sender.close()
+    try:
+        answer = receiver.recv()
+    except EOFError:
+        process.join()
+        answer = f"the process that measured memory ended with {process.exitcode}"
+    process.join()
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return answer
+
+
+def _peak_on_gpu(call: Call) -> float:
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def _measure_in_child(sender: Any, build: Callable[[], Prepared], modes: list[str], threads: int) -> None:
+    try:
+        sender.send(_peaks_here(build, modes, threads))
+    except Exception as error:
+        sender.send(reason(error))
+
+
+def _peaks_here(build: Callable[[], Prepared], modes: list[str], threads: int) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, (_held("VmData") + free_bytes(torch.device("cpu")) // 2,) * 2)
+    # glibc is to give freed blocks back at once: memory left over from before would hide what a call takes
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
+    calls, peaks = build().calls, {}
+    for mode in modes:
+        calls[mode]()  # loads libraries and starts threads
+        _CLEAR.write_text("5")  # sets the high-water mark back
+        before = _held("VmRSS")
+        result = calls[mode]()
+        peaks[mode] = max(0, _held("VmHWM") - before) / 1e6
+        del result
+    return peaks
+
+
+def _held(name: str, file: Path = _STATUS) -> int:
+    """Bytes, by their name in a file of /proc."""
+    return int(next(x for x in file.read_text().splitlines() if x.startswith(f"{name}:")).split()[1]) * 1024
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a device's memory; 8 GB where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    info = Path("/proc/meminfo")
+    return _held("MemAvailable", info) if info.exists() else 8 << 30
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def errors_against(results: dict[str, Tensor], truth: dict[str, Tensor]) -> tuple[float, float | None]:
+    """Largest absolute error over the truth's largest absolute value: of the result, and of the worst gradient."""
+    relative = []
+    for name, want in truth.items():
+        error, scale = float((results[name].to(want.dtype) - want).abs().max()), float(want.abs().max())
+        # a gradient that is zero throughout (A's at length 1) has no relative error; NaN is worse than anything
+        relative.append(math.inf if math.isnan(error) else error / (scale or 1.0))
+    return relative[0], max(relative[1:], default=None)
+
+
+def reason(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

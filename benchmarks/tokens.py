@@ -1,0 +1,219 @@
+"""Measures texts to tokens, ours beside the usual way, and batches of windows beside a training step.
+
+- encode: the tokenizer's library on texts in memory (of a tokenizer.json; other tokenizers are ours alone).
+- prepare: all that `lra-ssm prepare corpus` does with a file of these texts.
+- datasets.map: as Hugging Face's run_clm example does, with an empty cache: load, map(tokenise), map(group_texts).
+"""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bench import Bench, Row, options
+from lra_ssm.datamodules import Corpus
+from lra_ssm.layers import S4D, LayerSpec
+from lra_ssm.models import Backbone
+from measure import Call
+from plots import Bar, bar_plot
+
+EXAMPLE = "python benchmarks/tokens.py --source=corpus/ --tokenizer=tokenizer.json --threads=2"
+_BYTES, _MADE_UP_WORDS = 64_000_000, 50_000
+_BLOCK = 1024  # tokens: run_clm's default
+
+
+def read_texts(source: Path | None, size: int) -> list[str]:
+    """The first texts of a source, about `size` bytes: "text" of .jsonl, paragraphs of a file, .txt files of a folder.
+
+    None: made up, of words with frequencies as Zipf has them.
+    """
+    texts, taken = list[str](), 0
+    try:
+        for text in _made_up() if source is None else _read(source):
+            if text.strip():
+                texts.append(text)
+                taken += len(text.encode())
+            if taken >= size:
+                break
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f'error: --source {source}: cannot be read, or is no jsonl of "text" ({error})') from error
+    return texts or _no_text(source)
+
+
+def _no_text(source: Path | None) -> list[str]:
+    raise SystemExit(f"error: --source {source}: no text in it")
+
+
+def _read(source: Path) -> Iterator[str]:
+    if source.is_dir():
+        for file in sorted(source.rglob("*.txt")):
+            yield file.read_text(encoding="utf-8")
+    elif source.suffix == ".jsonl":
+        with open(source, encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)["text"]
+    else:
+        yield from source.read_text(encoding="utf-8").split("\n\n")
+
+
+def _made_up() -> Iterator[str]:
+    random = np.random.RandomState(0)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = np.array(["".join(random.choice(letters, random.randint(1, 12))) for _ in range(_MADE_UP_WORDS)])
+    while True:
+        yield " ".join(words[np.minimum(random.zipf(1.2, 250), _MADE_UP_WORDS) - 1])
+
+
+class Tokenising:
+    """The calls, all of the same texts.  folder: an empty one, for files.  cores: processes, where a call has any."""
+
+    def __init__(self, folder: Path, texts: list[str], tokenizer: str, cores: int) -> None:
+        self.folder, self.texts, self.cores = folder, texts, cores
+        self.file = folder / "texts.jsonl"
+        _write(texts, self.file)
+        self.settings: dict[str, Any] = {"source": str(self.file), "val_fraction": 0.0}
+        trained = Corpus(root=str(folder / "trained"), tokenizer=tokenizer, **self.settings)
+        _quietly(trained.prepare_data)
+        self.tokens, saved = trained.provenance()["tokens"]["train"], trained.tokenizer_file
+        if saved.name != "tokenizer.json":
+            self.settings["tokenizer"] = tokenizer  # of which there is nothing to train but a vocabulary
+            self.library = None
+            return
+        from tokenizers import Tokenizer
+
+        self.library = Tokenizer.from_file(str(saved))
+        self.settings |= {"tokenizer": str(saved), "end_of_text": self.library.id_to_token(trained.end_of_text_id)}
+
+    def calls(self) -> dict[str, Call]:
+        others = {} if self.library is None else {"datasets.map": self._usual, "encode": self._encode}
+        return {"prepare": self._prepare, **others}
+
+    def _encode(self) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.cores > 1 else "false"  # looked up at every call
+        self.library.encode_batch_fast(self.texts, add_special_tokens=False)
+
+    def _prepare(self) -> None:
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+        corpus = Corpus(root=str(self.folder / "data"), **self.settings)
+        type(corpus).processes = self.cores
+        _quietly(corpus.prepare_data)
+
+    def _usual(self) -> None:
+        import datasets
+
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it has processes
+        datasets.disable_progress_bars()
+        cache = self.folder / "cache"
+        processes = {"num_proc": self.cores} if self.cores > 1 else {}
+        loaded = datasets.load_dataset("json", data_files=str(self.file), cache_dir=str(cache), split="train")
+        tokenise = partial(_tokenised, self.library)
+        tokens = loaded.map(tokenise, batched=True, remove_columns=["text"], **processes)
+        tokens.map(_group_texts, batched=True, **processes)
+        shutil.rmtree(cache)
+
+
+def _write(texts: list[str], file: Path) -> None:
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def _quietly(call: Call) -> None:
+    with redirect_stderr(io.StringIO()):  # its bar
+        call()
+
+
+def _tokenised(library: Any, examples: dict[str, list[str]]) -> dict[str, Any]:
+    """What `tokenizer(examples["text"])` does in transformers, at its least."""
+    encodings = library.encode_batch(examples["text"], add_special_tokens=False)
+    return {"input_ids": [e.ids for e in encodings], "attention_mask": [e.attention_mask for e in encodings]}
+
+
+def _group_texts(examples: dict[str, list[list[int]]]) -> dict[str, Any]:
+    joined = {name: list(chain(*lists)) for name, lists in examples.items()}
+    total = len(joined["input_ids"]) // _BLOCK * _BLOCK
+    result = {name: [ids[i : i + _BLOCK] for i in range(0, total, _BLOCK)] for name, ids in joined.items()}
+    result["labels"] = result["input_ids"].copy()
+    return result
+
+
+def compare_tokenising(texts: list[str], bench: Bench) -> list[Row]:
+    size, tokenizer = sum(len(text.encode()) for text in texts), bench.given.tokenizer
+    os.environ["RAYON_NUM_THREADS"] = str(bench.threads)  # read when the library first computes in parallel
+    with TemporaryDirectory() as folder:
+        bench.say(f"a tokenizer ({tokenizer}) of {size / 1e6:.3g} MB of texts")
+        work = Tokenising(Path(folder), texts, tokenizer, bench.threads)
+        shape = {"texts": len(texts), "kB": size // 1000, "tokens": work.tokens, "cores": bench.threads}
+        rows = bench.times(f"tokens of {tokenizer}", "texts to tokens", shape, work.calls())
+    for row in rows:
+        row.extra = {"MB/s": size / row.ms / 1e3, "tokens/s": 1e3 * work.tokens / row.ms} if row.ms else {}
+    return bench.keep(rows)
+
+
+# -- batches -------------------------------------------------------------------------------------------------------
+
+
+def compare_batches(texts: list[str], bench: Bench) -> list[Row]:
+    """Forward, backward and AdamW of one S4D block of 64 channels over bytes, the smallest language model, and how many
+    of it a batch takes."""
+    batch, length = (2, 64) if bench.given.quick else (32, 512)
+    with TemporaryDirectory() as folder:
+        for split, own in (("train", texts), ("val", texts[:10])):
+            _write(own, Path(folder, f"{split}.jsonl"))
+        loaders = {}
+        for order in ("shuffled", "streams"):
+            data = Corpus(source=folder, root=f"{folder}/data", tokenizer="bytes", order=order, length=length,
+                          batch_size=batch)  # fmt: skip
+            _quietly(data.prepare_data)
+            data.setup("fit")
+            loaders[order] = data.train_dataloader()
+        calls = {"step": _step(next(iter(loaders["shuffled"])))}
+        calls |= {order: partial(next, _endless(loader)) for order, loader in loaders.items()}
+        return bench.keep(bench.times("windows of text", "a batch", {"B": batch, "L": length}, calls))
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _step(batch: Any) -> Callable[[], None]:
+    torch.manual_seed(0)
+    backbone, head = Backbone(LayerSpec(S4D), vocab_size=257, d_model=64, n_layers=1), nn.Linear(64, 257)
+    optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()])
+
+    def call() -> None:
+        loss = nn.functional.cross_entropy(head(backbone(batch.inputs)).flatten(0, 1), batch.targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return call
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser.add_argument("--source", type=Path, metavar="PATH", help="a text file, .jsonl, or folder of .txt; default: "
+                        "made-up words")  # fmt: skip
+    parser.add_argument("--tokenizer", default="bpe:16000", metavar="NAME", help="a tokenizer.json, words, characters, "
+                        "bytes or bpe:N, trained on the texts; default: bpe:16000")  # fmt: skip
+    given = parser.parse_args(arguments)
+    texts = read_texts(given.source, 100_000 if given.quick else _BYTES)
+    bench = Bench("tokens", given)
+    rows = compare_tokenising(texts, bench)
+    compare_batches(texts[: len(texts) // 6 + 1], bench)
+    bars = [Bar("", row.contender, float(row.extra["MB/s"])) for row in rows if row.ms]
+    bench.finish(bar_plot(bars, f"MB of text a second, {bench.threads} cores", f"tokens\n{bench.hardware}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What `inspect` measures models on: validation examples of data that is prepared here, or random inputs."""
+
+import json
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lra_ssm.errors import InputError
+
+if TYPE_CHECKING:
+    from lra_ssm.analysis.network import Example
+    from lra_ssm.cli.named_network import NamedNetwork
+
+_SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
+
+
+class Data(NamedTuple):
+    """A data module that is ready to be read, and the settings that it was made with, as a configuration has them."""
+
+    module: Any
+    settings: dict[str, Any]
+
+
+def data_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of data as fit takes them, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
+    of_data, rest, given = [], [], iter(arguments)
+    for argument in given:
+        if re.match(r"--data[.=]|--data$", argument):
+            of_data.append(argument if "=" in argument else f"{argument}={next(given, '')}")
+        else:
+            rest.append(argument)
+    return of_data, rest
+
+
+def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: str | None) -> Data:
+    """The data of the first model whose configuration names some, changed by the options.
+
+    Raises InputError: none does, it cannot be made so, or it is not prepared; nothing is ever made here.
+    """
+    from lightning import LightningDataModule
+
+    from lra_ssm.cli.parser import RunParser, cause
+    from lra_ssm.datamodules.base import PreparedDataModule
+    from lra_ssm.datamodules.loading.module import LoadedDataModule
+
+    section = next((one.data for one in opened if one.data), None)
+    parser = RunParser()
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
+    parsed = parser.parse_args([*([f"--data={json.dumps(section, default=str)}"] if section else []), *options])
+    if parsed.data is None:
+        raise InputError(
+            f"{opened[0].name}: no config.yaml says what data it was trained on: give --data=CLASS and its settings"
+            " (--data.source=…), or --random for random inputs"
+        )
+    try:
+        if root is not None and "root" in parsed.data.init_args:
+            parsed.data.init_args["root"] = root
+        settings = json.loads(parser.dump(parsed, skip_unset=False, skip_validation=True, format="json"))["data"]
+        module = parser.instantiate_classes(parsed).data
+    except ValueError as error:  # a constructor refused its arguments
+        raise InputError(str(cause(error))) from error
+    name, instead = type(module).__name__, "--random takes random inputs"
+    if not isinstance(module, LoadedDataModule):
+        raise InputError(f"{name} is a data module of another kind than ours: {instead}")
+    if isinstance(module, PreparedDataModule) and not module.is_prepared():
+        raise InputError(f"{_unprepared(module, settings.get('init_args') or {})}; {instead}")
+    return Data(module, settings)
+
+
+def _unprepared(module: Any, settings: dict[str, Any]) -> str:
+    """That this data is not there, and what to write: the options of what is prepared, else the command for it."""
+    from lra_ssm.cli.prepare import DATASETS
+    from lra_ssm.cli.prepared import fit_options, what_is_prepared
+
+    name = type(module).__name__
+    said = f"{name} is not prepared below {module.data_root} with these settings"
+    try:
+        _ = module.prepared_folder
+    except InputError as error:  # its files are missing
+        said = str(error)
+    if there := what_is_prepared(module, settings):
+        return f"{said}; {there}: give these options"
+    known = next((each for each, (path, _) in DATASETS.items() if path.rpartition(".")[2] == name), None)
+    options = fit_options(module, {}, settings)
+    if known is None or options is None:
+        return said
+    return f"{said}; `{' '.join(['lra-ssm prepare', known, *options])}` makes it ready"
+
+
+def check_takes(one: "NamedNetwork", module: Any) -> None:
+    """The model can read such inputs, and they mean to it what they mean to the data. Raises InputError."""
+    from lra_ssm.cli.starting_weights import check_start_tokenizer
+    from lra_ssm.runs.checks import check_data, check_vocabulary
+
+    task = SimpleNamespace(hparams={"network": one.specification}, network=one.network)
+    try:
+        check_data(task, module)
+        check_vocabulary(task, module)
+    except InputError as error:
+        raise InputError(f"{one.name}: {error}") from error
+    if one.found or one.files:
+        check_start_tokenizer(str(one.found.file if one.found else one.name), one.files, module)
+    manifest = module.manifest() if hasattr(module, "manifest") else {}
+    theirs, ours = one.recorded.get("vocabulary"), manifest.get("vocabulary")
+    if theirs and ours and list(theirs) != list(ours):
+        raise InputError(f"{one.name}: was trained on another vocabulary than {type(module).__name__} has here")
+
+
+def other_data(one: "NamedNetwork", data: Data) -> list[str]:
+    """What a page says of a model that was trained on data of other settings than it is measured on."""
+    from lra_ssm.cli.prepared import LOADING
+    from lra_ssm.runs.checks import differing_settings
+
+    def decisive(section: dict[str, Any]) -> dict[str, Any]:
+        arguments = (section.get("init_args") or {}).items()
+        kept = {k: v for k, v in arguments if k not in LOADING | {"root", "limit"}}
+        return {"data": {"class_path": section.get("class_path"), "init_args": kept}}
+
+    if one.data is None:
+        return []
+    here = SimpleNamespace(hparams=decisive(data.settings))
+    differing = differing_settings(here, {"hyper_parameters": decisive(one.data)})
+    return [f"trained with other settings of data: {differing}"] if differing else []
+
+
+def examples_of(module: Any, count: int) -> tuple[list["Example"], str]:
+    """The first validation examples, and what the page says of them."""
+    from lra_ssm.analysis.network import Example
+
+    module.setup("validate")
+    batch = next(iter(module.val_dataloader()))
+    lengths, labels, found = batch.lengths, batch[2] if hasattr(batch, "labels") else batch.targets, []
+    for i in range(min(count, len(batch.inputs))):
+        longest = None if lengths is None else int(lengths[i].max())
+        inputs = batch.inputs[i : i + 1]
+        inputs = inputs[:, :, :longest] if getattr(module, "per_example", 1) == 2 else inputs[:, :longest]
+        by_position = labels.dim() > 1 and labels.shape[1] == batch.inputs.shape[1]
+        label = labels[i : i + 1, :longest] if by_position else labels[i : i + 1]
+        found.append(Example(inputs, None if lengths is None else lengths[i : i + 1], label))
+    module.teardown()
+    return found, f"measured on {len(found)} validation example(s) of {type(module).__name__}"
+
+
+class RandomInputs:
+    """The sizes that random inputs of a network have, as data says its own."""
+
+    def __init__(self, one: "NamedNetwork") -> None:
+        arguments = one.specification.get("init_args") or {}
+        self.vocab_size, self.d_input, self.num_classes, self.num_outputs = map(arguments.get, _SIZES)
+        self.per_example = getattr(one.network, "per_example", 1)
+
+
+def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], str]:
+    """Random inputs of the network's form and its data's length, with random labels; and what the page says of them."""
+    import torch
+
+    from lra_ssm.analysis.network import Example
+
+    sizes, length, generator = RandomInputs(one), _length(one.data or {}), torch.Generator().manual_seed(0)
+    pair, found = (2,) if sizes.per_example == 2 else (), []
+    for _ in range(count):
+        if sizes.vocab_size:
+            low = min(1, sizes.vocab_size - 1)  # 0 is padding
+            inputs = torch.randint(low, sizes.vocab_size, (1, *pair, length), generator=generator)
+        elif sizes.d_input:
+            inputs = torch.rand(1, *pair, length, sizes.d_input, generator=generator)
+        else:
+            raise InputError(
+                f"{one.name}: {type(one.network).__name__} says neither vocab_size nor d_input: no inputs for it"
+            )
+        lengths = torch.full((1, *pair), length)
+        if sizes.num_classes:
+            label = torch.randint(0, sizes.num_classes, (1,), generator=generator)
+        else:
+            with torch.no_grad():
+                label = torch.randn(one.network(inputs, lengths).shape, generator=generator)
+        found.append(Example(inputs, lengths, label))
+    return found, f"measured on {count} random input(s) with random labels"
+
+
+def _length(data: dict[str, Any]) -> int:
+    """Positions of a random input: the data's, where its settings say it."""
+    from lra_ssm.layers.spec import import_object
+
+    settings = data.get("init_args") or {}
+    try:
+        size = getattr(import_object(data.get("class_path", "")), "image_size", None)
+    except ValueError:
+        size = None
+    if isinstance(size, (tuple, list)):
+        return int(size[0] * size[1])
+    return int(settings.get("max_length") or (settings.get("resolution") or 32) ** 2)

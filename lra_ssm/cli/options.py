@@ -1,0 +1,36 @@
+"""Options that several commands have."""
+
+from typing import TYPE_CHECKING
+
+from lra_ssm.cli.output import PlainParser
+from lra_ssm.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+A_MODEL = "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder"
+
+
+def add_trust(parser: PlainParser) -> None:
+    """What a saved model is read with: `allow_pickle` and `trust`."""
+    said = "read a saved model's weights from a pickle, tensors alone"
+    parser.add_argument("--allow-pickle", action="store_true", help=said)
+    said = "a class of others that a saved model, or its data, may be made with; may be given more than once"
+    parser.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
+
+
+def add_device(parser: PlainParser) -> None:
+    parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda:1; default: cuda where there is one")
+
+
+def device_of(name: str | None) -> "torch.device":
+    """The device that `--device` names, cuda where there is one without. Raises InputError: it is not here."""
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"--device {name}: there is no such device here ({reason})") from error
+    return device

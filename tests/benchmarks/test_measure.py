@@ -1,0 +1,268 @@
+"""Times on a clock that does as it is told, memory of known size, and what is compared against the references."""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import measure
+import peers
+import scans
+import step_parts
+import steps
+import tune
+from bench import Bench, Contender, options
+from lra_ssm.ops import causal_convolution_reference, s4d_kernel_reference, selective_scan_reference
+from lra_ssm.ops.backends import triton_call
+from measure import BOTH, FORWARD, Effort, Prepared, Timing, errors_against, interleave, median_and_spread, peak_memory
+from scans import B2S6, S6, Shape, scan
+
+CPU, DOUBLE, SHAPE = torch.device("cpu"), torch.float64, Shape(2, 16, 3, 37)
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time passes only where a call says so; `slowdown` says how slow the machine is at the moment."""
+
+    def __init__(self, slowdown=lambda now: 1.0):
+        self.now, self.slowdown, self.order = 0.0, slowdown, []
+
+    def call(self, name, seconds):
+        def run():
+            self.order.append(name)
+            self.now += seconds * self.slowdown(self.now)
+
+        return run
+
+    def times(self, calls, effort):
+        return interleave({name: self.call(name, s) for name, s in calls.items()}, effort, lambda: self.now)
+
+
+def test_median_and_spread():
+    assert median_and_spread([3.0, 1.0, 2.0, 5.0, 4.0]) == (3.0, pytest.approx(2 / 3))  # quartiles 2 and 4
+    assert median_and_spread([7.0]) == (7.0, 0.0)
+
+
+def test_times_are_per_call_and_short_calls_are_repeated_within_a_sample():
+    found = Clock().times({"short": 1e-3, "long": 1.0}, Effort(repeats=4, budget=100, sample=0.005))
+    assert found["short"].inner == 5 and found["long"].inner == 1
+    assert found["short"].median == pytest.approx(1e-3) and found["long"].median == pytest.approx(1.0)
+    assert list(found["short"].seconds) == list(found["long"].seconds) == [0, 1, 2, 3]
+
+
+def test_every_round_has_everybody_in_an_order_that_rotates():
+    clock = Clock()
+    clock.times(dict.fromkeys("abc", 1.0), Effort(repeats=3, budget=100))
+    assert "".join(clock.order) == "aabbcc" + "abc" + "bca" + "cab"  # two calls each to warm up and to see how long
+
+
+def test_a_slow_contender_takes_part_in_fewer_rounds_but_at_least_some():
+    clock = Clock()
+    found = clock.times({"fast": 0.1, "slow": 2.5, "slower": 60.0}, Effort(repeats=10, budget=10, least=2))
+    assert [len(timing.seconds) for timing in found.values()] == [10, 4, 2]
+    assert all(0 in timing.seconds for timing in found.values())
+    assert clock.order.count("slower") == 3  # one call to warm up, for a second one would only cost
+
+
+def test_a_machine_that_slows_down_changes_times_but_not_ratios():
+    clock = Clock(slowdown=lambda now: 1.0 if now < 40 else 3.0)
+    found = clock.times({"one": 1.0, "two": 2.0}, Effort(repeats=20, budget=1000))
+    assert median_and_spread(list(found["one"].seconds.values()))[1] > 0.5
+    middle, spread = found["two"].over(found["one"])
+    assert middle == pytest.approx(2.0) and spread < 0.01
+
+
+def test_a_ratio_is_taken_over_common_rounds_alone():
+    assert Timing(1, {0: 4.0, 2: 9.0}).over(Timing(1, {0: 2.0, 1: 100.0, 2: 3.0}))[0] == pytest.approx(2.5)
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Allocating:
+    """forward holds two blocks at once; forward+backward pairs of them, one after the other."""
+
+    megabytes: float
+    does: str = "allocate"
+
+    def __call__(self):
+        inputs = torch.ones(20_000_000)  # 80 MB that are there before the call and are not its own
+        count = int(self.megabytes * 1e6 / 4)
+
+        def forward():
+            if self.does == "raise":
+                raise ValueError("a reason\nand more")
+            if self.does == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return torch.ones(count) + inputs[0]
+
+        def both():
+            for _ in range(3):
+                kept = [torch.ones(count), torch.ones(count)]
+            return kept[0][0]
+
+        return Prepared({FORWARD: forward, BOTH: both}, dict)
+
+
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the high-water mark is Linux's")
+
+
+@linux
+def test_a_known_allocation_is_seen():
+    found = peak_memory(Allocating(48.0), [FORWARD, BOTH], CPU)
+    assert found[FORWARD] == pytest.approx(96, rel=0.1)  # ones, and their sum with the input
+    # the blocks of a pass are made before those of the one before are dropped
+    assert 96 * 0.95 < found[BOTH] < 4 * 48 * 1.1
+
+
+@linux
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (Allocating(2.0, "raise"), "^a reason$"),
+        (Allocating(2.0, "die"), "the process that measured memory ended with -9"),
+        (Allocating(1e7), "(?i)memory"),  # 10 TB, more than half of what is free
+    ],
+)
+def test_a_call_that_fails_says_why(work, message):
+    with pytest.raises(RuntimeError, match=message):
+        peak_memory(work, [FORWARD], CPU)
+
+
+@linux
+def test_a_contender_that_cannot_run_stays_with_its_reason(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
+    bench = Bench("here", options("", "").parse_args(["--quick", f"--out={tmp_path}", "--device=cpu"]))
+    contenders = [Contender(by, partial(scan, S6, SHAPE, by, CPU)) for by in (scans.MAMBA, "eager")]
+    mamba, _, eager, _ = bench.compare("here", SHAPE._asdict(), contenders)
+    assert mamba.ms is None and "mamba_ssm" in mamba.note and eager.ms > 0 and eager.note is None
+    assert "mamba_ssm" in capsys.readouterr().out
+
+
+# -- what is compared ----------------------------------------------------------------------------------------------
+
+
+def reference(kind, shape):
+    """y and every gradient by `selective_scan_reference`, in float64."""
+    discretization = "euler" if kind == S6 else "zoh"
+    run = partial(selective_scan_reference, delta_softplus=True, discretization=discretization)
+    return measure.prepare(run, scans.in_float64(scans.scan_inputs(kind, shape, CPU))).results()
+
+
+@pytest.mark.parametrize("length", [1, 2, 37])
+@pytest.mark.parametrize("kind", [S6, B2S6])
+@pytest.mark.parametrize("by", list(scans.WRITTEN_OUT))
+def test_scans_written_out_equal_the_reference(by, kind, length):
+    shape = SHAPE._replace(L=length)
+    value, gradient = errors_against(scan(kind, shape, by, CPU, DOUBLE).results(), reference(kind, shape))
+    assert value < 1e-9 and gradient < 1e-9
+
+
+def test_layouts_and_half_precision():
+    last = scans.scan_inputs(S6, SHAPE, CPU, channels_last=True, half=True)
+    assert last["u"].stride(1) == 1
+    assert {name for name, x in last.items() if x.dtype == torch.bfloat16} == {"u", "delta", "B", "C"}
+    for kind in (S6, B2S6):
+        found = scan(kind, SHAPE, "eager", CPU, DOUBLE, channels_last=True).results()
+        value, gradient = errors_against(found, reference(kind, SHAPE))
+        assert value < 1e-9 and gradient < 1e-9
+    rounded = scan(S6, SHAPE, "eager", CPU, DOUBLE, half=True).results()
+    value, gradient = errors_against(scan(S6, SHAPE, "eager", CPU, half=True).results(), rounded)
+    assert 1e-5 < value < 1e-2 and gradient < 2e-2
+
+
+def test_parts_of_s4d_equal_the_references(monkeypatch):
+    shape = Shape(2, 4, 3, 29)
+    ours, naive = (scans.s4d(part, shape, CPU, DOUBLE).results() for part in (scans.S4D, scans.NAIVE))
+    value, gradient = errors_against(naive, ours)
+    assert value < 1e-9 and gradient < 1e-9
+    monkeypatch.setattr(scans, "prepare", lambda run, inputs: inputs)
+    system = scans.s4d(scans.S4D, shape, CPU, DOUBLE)
+    u = system.pop("u")
+    y = causal_convolution_reference(u, s4d_kernel_reference(**system, L=29))
+    assert errors_against({"y": y}, {"y": ours["y"]})[0] < 1e-9
+
+
+def test_every_published_config_is_read():
+    found = {name: steps.read(steps.CONFIGS / f"{name}.yaml") for name in steps.PUBLISHED}
+    assert (found["lra/pathx/b2s6"].length, found["lra/pathx/b2s6"].batch) == (16384, 24)
+    assert found["scifar/b2s6"].length == 1024 and found["lra/text/mamba"].without_bias is None
+    names = steps.variants({"b2s6, text": found["lra/text/b2s6"]}, is_gpu=True)
+    assert list(names) == ["b2s6, text", "b2s6, text without bias", "b2s6, text, bf16-mixed"]
+    small = replace(found["scifar/b2s6"].changed(d_model=16, n_layers=1), batch=2, length=16)
+    losses = []
+    for mixed in (False, True):
+        torch.manual_seed(0)  # of dropout
+        losses.append(float(steps.step(replace(small, mixed=mixed), CPU)[0]()))
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_launches_and_waits_of_a_step():
+    def event(name, device="CPU", us=0.0):
+        time = SimpleNamespace(elapsed_us=lambda: us)
+        return SimpleNamespace(name=name, device_type=f"DeviceType.{device}", time_range=time)
+
+    events = [
+        event("aten::mm"), event("cudaLaunchKernel"), event("cuLaunchKernelEx"), event("cudaStreamSynchronize"),
+        event("cudaDeviceSynchronize"), event("gemm", "CUDA", 1500.0), event("scan_kernel", "CUDA", 500.0),
+        event("part: scan", "CUDA", 500.0), event("Optimizer.step#AdamW.step", "CUDA", 500.0),
+    ]  # fmt: skip
+    assert step_parts.on_gpu(events) == {"ms on the GPU": 2.0, "launches": 2, "waits": 1}
+
+
+def test_a_cut_is_in_force_in_its_own_calls_alone(monkeypatch):
+    seen, before = [], triton_call.CHUNK
+    call = lambda: seen.append(triton_call.CHUNK)  # noqa: E731
+    monkeypatch.setattr(tune, "scan", lambda *_, **__: Prepared({FORWARD: call}, dict))
+    calls = tune.cut_scan("chunks of 32", S6, SHAPE, "triton", CPU).calls
+    assert triton_call.CHUNK == before
+    calls[FORWARD]()
+    assert seen == [32] and triton_call.CHUNK == before
+    assert all(vars(triton_call).keys() >= cut.keys() for cut in tune.CUTS.values())
+
+
+def test_mamba_ssms_own_model_goes_token_by_token_as_it_reads(monkeypatch):
+    """Its package stands in with sums of embeddings, kept in what its inference keeps."""
+    size = peers.Size(layers=1, D=4, V=5, L=3, B=2)
+
+    class LanguageModel(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            assert (config.d_model, config.n_layer, config.vocab_size, config.pad_vocab_size_multiple) == (4, 1, 5, 1)
+            self.embedding = torch.nn.Embedding(5, 4)
+
+        def forward(self, ids, inference_params=None, num_last_tokens=0):
+            x = self.embedding(ids).cumsum(1)
+            if inference_params is not None:
+                if inference_params.seqlen_offset:
+                    x = x + inference_params.key_value_memory_dict[0]
+                inference_params.key_value_memory_dict[0] = x[:, -1:]
+            return SimpleNamespace(logits=(x @ self.embedding.weight.T)[:, -num_last_tokens:])
+
+    kept = partial(SimpleNamespace, seqlen_offset=0)
+    for name, content in (
+        ("models.config_mamba", {"MambaConfig": SimpleNamespace}),
+        ("models.mixer_seq_simple", {"MambaLMHeadModel": LanguageModel}),
+        ("utils.generation", {"InferenceParams": lambda **given: kept(key_value_memory_dict={}, **given)}),
+    ):
+        monkeypatch.setitem(sys.modules, f"mamba_ssm.{name}", SimpleNamespace(**content))
+    for name in ("mamba_ssm", "mamba_ssm.models", "mamba_ssm.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    model = peers.MambaSsm(size)
+    ids, targets = size.batch(CPU)
+    state = model.start(2)  # after token 0
+    for ids_t in ids.T:
+        logits, state = model.step(ids_t, state)
+    torch.testing.assert_close(logits, model.prompt(torch.cat([torch.zeros(2, 1, dtype=torch.int64), ids], 1)))
+    model.backward(ids, targets)
+    expected = torch.nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
+    (gradient,) = torch.autograd.grad(expected, model.module.embedding.weight)
+    torch.testing.assert_close(model.module.embedding.weight.grad, gradient)

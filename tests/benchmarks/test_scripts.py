@@ -1,0 +1,163 @@
+"""Every script of benchmarks/ at its smallest size, in this process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = ("operators", "layers", "steps", "loading", "tokens", "language", "tune")
+GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As `--threads=1` leaves it."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(script: str, folder: Path, *options: str) -> dict:
+    import_module(script).main(["--quick", "--repeats=1", "--threads=1", f"--out={folder}", *options])
+    assert (folder / f"{script}.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(os.listdir(folder)) == [f"{script}.json", f"{script}.png"]
+    data = json.loads((folder / f"{script}.json").read_text())
+    assert data["machine"]["versions"]["torch"] == torch.__version__ and "host" not in data["machine"]["hardware"]
+    for row in data["rows"]:
+        assert (row["ms"] or 0) > 0 or row["note"].startswith("not measured: "), row
+        assert row["error"] is None or row["error"] < 1e-4, row
+    return data
+
+
+def contenders(data: dict, comparison: str) -> set[str]:
+    return {row["contender"] for row in data["rows"] if row["comparison"] == comparison}
+
+
+def test_operators(tmp_path, capsys):
+    data = run("operators", tmp_path, "--lengths=32", "--backends=eager")
+    others = {"eager", "eager, channels last", "loop over time", "parallel scan"}
+    assert contenders(data, "S6 against other ways to write it") == others
+    assert contenders(data, "N real states each") == {"S6", "B2S6", "B2S6 without bias"}
+    assert "kernel alone" in contenders(data, "S4D") and set(data["slopes"]) == {"S6", "B2S6", "S4D"}
+    measured = [row for row in data["rows"] if row["megabytes"] is not None]
+    assert all(row["ratio"][0] > 0 and row["error"] < 1e-5 for row in data["rows"])
+    assert len(measured) == len(data["rows"]) or not sys.platform.startswith("linux")
+    out = capsys.readouterr().out
+    assert "ceilings of the device" in out and "reached" in out and "; ratios to eager" in out
+
+
+def test_layers(tmp_path):
+    data = run("layers", tmp_path)
+    assert contenders(data, "time-invariant, causal layers") == {"S4D", "StableSSM", "LRU"}
+
+
+def test_steps_and_their_parts(tmp_path):
+    config = FOLDER.parent / "configs/lra/listops/b2s6.yaml"
+    data = run("steps", tmp_path, f"--config={config},{config.with_name('s4d.yaml')}")
+    rows = {row["contender"]: row["extra"] for row in data["rows"]}
+    assert list(rows) == ["b2s6, listops", "b2s6, listops without bias", "s4d, listops"]
+    assert rows["b2s6, listops"]["over without bias"] > 0 and rows["s4d, listops"]["tokens/s"] > 0
+    selective, s4d = data["profiles, ms"]["b2s6, listops"], data["profiles, ms"]["s4d, listops"]
+    assert {"scan, forward", "scan, backward", "linear layers", "optimizer", "norm, backward"} <= selective.keys()
+    regions = {f"{part}, {way}" for part in ("S4D kernel", "convolution") for way in ("forward", "backward")}
+    assert regions <= s4d.keys()
+
+
+def test_loaders_give_the_same_batches(tmp_path, monkeypatch):
+    loading = import_module("loading")
+    for name in loading.TASKS.keys() - {"Retrieval", "sCIFAR"}:
+        monkeypatch.delitem(loading.TASKS, name)
+    data = run("loading", tmp_path)
+    assert len(data["rows"]) == 2 * 2 and {row["extra"]["same batches"] for row in data["rows"]} == {"yes"}
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe:300", "words"])
+def test_tokens_of_a_file(tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one two\\nthree"}\n' * 100)
+    (tmp_path / "out").mkdir()
+    data = run("tokens", tmp_path / "out", f"--tokenizer={tokenizer}", f"--source={tmp_path / 'a.jsonl'}")
+    ways = {"prepare", "encode", "datasets.map"} if tokenizer.startswith("bpe") else {"prepare"}
+    assert contenders(data, f"tokens of {tokenizer}") == ways
+    assert contenders(data, "windows of text") == {"step", "shuffled", "streams"}
+    if tokenizer == "words":
+        assert data["rows"][0]["shape"]["tokens"] == 500  # <eos> for each line
+
+
+def test_language_models_beside_their_matrix_products(tmp_path, monkeypatch):
+    peers = import_module("peers")
+    monkeypatch.setattr(peers, "find_spec", lambda name: name == "torch" or None)
+    data = run("language", tmp_path, "--sizes=small")
+    modes = [row["mode"] for row in data["rows"] if row["contender"] == "ours"]
+    assert modes == ["forward+backward", "step", "prompt", "8 tokens", "8 tokens"]
+    notes = {row["contender"]: row["note"] for row in data["rows"] if row["note"]}
+    assert notes["mamba.py"] == "not measured: not installed: mambapy"
+    assert notes["transformers, use_mambapy"] == "not measured: not installed: transformers, mambapy"
+    assert len(contenders(data, "small: the head's loss")) == 2
+    assert "cross-entropy and its head, forward" in data["profiles, ms"]["small"]
+
+
+def test_threads_shows_every_way_round_by_round(monkeypatch, capsys):
+    threads = import_module("threads")
+    monkeypatch.setattr(threads, "rates", lambda way, count, steps, data: [100.0 + len(way)] * count)
+    threads.main(["--beside", "--rounds=2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(threads.WAYS) and lines[1].rstrip().endswith("101 and 101, 101 and 101")
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "threads"])
+def test_help_shows_an_example_that_parses(script, capsys):
+    module = import_module(script)
+    with pytest.raises(SystemExit) as end:
+        module.main(["--help"])
+    assert end.value.code == 0
+    assert module.EXAMPLE.startswith(f"python benchmarks/{script}.py ") and "example:" in capsys.readouterr().out
+    known = set(re.findall(r"--[a-z]+", module.EXAMPLE))
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    assert known <= set(re.findall(r"--[a-z]+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        ("operators", ["--lengths=16,none"], "'none' is no whole number of at least 1"),
+        ("operators", ["--channels=12"], "--channels is a multiple of 8"),
+        ("operators", ["--backends=cuda"], "--backends: cuda: no such backend; there are "),
+        ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
+        ("steps", ["--config=other.yaml"], "--config other.yaml: no 'model' in it"),
+        ("tokens", ["--source=taken"], "--source taken: no text in it"),
+        ("tokens", ["--source=no.jsonl"], "--source no.jsonl: cannot be read"),
+        ("language", ["--sizes=small,large"], "there are small, 130m, not large"),
+        ("layers", ["--out=taken/results"], "--out taken/results cannot be made: Not a directory"),
+        pytest.param("tune", [], "which a CPU does not run", marks=pytest.mark.skipif(GPU, reason="GPU")),
+        pytest.param("steps", ["--device=cuda"], "torch sees no GPU", marks=pytest.mark.skipif(GPU, reason="GPU")),
+    ],
+)
+def test_bad_input_is_one_line(script, options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    with pytest.raises(SystemExit) as end:
+        import_module(script).main(["--quick", *options])
+    assert end.value.code and message in f"{end.value.code}{capsys.readouterr().err}"
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_gpu_script_goes_on_after_a_part_that_failed(tmp_path):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "DEVICE": "cpu", "LIMIT": "0.005"}
+    done = subprocess.run([FOLDER / "gpu", tmp_path, "wide", "texts"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    parts = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
+    assert [(part["part"], part["exit code"]) for part in parts] == [("wide", 124), ("texts", 124)]
+    table = done.stdout.splitlines()[-2:]
+    assert [line.split()[:2] for line in table] == [["wide", "FAILED"], ["texts", "FAILED"]]
+    assert all("out of time" in line and line in (tmp_path / "log.txt").read_text() for line in table)
+    assert subprocess.run([FOLDER / "gpu", tmp_path, "nothing"], capture_output=True).returncode == 2
