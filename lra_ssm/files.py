@@ -44,7 +44,11 @@ class _Counting(io.RawIOBase):
         return size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
+        try:
+            return self.file.seek(offset, whence)
+        except OSError as error:  # what was buffered is written first
+            self.error = self.error or error
+            return 0
 
     def readable(self) -> bool:
         return self.file.readable()

@@ -14,10 +14,9 @@ from lightning.pytorch.cli import LightningCLI
 from lra_ssm.cli import COMMANDS, export, generate, predict, pull, push, results, runs
 from lra_ssm.cli.help import CHOICES
 from lra_ssm.cli.prepare import DATASETS, LOADING
-from lra_ssm.cli.run import RunCLI
+from lra_ssm.cli.run_options import RunOptions
 from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.spec import own_arguments
-from lra_ssm.runs.signals import Signals
 from lra_ssm.tasks import OptimizerSettings
 
 # Options that take a path.
@@ -61,7 +60,7 @@ def print_completion(arguments: list[str]) -> int:
     return 0
 
 
-class _Parsers(RunCLI):
+class _Parsers(RunOptions):
     """Stops where a run command's parser is made."""
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
@@ -76,7 +75,7 @@ def _run_options() -> dict[str, list[str]]:
     options = {}
     for command in LightningCLI.subcommands():
         try:
-            _Parsers([command], [], Signals())
+            _Parsers(command, [])
         except _Made as made:
             options[command] = [o for o in made.args[0]._option_string_actions if o.startswith("--")]
     return options

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lra_ssm.cli.find_checkpoint import find
 from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.trained import find
 from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def average(model: NamedNetwork, files: Sequence[Path]) -> str:
     """
     import torch
 
-    from lra_ssm.cli.trained import load_network
+    from lra_ssm.cli.find_checkpoint import load_network
 
     def wide(x: "Tensor") -> "Tensor":
         return x.to(torch.complex128 if x.is_complex() else torch.float64)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lra_ssm.cli.trained import Found, find, is_saved, load_network, load_saved
+from lra_ssm.cli.find_checkpoint import Found, find, is_saved, load_network, load_saved
 
 if TYPE_CHECKING:
     from torch import nn

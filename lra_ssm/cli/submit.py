@@ -115,10 +115,10 @@ def _folder(given: str) -> SweepFolder:
     sweep = read_sweep(path)
     if folder_of(sweep).is_dir():
         return SweepFolder(folder_of(sweep))
-    from lra_ssm.cli.configured import Configured  # loads the Trainer
+    from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
     def resolve(run: SweepRun) -> Resolved:
-        configured = Configured(run.options(run.config))
+        configured = read_fit_options(run.options(run.config))
         return Resolved(configured.path, configured.stored_data)
 
     return SweepFolder.make(sweep, resolve, _bar)
@@ -144,10 +144,10 @@ def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:
             same.setdefault(json.dumps(inputs, sort_keys=True), []).append(run)
     found: dict[str, list[int]] = {}
     for runs in same.values():
-        from lra_ssm.cli.configured import Configured  # loads the Trainer
+        from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
         with suppress(InputError):  # a config of an earlier version
-            if said := Configured(runs[0].options).changed_inputs(runs[0].directory.record):
+            if said := read_fit_options(runs[0].options).changed_inputs(runs[0].directory.record):
                 found.setdefault(said, []).extend(run.index for run in runs)
     again = f"fit --fresh with a line of {folder.path / 'runs.txt'} trains one again"
     for inputs, indices in found.items():

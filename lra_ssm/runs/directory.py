@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing, set_aside, write_json
 from lra_ssm.runs.provenance import now
-from lra_ssm.runs.record import is_of_the_end, read_object, read_record
+from lra_ssm.runs.record import is_of_the_end, read_object, read_record, same_data
 
 # What whoever holds the directory writes, and nobody else.
 _HELD = ("run.json", "config.yaml", "metrics.csv", "progress.json", ".holder.json")
@@ -121,6 +121,39 @@ class RunDirectory:
 
     def write_record(self, **fields: Any) -> None:
         write_json(self.path / "run.json", {**self.record, **fields})
+
+    def record_score(
+        self, command: str, checkpoint: str, metrics: dict[str, float], limit: int | float | None, data: Any
+    ) -> None:
+        """Writes test.json (validate.json) where a result is the run's: of best.ckpt (last.ckpt where there is none)
+        and the data that it was trained with; else, told in a line, adds it to test-others.json.
+
+        Args:
+            command: "test" or "validate".
+            checkpoint: the file that was scored.
+            metrics: what was found.
+            limit: Lightning's limit_test_batches: batches, or a share of them; None for all.
+            data: the data module that was scored.
+        """
+        result: dict[str, Any] = {"checkpoint": checkpoint, "metrics": metrics, "time": now()}
+        if limit is not None and not (isinstance(limit, float) and limit == 1):
+            result["limit_batches"] = limit  # it is of a part of the split
+        if hasattr(data, "provenance"):
+            result["data"] = data.provenance()
+        file, trained = self.path / f"{command}.json", self.record.get("data")
+        before, own = read_object(file), self.best if self.best.is_file() else self.last
+        why = ""
+        if trained and hasattr(data, "manifest") and not same_data(trained, data.manifest()):
+            why, result["other_data"] = "other data than the run's", True
+        elif Path(checkpoint).name != own.name:
+            why = f"{Path(checkpoint).name}, not {own.name}"
+        elif "limit_batches" in result and before and "limit_batches" not in before:
+            why = "a part of the split, and the whole was scored before"
+        if why:
+            file = file.with_name(f"{command}-others.json")
+            result = {"others": [*read_object(file).get("others", []), result]}
+            print(f"recorded in {file}, not as the run's result: it is of {why}")
+        write_json(file, result)
 
     def save_config(self, text: str) -> None:
         """Writes config.yaml; one that is there with other text is kept as config.1.yaml, config.2.yaml, …"""

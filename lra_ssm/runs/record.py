@@ -1,11 +1,11 @@
-"""A run's record as a file, run.json: what of it can be relied on when it is read."""
+"""The records in a run's directory: run.json, progress.json, test.json: what of them can be relied on."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-INPUTS = "inputs"  # {"data": …, "weights": …}, of runs/inputs.py
+INPUTS = "inputs"  # {"data": …, "weights": …}, of runs/source.py
 _KINDS = {
     "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
     "parameters": int, "neutral": list, "wandb": dict, INPUTS: dict,
@@ -70,7 +70,7 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def recorded_inputs(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What stands in a record for the "data" or the "weights" that a run was begun with: see runs/inputs.py.
+    """What stands in a record for the "data" or the "weights" that a run was begun with: see runs/source.py.
 
     Empty where nothing does: there is none, or the record is of an earlier version, or damaged."""
     inputs = record.get(INPUTS)
