@@ -51,7 +51,7 @@ class ModuleSpec:
         given = len(self.builder_gives or ())
         if len(parameters) < given or self._is_no_such(parameters[:given]):
             raise ValueError(f"{class_or_path!r} is no {self.kind}: it must be a class or function{self._takes()}")
-        self.class_path = _public_path(self.cls)
+        self.class_path = public_path(self.cls)
         taken = {p.name: p.default for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         for key in init_args if len(taken) == len(parameters[given:]) else ():
             if key not in taken:
@@ -275,7 +275,7 @@ def import_object(path: str, kind: str = "module") -> Any:
     raise ValueError(f"{kind} class_path {path!r} cannot be imported: {reason}") from reason
 
 
-def _public_path(cls: Callable[..., nn.Module]) -> str:
+def public_path(cls: Callable[..., nn.Module]) -> str:
     """The shortest import path of `cls`: lra_ssm.layers.B2S6 rather than lra_ssm.layers.b2s6.B2S6."""
     parts = cls.__module__.split(".")
     for i in range(1, len(parts)):
