@@ -8,7 +8,7 @@ import torch
 import yaml
 
 import lra_ssm
-from lra_ssm.cli.configured import Configured
+from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
@@ -52,7 +52,7 @@ def one_step(path, more, folder, monkeypatch, capsys):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_setting_of_model_and_data_stands_in_the_file(path):
     given = dict(values(yaml.safe_load(path.read_text())))
-    for key, value in values(Configured(["--config", str(path)]).resolved):
+    for key, value in values(read_fit_options(["--config", str(path)]).resolved):
         key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
         if key.startswith(("model.", "data.", "checkpoint.")):
             assert key in given, f"{path} leaves {key} to a default"

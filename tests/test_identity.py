@@ -10,7 +10,7 @@ import pytest
 import yaml
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT_STR_ALIAS_CONVERSION
 
-from lra_ssm.cli.configured import Configured
+from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.results.settings import counting
 from lra_ssm.runs import Run, identity
 from lra_ssm.runs.directory import RunDirectory
@@ -37,8 +37,8 @@ def resolved(tmp_path_factory):
     def once(name):
         file = tmp_path_factory.mktemp("stored") / "stored.yaml"
         file.write_text(yaml.safe_dump(STORED[name]["config"]))
-        found = Configured([f"--config={file}"])
-        return found.resolved, found._neutral()
+        found = read_fit_options([f"--config={file}"])
+        return found.resolved, found.neutral
 
     def made(name, **trainer):
         config, neutral = copy.deepcopy(once(name))
@@ -131,8 +131,8 @@ def test_a_run_made_under_another_spelling_is_gone_on_with_finished_and_scored(t
         return [*FIT[1:], *SHORT, f"--trainer.gradient_clip_val={clip}", f"--trainer.precision={precision}"]
 
     assert in_process(["fit", *asked("1.0", "32-true")], capsys)[0] == 0
-    found = Configured(asked("1.0", "32-true"))
-    old = run_identities(found.resolved, found._neutral())[-1]
+    found = read_fit_options(asked("1.0", "32-true"))
+    old = run_identities(found.resolved, found.neutral)[-1]
     made = only_run(tmp_path)
     made = made.rename(made.with_name(old))
     (made / "run.json").write_text((made / "run.json").read_text().replace('"finished"', '"interrupted"'))

@@ -10,8 +10,8 @@ import yaml
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
+from lra_ssm.cli.find_checkpoint import find, load_network
 from lra_ssm.cli.measured import Opened, check_takes, examples_of, open_data, other_data, random_examples
-from lra_ssm.cli.trained import find, load_network
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError

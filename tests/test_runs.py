@@ -156,11 +156,11 @@ def test_a_run_within_a_run_and_beside_one_is_its_own(tmp_path, monkeypatch):
     trainer = {**QUIET, "max_epochs": 1}
     outer = Run.of(task, data, trainer=trainer, experiment="outer")
     data.prepare_data()
-    outer.begin(outer.config, Trainer(**outer.trainer_arguments()), task, data)
+    outer.begin(Trainer(**outer.trainer_arguments()), task, data)
     other, _ = parts(tmp_path / "data", lr=0.5)
     inner = Run.of(other, data, trainer=trainer, experiment="inner")
     assert inner.path.parts[-2] == "inner"
-    inner.begin(inner.config, Trainer(**inner.trainer_arguments()), other, data)
+    inner.begin(Trainer(**inner.trainer_arguments()), other, data)
     inner.close()
     assert os.environ["LRA_SSM_RUN_PATH"] == str(outer.path)
     monkeypatch.setenv("LOCAL_RANK", "1")  # what Lightning starts beside the first process
@@ -343,4 +343,4 @@ def test_callbacks_that_would_overrule_the_run_are_refused():
     task, data = parts("data")
     for callback in (LearningRateFinder(), StochasticWeightAveraging(swa_lrs=0.1)):
         with pytest.raises(InputError, match=f"{type(callback).__name__} sets .* and would overrule"):
-            Run.of(task, data, {"max_epochs": 1, "callbacks": [callback]})
+            Run.of(task, data, {"max_epochs": 1, "callbacks": [callback]}).trainer_arguments()

@@ -9,16 +9,15 @@ import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-import lra_ssm.cli.run
 import lra_ssm.errors
-import lra_ssm.runs.run
+import lra_ssm.runs.start
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
 from lra_ssm.runs.run import Run
-from lra_ssm.runs.trial import try_network
+from lra_ssm.runs.trial_batch import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
 from tests.runner import FIT, SHORT, in_process, only_run
 
@@ -195,7 +194,7 @@ def test_a_traceback_is_shown_where_it_is_asked_for(folder, root, capsys):
 
 
 def test_a_mistake_of_ours_is_no_line_for_the_user_alone(folder, root, capsys, monkeypatch):
-    monkeypatch.setattr(lra_ssm.cli.run, "try_network", lambda *_: {}["ours"])
+    monkeypatch.setattr(lra_ssm.runs.start, "try_network", lambda *_: {}["ours"])
     # The frame of this test's own lambda is the user's; what is ours has none.
     monkeypatch.setattr(lra_ssm.errors, "place", lambda *_: "")
     code, _, said = in_process([*FIT, f"--data.root={root}"], capsys)
@@ -259,7 +258,7 @@ def test_a_run_ends_as_it_does_without_the_trial(tmp_path, root, monkeypatch):
     found = []
     for experiment in ("with", "without"):
         if experiment == "without":
-            monkeypatch.setattr(lra_ssm.runs.run, "try_network", lambda *_: None)
+            monkeypatch.setattr(lra_ssm.runs.start, "try_network", lambda *_: None)
         task, data = parts(root)
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
         run = Run.of(task, data, trainer={"max_epochs": 1, **quiet}, experiment=experiment)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lra_ssm.cli.find_checkpoint import find
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.trained import find
 from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def check_destination(folder: Path, force: bool) -> None:
 
 def load(file: Path) -> Exported:
     """The network of a checkpoint. Raises InputError where it has none, or its weights are of another."""
+    from lra_ssm.cli.find_checkpoint import load_network
     from lra_ssm.cli.language_models import tokenizer_of
-    from lra_ssm.cli.trained import load_network
 
     network, specification, step = load_network(file)
     return Exported(network.eval(), specification, tokenizer_of(file), step)
@@ -95,7 +95,7 @@ def average(model: Exported, files: Sequence[Path]) -> str:
     """
     import torch
 
-    from lra_ssm.cli.trained import load_network
+    from lra_ssm.cli.find_checkpoint import load_network
 
     def wide(x: "Tensor") -> "Tensor":
         return x.to(torch.complex128 if x.is_complex() else torch.float64)

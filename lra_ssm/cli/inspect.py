@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lra_ssm.cli.find_checkpoint import Found, find, is_saved, load_network, load_saved
 from lra_ssm.cli.measured import (
     Opened,
     RandomInputs,
@@ -15,7 +16,6 @@ from lra_ssm.cli.measured import (
     random_examples,
 )
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.trained import Found, find, is_saved, load_network, load_saved
 from lra_ssm.errors import InputError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lra_ssm.cli.trained import find, is_saved, load_network
+from lra_ssm.cli.find_checkpoint import find, is_saved, load_network
 from lra_ssm.errors import InputError
 
 if TYPE_CHECKING:

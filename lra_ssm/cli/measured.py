@@ -109,7 +109,7 @@ def _unprepared(module: Any, settings: dict[str, Any]) -> str:
 
 def check_takes(one: Opened, module: Any) -> None:
     """The model can read such inputs, and they mean to it what they mean to the data. Raises InputError."""
-    from lra_ssm.cli.starting import check_start_tokenizer
+    from lra_ssm.cli.starting_weights import check_start_tokenizer
     from lra_ssm.runs.checks import check_data, check_vocabulary
 
     task = SimpleNamespace(hparams={"network": one.specification}, network=one.network)

@@ -108,7 +108,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
 
     Raises InputError: there is none, it is none, or nothing says how its inputs are made.
     """
-    from lra_ssm.cli.trained import is_saved
+    from lra_ssm.cli.find_checkpoint import is_saved
     from lra_ssm.models import LanguageModel, Regressor
 
     trained = _of_a_saved_model(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name)
@@ -126,7 +126,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
 
 
 def _of_a_saved_model(name: str, allow_pickle: bool, trust: Sequence[str]) -> Trained:
-    from lra_ssm.cli.trained import load_saved
+    from lra_ssm.cli.find_checkpoint import load_saved
 
     files, network, config = load_saved(name, allow_pickle, trust)
     source = files.config().get("source")
@@ -135,7 +135,7 @@ def _of_a_saved_model(name: str, allow_pickle: bool, trust: Sequence[str]) -> Tr
 
 
 def _of_a_run(name: str) -> Trained:
-    from lra_ssm.cli.trained import find, load_network
+    from lra_ssm.cli.find_checkpoint import find, load_network
     from lra_ssm.runs.record import read_record
 
     found = find(name)

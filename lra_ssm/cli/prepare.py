@@ -175,9 +175,9 @@ def _prepare_named(name: str, options: list[str]) -> PreparedDataModule:
 
 def _prepare_configured(options: list[str]) -> None:
     """Prepares the data that a fit with these options needs."""
-    from lra_ssm.cli.configured import Configured  # loads the Trainer
+    from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
-    configured = Configured(options)
+    configured = read_fit_options(options)
     if not configured.stored_data:
         print("nothing to prepare: this configuration's data is made, or loaded, as a fit goes")
         return

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import shlex
 from contextlib import suppress
 from typing import Any
@@ -77,6 +78,14 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
             )
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
+
+
+def with_config(message: str, arguments: list[str]) -> str:
+    """What a fit says that lacks data: data modules name `lra-ssm prepare DATASET`, a fit's own options say all of it."""
+    if not arguments[0].startswith(("--config", "-c")):
+        return message
+    command = f"`lra-ssm prepare {' '.join(map(shlex.quote, arguments))}`"
+    return re.sub("`lra-ssm prepare .+?`", lambda _: command, message)
 
 
 def _path(cls: type) -> str:

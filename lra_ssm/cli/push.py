@@ -46,8 +46,8 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     kind, destination = _destination(options)
     from lra_ssm.cli.export import check_destination, load
+    from lra_ssm.cli.find_checkpoint import find
     from lra_ssm.cli.run_facts import check_shareable
-    from lra_ssm.cli.trained import find
     from lra_ssm.results.collect import read_run
 
     found = find(options.run)

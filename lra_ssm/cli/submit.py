@@ -127,10 +127,10 @@ def _folder(given: str) -> tuple[SweepFolder, Sweep | None]:
     sweep = read_sweep(path)
     if folder_of(sweep).is_dir():
         return SweepFolder(folder_of(sweep)), sweep
-    from lra_ssm.cli.configured import Configured  # loads the Trainer
+    from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
     def resolve(run: SweepRun) -> Resolved:
-        configured = Configured(run.options(run.config))
+        configured = read_fit_options(run.options(run.config))
         return Resolved(configured.path, configured.stored_data)
 
     return SweepFolder.make(sweep, resolve, _bar), sweep
@@ -153,10 +153,10 @@ def _other_inputs(done: list[FolderRun]) -> dict[str, list[int]]:
             same.setdefault(json.dumps(inputs, sort_keys=True), []).append(run)
     found: dict[str, list[int]] = {}
     for first, *others in same.values():
-        from lra_ssm.cli.configured import Configured  # loads the Trainer
+        from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
         with suppress(InputError):  # a config of before
-            if said := Configured(first.options).changed_inputs(first.directory.record):
+            if said := read_fit_options(first.options).changed_inputs(first.directory.record):
                 found.setdefault(said, []).extend(run.index for run in (first, *others))
     return found
 

@@ -7,16 +7,12 @@ taken as it is.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-import lightning
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from packaging.version import InvalidVersion, Version
-from torch import Tensor
 
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import replacing
@@ -24,12 +20,10 @@ from lra_ssm.files import replacing
 _MARK = b"lra_ssm sha256 "
 _COMMENT = len(_MARK) + 64
 _END_OF_ZIP = 22  # bytes, without a comment; the last two are the comment's length
-_PARTS = "lra_ssm_parts"
-_VERSION = "pytorch-lightning_version"
 # What a fit goes on from, of a Lightning checkpoint.
 _NEEDED = {
-    "epoch": int, "global_step": int, _VERSION: str, "loops": dict, "callbacks": dict, "optimizer_states": list,
-    "lr_schedulers": list,
+    "epoch": int, "global_step": int, "pytorch-lightning_version": str, "loops": dict, "callbacks": dict,
+    "optimizer_states": list, "lr_schedulers": list,
 }  # fmt: skip
 
 
@@ -41,34 +35,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and renames it: whoever reads it finds the old one or the new one, whole.
 
     (Lightning's own write goes through the system's temporary folder, and is a copy where that is another disk.)
-
-    Args:
-        scoring: of what it reads, the weights are wanted alone; how training would go on may be missing or wrong.
     """
-
-    def __init__(self, scoring: bool = False) -> None:
-        self.scoring = scoring
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        checkpoint = {**checkpoint, _PARTS: dict(parts(checkpoint))}
         with replacing(Path(path), "w+b") as file:
             torch.save(checkpoint, file)
             _seal(file)
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        if not Path(path).is_file():  # what fsspec opens: an address
-            return super().load_checkpoint(path, *args, **options)
-        _verify(Path(path))
-        state = super().load_checkpoint(path, *args, **options)
-        if self.scoring:
-            for name in ("loops", "optimizer_states", "lr_schedulers"):
-                state.pop(name, None)
-            if not _are_dicts(state.get("callbacks")):
-                state.pop("callbacks", None)
-            if not _is_version(state.get(_VERSION)):
-                state[_VERSION] = lightning.__version__
-        return state
+        if Path(path).is_file():  # else what fsspec opens: an address
+            _verify(Path(path))
+        return super().load_checkpoint(path, *args, **options)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -88,50 +66,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_resumable(state: dict[str, Any], path: Path) -> None:
-    """A fit can go on from it: it has every part, of the kind that it was written with. Raises DamagedCheckpoint."""
+    """A fit can go on from it: it has every part, of the kind that Lightning writes. Raises DamagedCheckpoint."""
     for name, kind in _NEEDED.items():
         if not isinstance(state.get(name), kind):
             what = f"{name} is a {type(state[name]).__name__}" if name in state else f"it has no {name}"
             raise DamagedCheckpoint(f"{path} cannot be resumed from: {what}; --init_from starts from its weights")
-    if not _are_dicts(state["callbacks"]):
-        raise DamagedCheckpoint(f"{path} cannot be resumed from: the state of one of its callbacks is no dict")
-    if not _is_version(state[_VERSION]):
-        raise DamagedCheckpoint(f"{path} cannot be resumed from: {_VERSION} is {state[_VERSION]!r}")
-    written = state.get(_PARTS)
-    if isinstance(written, dict) and (lacking := differing_parts(written, dict(parts(state)))):
-        raise DamagedCheckpoint(f"{path} is not as it was written: {lacking}")
-
-
-def parts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    """What a checkpoint is made of: ("optimizer_states.0.state.3.exp_avg", "float32 (64, 4)"), and so on."""
-    if isinstance(value, Tensor):
-        yield at, f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-        return
-    yield at, "dict" if isinstance(value, Mapping) else type(value).__name__
-    if isinstance(value, (Mapping, list, tuple)):
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            if key != _PARTS:
-                yield from parts(item, f"{at}.{key}" if at else str(key))
-
-
-def differing_parts(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The first part that is missing or of another kind, and how many are; empty where all are there."""
-    names = [name for name, kind in expected.items() if found.get(name) != kind]
-    if not names:
-        return ""
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return f"{names[0]} is {found.get(names[0], 'missing')}, not {expected[names[0]]}{more}"
-
-
-def _are_dicts(states: Any) -> bool:
-    return isinstance(states, dict) and all(isinstance(state, dict) for state in states.values())
-
-
-def _is_version(text: Any) -> bool:
-    try:
-        return bool(Version(text))
-    except (InvalidVersion, TypeError):
-        return False
 
 
 def _seal(file: IO[bytes]) -> None:

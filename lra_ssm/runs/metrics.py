@@ -1,14 +1,12 @@
 """metrics.csv of a run: what is logged, a row per call."""
 
 import csv
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lra_ssm.callbacks import LEARNING_RATE
 from lra_ssm.files import appending, replacing, set_aside
 from lra_ssm.runs.logged import read_metrics
 
@@ -89,14 +87,3 @@ class CSVRunLogger(Logger):
 
 def _is_before(text: str | None, step: int) -> bool:
     return (text or "").isdecimal() and int(text or "") < step
-
-
-def last_logged(path: Path) -> dict[str, float]:
-    """The last value of every column of a metrics.csv, by name; learning rates are no result."""
-    found: dict[str, float] = {}
-    for row in read_metrics(path)[1]:
-        for name, text in row.items():
-            with suppress(ValueError, TypeError):  # an empty cell
-                found[name] = float(text)
-    names = [name for name in sorted(found, key=str) if name not in ("step", "epoch", None)]
-    return {name: found[name] for name in names if not name.startswith(LEARNING_RATE)}

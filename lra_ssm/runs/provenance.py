@@ -53,21 +53,25 @@ def environment() -> dict[str, Any]:
         "cpus": available_cores(),
         "gpus": gpus,
     }
-    here = {"time": now(), "command": sys.argv, "versions": versions, "git": _git(), "hardware": hardware}
+    here = {"time": now(), "command": sys.argv, "versions": versions, "git": git_state(Path()), "hardware": hardware}
     slurm = {name: os.environ[f"SLURM_{name.upper()}"] for name in _SLURM if f"SLURM_{name.upper()}" in os.environ}
     return {**here, "slurm": slurm} if slurm else here
 
 
-def _git() -> dict[str, Any] | None:
-    """Commit of the working folder's repository, and whether there were changes; None outside one."""
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Of the repository that a folder lies in: the commit, whether anything was changed or added since, and the digest
+    of what was changed (None for nothing). None outside a repository."""
+
+    def said(*command: str) -> bytes:
+        return subprocess.run(["git", *command], cwd=folder, capture_output=True, check=True, timeout=10).stdout.strip()
+
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-        status = subprocess.run(
-            ["git", "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10
-        )
+        commit, status = said("rev-parse", "HEAD"), said("status", "--porcelain")
+        diff = said("diff", "HEAD") if status else b""
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
+    digest = hashlib.sha256(diff).hexdigest()[:12] if diff else None
+    return {"commit": commit.decode(), "changed": bool(status), "diff": digest}
 
 
 def now() -> str:

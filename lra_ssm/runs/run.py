@@ -1,9 +1,8 @@
-"""A fit from its start to its end: what the Trainer gets, what is recorded, how it is resumed."""
+"""A run: a fit in its directory. What the Trainer gets, what is recorded at its start and at its end."""
 
-import inspect
 import os
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,33 +19,22 @@ from lra_ssm.errors import InputError, UserCodeError, squeeze
 from lra_ssm.files import write_json
 from lra_ssm.progress import of_one_batch, shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
-from lra_ssm.runs.checks import (
-    check_batches,
-    check_callbacks,
-    check_checkpoint,
-    check_data,
-    check_end,
-    check_same_data,
-    check_strategy,
-    check_tokenizer,
-    check_vocabulary,
-    load_checkpoint,
-    newest,
-)
+from lra_ssm.runs.checks import check_callbacks, check_end, check_same_data, load_checkpoint, newest
 from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.failures import input_error, lost_loader
-from lra_ssm.runs.identity import DATA_NEUTRAL, described, plain, plain_trainer, run_identities
+from lra_ssm.runs.ending import ending
+from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, described, plain, plain_trainer, run_identities
 from lra_ssm.runs.inputs import data_fingerprint, weights_fingerprint
-from lra_ssm.runs.metrics import ROWS, CSVRunLogger, last_logged
+from lra_ssm.runs.logged import latest
+from lra_ssm.runs.metrics import ROWS, CSVRunLogger
+from lra_ssm.runs.progress_file import WriteProgress
 from lra_ssm.runs.provenance import code_version, ended, environment, now
-from lra_ssm.runs.reached import WriteProgress
 from lra_ssm.runs.record import INPUTS, read_progress, recorded_inputs
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
-from lra_ssm.runs.signals import Stopped, listening
+from lra_ssm.runs.signals import Ended, Stopped
 from lra_ssm.runs.source import other_code, user_source
+from lra_ssm.runs.start import fit
 from lra_ssm.runs.stopping import EndFit
-from lra_ssm.runs.trial import try_network
 from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
 from lra_ssm.tables import wrapped
 
@@ -57,12 +45,12 @@ _RUN_PATH = "LRA_SSM_RUN_PATH"
 class Run(RunDirectory):
     """A fit in its run directory. Nothing is written before `begin`, which holds the directory until `close`."""
 
+    config: dict[str, Any] = {}  # what its identity is made of, as plain values
+    given: dict[str, Any] = {}  # its Trainer's arguments, without what a run adds
     seed: int = 0
     checkpoints: CheckpointSettings = DEFAULT_CHECKPOINTS
     checkpoint: Path | None = None  # where it starts from, if not anew
     begun_from: str | None = None  # whose weights a new run takes
-    config: dict[str, Any] | None = None  # of a run made by `of`: what its identity is made of,
-    given: dict[str, Any]  # and its Trainer's arguments
     source: dict[str, str] = {}  # digests of the user's code
     _outer: str | None = None
     _begun = False  # whether this attempt stands in the record
@@ -77,6 +65,27 @@ class Run(RunDirectory):
         beside = int(os.environ.get("LOCAL_RANK") or 0) > 0 and path.parent == Path(runs_dir) / experiment
         same = any(path.name == i or path.name.startswith(f"{i}-") for i in (run_id, *former))
         return cls(path) if beside and same else super().find(runs_dir, experiment, run_id, fresh, former)
+
+    @classmethod
+    def of_config(
+        cls,
+        config: dict[str, Any],
+        neutral: Mapping[str, Sequence[str]],
+        runs_dir: str | Path = "runs",
+        fresh: bool = False,
+        objects: Sequence[Any] = (),
+    ) -> Self:
+        """The run of a resolved configuration, new or to be resumed.
+
+        Args:
+            config, neutral: as of `run_identity`; "experiment" and the seed are in the configuration.
+            fresh: as of `RunDirectory.find`.
+            objects: whose classes decide the result beside those that the configuration names.
+        """
+        run_id, *former = run_identities(config, neutral)
+        run = cls.find(runs_dir, config["experiment"], run_id, fresh, former)
+        run.config, run.seed, run.source = config, config[SEED], user_source(config, objects)
+        return run
 
     @classmethod
     def of(
@@ -101,12 +110,11 @@ class Run(RunDirectory):
         if not seed:
             raise InputError("a run's identity has a seed: call lightning.seed_everything(…) before the task is built")
         check_end(trainer)
-        check_callbacks(as_list(trainer.get("callbacks")))
         if trainer.get("fast_dev_run"):
             raise InputError("fast_dev_run leaves nothing: give it to a Trainer without a run")
         config = {
             "experiment": experiment,
-            "seed_everything": int(seed),
+            SEED: int(seed),
             "trainer": plain_trainer(trainer),
             "model": described(task, "the task", settings),
             "data": described(data, "the data", settings),
@@ -115,10 +123,8 @@ class Run(RunDirectory):
         }
         own = () if hasattr(data, "identity") else getattr(data, "neutral_settings", DATA_NEUTRAL)
         neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
-        run_id, *former = run_identities(config, neutral)
-        run = cls.find(runs_dir, experiment, run_id, fresh, former)
-        run.config, run.given, run.seed, run.checkpoints = config, trainer, int(seed), checkpoints
-        run.source = user_source(config, [task, *task.modules(), data])
+        run = cls.of_config(config, neutral, runs_dir, fresh, [task, *task.modules(), data])
+        run.given, run.checkpoints = trainer, checkpoints
         return run
 
     # -- what the Trainer gets -------------------------------------------------------------------------------------
@@ -147,14 +153,8 @@ class Run(RunDirectory):
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them."""
         own = as_list(self.given.get("callbacks"))
-        return {
-            **self.given,
-            "callbacks": [*own, *shown_by_us(self.given, own), *self.callbacks(own)],
-            "enable_model_summary": False,  # ours is among the callbacks, or the user's
-            "logger": self.loggers(self.given.get("logger")),
-            "plugins": [*as_list(self.given.get("plugins")), AtomicCheckpointIO()],
-            "default_root_dir": str(self.path),
-        }
+        callbacks, loggers = self.callbacks(own), self.loggers(self.given.get("logger"))
+        return {**trainer_arguments(self.given, callbacks, loggers), "default_root_dir": str(self.path)}
 
     # -- a fit, from its start to its end --------------------------------------------------------------------------
 
@@ -165,13 +165,30 @@ class Run(RunDirectory):
         Interrupted from the keyboard, it saves the step and raises KeyboardInterrupt; by another signal SystemExit.
         """
         if self.finished:
-            print(f"{self.path} is finished (fresh=True trains it again){other_code(self.record, self.source)}")
-            return self.record.get("metrics", {})
-        if self.config is None:
+            return self.say_finished("fresh=True")
+        self._check_parts(trainer, task, data)
+        self.checkpoint = newest(self.last, self.before_last)
+        if self.checkpoint is None and task in _fitted:
+            raise InputError("this task was trained before, and there is no checkpoint to go on from: build it anew")
+        _fitted.add(task)
+        try:
+            with ending() as signals:
+                return fit(trainer, task, data, signals, self)
+        except UserCodeError as failure:
+            if (error := failure.__cause__) is None:
+                raise
+            error.add_note(str(failure))  # the traceback ends with what says most
+            raise error from error.__cause__
+        except Ended as end:
+            keyboard = isinstance(end, Stopped) and end.signum == signal.SIGINT
+            raise (KeyboardInterrupt if keyboard else SystemExit(end.code)) from None
+
+    def _check_parts(self, trainer: Trainer, task: LightningModule, data: LightningDataModule) -> None:
+        """These are what the run was made of. Raises InputError."""
+        if not self.config:
             raise InputError("Run.of makes the runs that fit takes")
-        settings = self.config["settings"]
         for what, thing in {"model": task, "data": data}.items():
-            if described(thing, what, settings) != self.config[what]:
+            if described(thing, what, self.config["settings"]) != self.config[what]:
                 raise InputError(
                     f"{self.path} is a run of another {type(thing).__name__}: Run.of was given other settings"
                 )
@@ -183,53 +200,22 @@ class Run(RunDirectory):
                 raise InputError(f"this Trainer's {name} is {getattr(trainer, name)}, the run's another")
         if os.environ.get("PL_GLOBAL_SEED") != str(self.seed):
             raise InputError(f"the seed is {os.environ.get('PL_GLOBAL_SEED')}, the run's is {self.seed}")
-        self.checkpoint = newest(self.last, self.before_last)
-        if self.checkpoint is None and task in _fitted:
-            raise InputError("this task was trained before, and there is no checkpoint to go on from: build it anew")
-        _fitted.add(task)
-        check_strategy(trainer)
-        check_data(task, data)
-        data.prepare_data()
-        check_vocabulary(task, data)
-        check_batches(trainer, data)
-        if self.checkpoint is not None:
-            check_checkpoint(self.checkpoint, task, source=self.source)
-            check_tokenizer(self.checkpoint, data)
-        with listening() as signals:
-            code = 1
-            try:
-                signals.watch(trainer, self)
-                try_network(task, data, trainer)
-                self.begin(self.config, trainer, task, data)
-                # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
-                known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-                trainer.fit(task, datamodule=data, ckpt_path=self.checkpoint, **known)
-                metrics, code = self.end(trainer), 0
-                return metrics
-            except Stopped as stop:
-                self.close()
-                signals.say_stopped(stop)
-                signals.queue_again()
-                self.draw_curves()
-                raise (KeyboardInterrupt if stop.signum == signal.SIGINT else SystemExit(stop.code)) from None
-            except Exception as error:
-                failure = input_error(error)
-                self.fail(str(failure or repr(error)))
-                if isinstance(failure, UserCodeError):  # the traceback ends with what says most
-                    error.add_note(str(failure))
-                elif lost_loader(error):
-                    raise failure from error  # type: ignore[misc]
-                raise
-            finally:
-                signals.leaving = True
-                self.close()
-                self.finish_loggers(code)
 
-    def begin(self, config: dict[str, Any], trainer: Trainer, task: LightningModule, data: Any = None) -> None:
+    def say_finished(self, again: str, inputs: str = "") -> dict[str, float]:
+        """Prints and returns a finished run's metrics.
+
+        again: what trains it again; inputs: which data or weights are others than those that it was trained with."""
+        others = other_code(self.record, self.source) + (inputs and f"; warning: it was trained with {inputs}")
+        print(f"{self.path} is finished ({again} trains it again){others}")
+        metrics = self.record.get("metrics", {})
+        show_metrics(metrics, self.record.get("of_last_batch", ()))
+        return metrics
+
+    def begin(self, trainer: Trainer, task: LightningModule, data: Any = None) -> None:
         """Takes the directory and writes what the run starts from: config.yaml, and the record.
 
-        config: plain values, "experiment" among them. In the first process alone. Raises InputError where another
-        process holds the directory or has trained it meanwhile, or where the run was begun with other data.
+        In the first process alone. Raises InputError where another process holds the directory or has trained it
+        meanwhile, or where the run was begun with other data.
         """
         if not is_first_process():
             return
@@ -242,21 +228,9 @@ class Run(RunDirectory):
             self.release()
             raise InputError(f"{self.path} was trained by another process just now; start again")
         self._outer, os.environ[_RUN_PATH] = os.environ.get(_RUN_PATH), str(self.path)
-        self.save_config(yaml.safe_dump(config, sort_keys=False))
+        self.save_config(yaml.safe_dump(self.config, sort_keys=False))
         self.set_damaged_record_aside()
-        # A killed attempt has left no end, but when it wrote last how far it was.
-        before = ended(self.record.get("starts", []), read_progress(self.path).get("time"))
-        starts = [*before, {**environment(), "source": self.source}]
-        weights = recorded_inputs(self.record, "weights") if own else weights_fingerprint(self.begun_from)
-        record: dict[str, Any] = {
-            INPUTS: {"data": data_fingerprint(data), "weights": weights},
-            "run_id": self.path.name,
-            "experiment": config["experiment"],
-            "status": "started",
-            "starts": starts,
-            "parameters": sum(p.numel() for p in task.parameters()),
-            "neutral": list(getattr(data, "neutral_settings", DATA_NEUTRAL)),  # of data's settings
-        }
+        record = self._record_of_start(task, data)
         self._loggers = trainer.loggers
         if in_wandb := identify(trainer.loggers, self, {**self.record, **record}) or self.record.get("wandb"):
             record["wandb"] = in_wandb
@@ -270,14 +244,29 @@ class Run(RunDirectory):
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
                 logger.forget_from(int(state.get("global_step", 0)), state.get(ROWS, 0) if own else 0)
-            logger.log_hyperparams(config)  # Lightning logs the model's settings alone
+            logger.log_hyperparams(self.config)  # Lightning logs the model's settings alone
         used = data.provenance() if hasattr(data, "provenance") else None
-        attach(trainer.loggers, {"run": str(self.path), **starts[-1], "data": used})
+        attach(trainer.loggers, {"run": str(self.path), **record["starts"][-1], "data": used})
+
+    def _record_of_start(self, task: LightningModule, data: Any) -> dict[str, Any]:
+        # A killed attempt has left no end, but when it wrote last how far it was.
+        before = ended(self.record.get("starts", []), read_progress(self.path).get("time"))
+        resumed = self.checkpoint in (self.last, self.before_last)
+        weights = recorded_inputs(self.record, "weights") if resumed else weights_fingerprint(self.begun_from)
+        return {
+            INPUTS: {"data": data_fingerprint(data), "weights": weights},
+            "run_id": self.path.name,
+            "experiment": self.config["experiment"],
+            "status": "started",
+            "starts": [*before, {**environment(), "source": self.source}],
+            "parameters": sum(p.numel() for p in task.parameters()),
+            "neutral": list(getattr(data, "neutral_settings", DATA_NEUTRAL)),  # of data's settings
+        }
 
     def end(self, trainer: Trainer) -> dict[str, float]:
         """Records how the fit ended; returns its metrics, the best one by name among them."""
         # Nothing is logged where the last step was done before: its record was lost with a kill, or damaged.
-        metrics = final_metrics(trainer) or last_logged(self.path / "metrics.csv")
+        metrics = final_metrics(trainer) or _results(latest(self.path / "metrics.csv"), "step", "epoch")
         batch = sorted(of_one_batch(trainer) & metrics.keys())
         if not trainer.is_global_zero or trainer.interrupted:
             return metrics
@@ -298,7 +287,7 @@ class Run(RunDirectory):
 
     def draw_curves(self) -> None:
         """Draws metrics.csv as curves.png. A picture that cannot be drawn is no reason for a run to fail."""
-        if not is_first_process():
+        if not self._begun:
             return
         try:
             draw_curves(self.path / "metrics.csv", self.path / "curves.png")
@@ -350,10 +339,28 @@ def is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
+def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
+    """What a Trainer of ours is given: the user's arguments, with our callbacks behind theirs, and checkpoints that
+    are written whole. Raises InputError for a callback that would overrule the configuration."""
+    own = as_list(given.get("callbacks"))
+    check_callbacks(own)
+    return {
+        **given,
+        "callbacks": [*own, *shown_by_us(given, own), *added],
+        "enable_model_summary": False,  # ours is among the callbacks, or the user's
+        "logger": loggers,
+        "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
+    }
+
+
 def final_metrics(trainer: Trainer) -> dict[str, float]:
-    """What was logged, by name; learning rates are no result."""
-    logged = sorted(trainer.callback_metrics.items())
-    return {name: float(value) for name, value in logged if not name.startswith(LEARNING_RATE)}
+    """What was logged, by name."""
+    return _results({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def _results(logged: Mapping[str, float], *others: str) -> dict[str, float]:
+    """By name; learning rates are no result."""
+    return {n: logged[n] for n in sorted(logged) if n not in others and not n.startswith(LEARNING_RATE)}
 
 
 def chosen_loggers(logger: Any) -> list[Any]:

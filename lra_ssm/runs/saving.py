@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
 from lra_ssm.errors import InputError
-from lra_ssm.runs.checkpoints import differing_parts, load_checkpoint, parts
+from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.directory import previous
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger
 
-# Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
-_LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
 # Of an optimizer's groups, how a step is computed: each device's own, whatever wrote the checkpoint.
 _COMPUTED = ("foreach", "fused", "capturable")
 
@@ -110,8 +108,14 @@ class SaveLast(Checkpoint):
         given = Path(str(trainer.ckpt_path)).absolute()
         self._whole = self._loaded is not None and given == self.path.absolute()
         if self._loaded is not None:
-            own = given.parent == self.path.absolute().parent
-            check_training_state(trainer, self._loaded, given, own)
+            for name, ours in (
+                ("optimizer_states", trainer.optimizers),
+                ("lr_schedulers", trainer.lr_scheduler_configs),
+            ):
+                if len(theirs := self._loaded[name]) != len(ours):  # Lightning would take up as many as there are
+                    raise InputError(
+                        f"checkpoint {given} does not fit: {name} has {len(theirs)} there, {len(ours)} here"
+                    )
             if trainer.precision == "64-true":  # Lightning loads weights before it makes the model float64
                 # Lightning's averages of weights have state_dict's place; what trains stands beside them.
                 pl_module.load_state_dict(self._loaded.get("current_model_state", self._loaded["state_dict"]))
@@ -179,65 +183,3 @@ def keep_as_previous(path: Path) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise
         os.replace(path, previous(path))  # a file system without links
-
-
-def check_training_state(trainer: Trainer, state: dict[str, Any], path: Path, own: bool) -> None:
-    """What is restored next belongs to this Trainer's loops, optimizers and schedules. Raises InputError.
-
-    own: whether the run goes on from a checkpoint of its own, so that each of its callbacks has its state there.
-    """
-
-    def refuse(what: str) -> None:
-        raise InputError(f"checkpoint {path} does not fit: {what}; --init_from starts from its weights")
-
-    optimizers: list[Any] = list(trainer.optimizers)
-    schedulers: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
-    for name, ours in (("optimizer_states", optimizers), ("lr_schedulers", schedulers)):
-        theirs = state[name]
-        if len(theirs) != len(ours) or not all(isinstance(one, dict) for one in theirs):
-            refuse(f"{name} has {len(theirs)} there, {len(ours)} here")
-    if "legacy_pytorch-lightning_version" not in state:  # another version's has been converted as far as it goes
-        loops = {"fit_loop": trainer.fit_loop.state_dict()}
-        if wrong := differing_parts(dict(parts(loops)), dict(parts(state["loops"]))):
-            refuse(f"loops.{wrong}")
-    for i, (scheduler, theirs) in enumerate(zip(schedulers, state["lr_schedulers"], strict=True)):
-        if missing := sorted(scheduler.state_dict().keys() - theirs.keys()):
-            refuse(f"lr_schedulers.{i} has no {missing[0]}")
-    for i, (optimizer, theirs) in enumerate(zip(optimizers, state["optimizer_states"], strict=True)):
-        if wrong := _unlike(optimizer, theirs):
-            refuse(f"optimizer_states.{i}{wrong}")
-    for callback in trainer.callbacks if own else ():  # type: ignore[attr-defined]
-        # A Timer stands for max_time, which may be given or not from one start to the next.
-        needed = bool(callback.state_dict()) and not isinstance(callback, Timer)
-        if needed and not isinstance(state["callbacks"].get(callback.state_key), dict):
-            refuse(f"callbacks has no state of {callback.state_key}")
-
-
-def _unlike(optimizer: Any, state: dict[str, Any]) -> str:
-    """How an optimizer's saved state is none of this optimizer; empty where it is."""
-    groups, saved = state.get("param_groups"), state.get("state")
-    if not isinstance(groups, list) or not isinstance(saved, dict) or not all(isinstance(g, dict) for g in groups):
-        return " is no state of an optimizer"
-    if len(groups) != len(optimizer.param_groups):
-        return f".param_groups are {len(groups)} there, {len(optimizer.param_groups)} here"
-    parameters: dict[Any, Tensor] = {}
-    for i, (ours, theirs) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        if missing := sorted(ours.keys() - theirs.keys()):
-            return f".param_groups.{i} has no {missing[0]}"
-        if not isinstance(theirs["params"], list) or len(theirs["params"]) != len(ours["params"]):
-            return f".param_groups.{i}.params are not {len(ours['params'])}"
-        for name, value in ours.items():
-            if name in _COMPUTED:
-                continue
-            numbers = isinstance(value, (int, float)) and isinstance(theirs[name], (int, float, Tensor))
-            if name != "params" and value is not None and not numbers and type(theirs[name]) is not type(value):
-                return f".param_groups.{i}.{name} is a {type(theirs[name]).__name__}, not a {type(value).__name__}"
-        parameters.update(zip(theirs["params"], ours["params"], strict=True))
-    for key, values in saved.items():
-        if not isinstance(values, dict):
-            return f".state.{key} is a {type(values).__name__}"
-        for name in _LIKE_PARAMETER:
-            value = values.get(name)
-            if key in parameters and isinstance(value, Tensor) and value.shape != parameters[key].shape:
-                return f".state.{key}.{name} is {tuple(value.shape)}, its parameter {tuple(parameters[key].shape)}"
-    return ""

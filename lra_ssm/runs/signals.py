@@ -33,17 +33,21 @@ _POLL = 0.25  # seconds
 _HELD = 20.0  # seconds for which a signal waits until the others can be told; Slurm kills half a minute after SIGTERM
 
 
-class Stopped(BaseException):
-    """A signal ended the run; like KeyboardInterrupt no Exception, so that nobody mistakes it for a failure."""
+class Ended(BaseException):
+    """The process is to end with an exit code; like KeyboardInterrupt no Exception, so that nobody mistakes it for a
+    failure."""
+
+    def __init__(self, code: int, why: str = "") -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Stopped(Ended):
+    """A signal ended the run; the exit code is the one that shells give such a process."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        super().__init__(128 + signum, f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
-
-    @property
-    def code(self) -> int:
-        """The exit code that shells give such a process."""
-        return 128 + self.signum
 
 
 class Signals:
@@ -56,8 +60,9 @@ class Signals:
         self.stopped_at: int | None = None  # the step that was saved for the signal
         self.job: str | None = None  # of Slurm, to be queued again
         self.lost: str | None = None  # which process beside this one died, and how
+        self.run: Any = None  # a Run, whose file imports this one
+        self.command: str | None = None  # that listens; None for a fit of a Trainer of one's own
         self._lost_at, self._lost_code = 0.0, 1
-        self._run: Any = None  # a Run, whose file imports this one
         self._launcher: Any = None
         self._environment: Any = None
         self._peers: peers.Peers | None = None
@@ -112,7 +117,7 @@ class Signals:
         Lightning's own handlers are not set: its one for SIGTERM waits for the other processes within the handler, and
         hangs; the one for Slurm saves what no run of ours starts from. `stopping.py` queues the job again.
         """
-        self._run, self._launcher = run, trainer.strategy.launcher
+        self.run, self._launcher = run, trainer.strategy.launcher
         self._environment = environment = trainer._accelerator_connector.cluster_environment
         self._child = isinstance(environment, LightningEnvironment) and environment.local_rank() > 0
         if isinstance(environment, SLURMEnvironment):
@@ -269,9 +274,9 @@ class Signals:
             time.sleep(_PATIENCE)
         elif self._speaks():
             self._say(why)
-            if self._run is not None:
+            if self.run is not None:
                 with suppress(Exception):
-                    self._run.close()
+                    self.run.close()
         with suppress(Exception):
             self.end_children()
         os._exit(128 + signum)
@@ -283,7 +288,7 @@ class Signals:
 
     def _speaks(self) -> bool:
         """Whether this process is the one to say and record it: who holds the run, or can take it from the dead."""
-        run, rank = self._run, getattr(rank_zero_only, "rank", 0)
+        run, rank = self.run, getattr(rank_zero_only, "rank", 0)
         if run is None or not run.path.is_dir():
             return rank == 0 or (rank == 1 and self._first_is_gone)
         if run.held:
@@ -299,7 +304,7 @@ class Signals:
         """One line for the user; of the thread by the system's call, for the main thread may hold the stream."""
         if self._lost_code == 2:
             return  # the process that died has said why
-        run = self._run
+        run = self.run
         if run is not None:
             where = f" from {run.last}" if run.last.is_file() else ": nothing was saved yet"
             why = f"{why}; the same command goes on{where}"

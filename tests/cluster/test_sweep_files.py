@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lra_ssm.cli.configured import Configured
+from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.ops.parameterization import FORMS
 from tests.test_configs import LAYER, NETWORK, OPTIMIZER, PUBLISHED, load, values
@@ -24,14 +24,14 @@ def runs(name):
 
 
 def resolved(run):
-    return dict(values(Configured(run.options(run.config)).resolved))
+    return dict(values(read_fit_options(run.options(run.config)).resolved))
 
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_runs_are_those_of_fit(file):
     found = read_sweep(file).runs
     for run in (found[0], found[-1]):
-        configured = Configured(run.options(run.config))
+        configured = read_fit_options(run.options(run.config))
         assert configured.path.parts[0] == "runs" and len(configured.path.name) == 10
 
 
@@ -53,7 +53,7 @@ def test_no_two_runs_are_one(file):
     """Of one seed: two are never one."""
     found = read_sweep(file).runs
     found = [run for run in found if run.changes.get("seed_everything") == found[0].changes.get("seed_everything")]
-    assert len({Configured(run.options(run.config)).path for run in found}) == len(found)
+    assert len({read_fit_options(run.options(run.config)).path for run in found}) == len(found)
 
 
 def test_the_lra_table_is_whole():

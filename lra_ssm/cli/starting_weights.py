@@ -95,48 +95,56 @@ def _could_be_imported(path: str) -> bool:
         return True
 
 
-def start_from(given: str, task: Any, allow_pickle: bool) -> ModelFiles | None:
-    """Gives a task the weights of a .ckpt, or its network those of a saved model: a folder, or a repository of the Hub.
+class StartingWeights:
+    """What --init_from names, or the saved model of a command's --ckpt_path: a checkpoint, a folder, or a repository of
+    the Hub."""
 
-    Returns the saved model's files. Raises InputError: there is no such thing, or it does not fit.
-    """
-    if Path(given).is_file() or given.endswith(".ckpt"):
-        path = existing(given)
-        state = load_checkpoint(path)
-        check_shapes(task.state_dict(), state["state_dict"], str(path))
-        task.load_state_dict(state["state_dict"])
-        return None
-    files = ModelFiles(given)
-    network = getattr(task, "network", None)
-    if not isinstance(network, nn.Module):
-        raise InputError(f"{given}: {type(task).__name__} has no network that could have its weights")
-    # What the configuration names is imported anyway.
-    trust = {path for path in import_paths(dict(task.hparams)) if not path.startswith("lra_ssm.")}
-    model = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
-    check_shapes(network.state_dict(), model.state_dict(), files.name)
-    network.load_state_dict(model.state_dict())
-    print(f"starting from the weights of {squeeze(files.name)}")
-    if isinstance(model, Pretrained):
-        state = {"hyper_parameters": {"network": model.specification()}}
-        if differing := differing_settings(task, state):
-            print(squeeze(f"note: {files.name} was made with other settings: {differing}"))
-    return files
+    def __init__(self, name: str, allow_pickle: bool) -> None:
+        self.name, self.allow_pickle = name, allow_pickle
+        of_a_checkpoint = Path(name).is_file() or name.endswith(".ckpt")
+        self.files = None if of_a_checkpoint else ModelFiles(name)  # of a saved model
+
+    def load(self, task: Any) -> None:
+        """Gives a task the weights of a .ckpt, or its network those of a saved model.
+
+        Raises InputError: there is no such thing, or it does not fit."""
+        if self.files is None:
+            path = existing(self.name)
+            state = load_checkpoint(path)
+            check_shapes(task.state_dict(), state["state_dict"], str(path))
+            task.load_state_dict(state["state_dict"])
+            return
+        network = getattr(task, "network", None)
+        if not isinstance(network, nn.Module):
+            raise InputError(f"{self.name}: {type(task).__name__} has no network that could have its weights")
+        # What the configuration names is imported anyway.
+        trust = {path for path in import_paths(dict(task.hparams)) if not path.startswith("lra_ssm.")}
+        model = load_pretrained(self.files, nn.Module, allow_pickle=self.allow_pickle, trust=trust)
+        check_shapes(network.state_dict(), model.state_dict(), self.files.name)
+        network.load_state_dict(model.state_dict())
+        print(f"starting from the weights of {squeeze(self.files.name)}")
+        if isinstance(model, Pretrained):
+            state = {"hyper_parameters": {"network": model.specification()}}
+            if differing := differing_settings(task, state):
+                print(squeeze(f"note: {self.files.name} was made with other settings: {differing}"))
+
+    def check_tokenizer(self, data: Any) -> None:
+        """The data's tokenizer is that of the weights, as far as both name theirs; data is prepared.
+
+        Raises InputError where a checkpoint or a saved model of ours has another. Of other layouts a line says it: the
+        same tokenizer may be written in more than one way there.
+        """
+        check_start_tokenizer(self.name, self.files, data)
 
 
 def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> None:
-    """The data's tokenizer is that of the weights, as far as both name theirs; data is prepared.
-
-    Raises InputError where a checkpoint or a saved model of ours has another. Of other layouts a line says it: the same
-    tokenizer may be written in more than one way there.
-    """
+    """See `StartingWeights.check_tokenizer`; of a checkpoint there are no files."""
     if files is None:
         check_tokenizer(Path(given), data)
         return
     path = files.tokenizer() if hasattr(data, "tokenizer_digest") else None
-    if path is None:
-        return
-    theirs = sha256(path)
-    if theirs == data.tokenizer_digest:
+    theirs = sha256(path) if path else None
+    if path is None or theirs is None or theirs == data.tokenizer_digest:
         return
     said = (
         f"{files.name}: its tokenizer ({path.name}, sha256 {theirs[:12]}…) is not the data's ({data.tokenizer_file},"

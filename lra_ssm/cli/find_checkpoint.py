@@ -53,7 +53,7 @@ def find(name: str) -> Found:
 
 def options_of_named(name: str, rest: list[str]) -> list[str]:
     """The options of a run by its directory or checkpoint, or of a saved model. Raises InputError: there is none."""
-    from lra_ssm.cli.starting import options_of
+    from lra_ssm.cli.starting_weights import options_of
 
     if is_saved(name):
         return options_of(name, rest)
@@ -107,7 +107,7 @@ def load_saved(
     from torch import nn
 
     from lra_ssm.checkpoints import ModelFiles
-    from lra_ssm.cli.starting import check_trusted, run_config
+    from lra_ssm.cli.starting_weights import check_trusted, run_config
     from lra_ssm.models.pretrained import load_pretrained
 
     files = ModelFiles(name)

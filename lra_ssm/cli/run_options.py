@@ -1,0 +1,196 @@
+"""The options of fit, validate, test and predict: read, checked, as plain values; and what they describe, made.
+
+LightningCLI reads them and makes the objects; what is done with these is in `run.py`.
+"""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jsonargparse import set_dumper
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lra_ssm.cli import COMMANDS
+from lra_ssm.cli.help import description
+from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
+from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
+from lra_ssm.cli.prepared import LOADING
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.errors import InputError, in_user_code
+from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.checks import check_end
+from lra_ssm.runs.directory import RunDirectory
+from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, plain, run_identities
+from lra_ssm.runs.inputs import changed_inputs
+from lra_ssm.runs.saving import CheckpointSettings
+
+set_dumper("plain", lambda values: values)  # plain values are what jsonargparse hands to the dumper of any format
+
+
+class Made(NamedTuple):
+    """What the options describe."""
+
+    task: LightningModule
+    data: Any  # None where the task loads its own
+    trainer: dict[str, Any]  # the arguments that are the user's
+    checkpoints: CheckpointSettings
+    method: dict[str, Any]  # further arguments of the Trainer's method
+
+
+class RunOptions(LightningCLI):
+    """The options of a command, read and checked; nothing is drawn, made or run yet.
+
+    Raises InputError for what the options say; not for what is wrong with files or data.
+    """
+
+    resolved: dict[str, Any]  # the configuration as plain values
+
+    def __init__(self, command: str, arguments: list[str]) -> None:
+        self.command, self.arguments = command, arguments
+        about = description(COMMANDS[command][1])
+        example = f"example: lightning {command} --config configs/quickstart.yaml"
+        named = f"lra-ssm {command} NAME_OR_RUN"
+        if command != "fit":
+            example += f"\na run, or a saved model: {named} [--trust module.Class]"
+        if command == "predict":
+            example += f"\nfiles of your own: {named} FILE… (--help behind them says which)"
+        super().__init__(
+            parser_kwargs={command: {"description": about, "epilog": example}},
+            parser_class=RunParser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            model_class=LightningModule,
+            datamodule_class=LightningDataModule,
+            # The run directory keeps the configuration, and a second start with it is no error.
+            save_config_callback=None,
+            # `--optimizer` would replace the parameter groups by one flat group.
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            args=[command, *arguments],
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
+        """The command that runs: parsers for all four would take longer than reading its arguments."""
+        return {self.command: super().subcommands()[self.command]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        group = parser.add_argument_group("Run")
+        group.add_argument(
+            "--experiment", type=str, default="default", help="runs/<experiment>/<run_id>/ holds the run"
+        )
+        group.add_argument("--runs_dir", type=str, default="runs", help="folder of all runs")
+        said = "weights that a new run starts from: a checkpoint, a saved model's folder, or a repository of the Hub"
+        group.add_argument("--init_from", type=str | None, help=said)
+        group.add_argument("--allow-pickle", action="store_true", help="take a saved model's weights from a pickle too")
+        said = "start <run_id>-2, -3, … beside a finished run (of fit alone, as --strict-resume)"
+        group.add_argument("--fresh", action="store_true", help=said)
+        group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
+        add_debug(group)
+        parser.add_class_arguments(CheckpointSettings, "checkpoint")
+
+    def _prepare_subcommand_parser(self, klass: Any, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            said = "split to predict; default: what the data module says, val for ours"
+            parser.add_argument("--split", type=Literal["train", "val", "test"] | None, help=said)
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        with warnings.catch_warnings():
+            # It warns of `args` beside sys.argv; ours are sys.argv's.
+            warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
+            super().parse_arguments(parser, args)
+        seed = self.given.seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise InputError(f"{SEED} is {seed}; a run's identity has a seed: give a number from 0 to 2^32 - 1")
+
+    # What LightningCLI does behind the parser is done by `make`, or not at all.
+
+    def _add_instantiators(self) -> None:
+        """Lightning would replace the hyperparameters that modules save by the command's. Ours are plain values, the
+        same whether built here or in Python. (An argument says so from Lightning 2.5.2 on.)"""
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would take the model's settings from the checkpoint, over the file's and the flags'. We compare."""
+
+    def _set_seed(self) -> None: ...
+
+    def before_instantiate_classes(self) -> None:
+        if self.command == "fit":
+            check_end(self.given.trainer)
+        dumped: Any = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="plain")
+        self.resolved = plain(dumped[self.command], "the configuration")
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+    # --- what the options say ---
+
+    @property
+    def given(self) -> Any:
+        """The options of the command, as a namespace."""
+        return self.config[self.command]
+
+    @property
+    def neutral(self) -> dict[str, Any]:
+        """What cannot change a result, by section of the configuration."""
+        data = self.given.data  # None where a user's model loads its own
+        own = getattr(import_object(data.class_path), "neutral_settings", DATA_NEUTRAL) if data else ()
+        return {"": OPTIONS_NEUTRAL, "checkpoint": CheckpointSettings.neutral, "data": own}
+
+    @property
+    def path(self) -> Path:
+        """The directory of this configuration's run."""
+        (run_id, *former), given = run_identities(self.resolved, self.neutral), self.given
+        return RunDirectory.find(given.runs_dir, given.experiment, run_id, given.fresh, former).path
+
+    @property
+    def data_settings(self) -> dict[str, Any]:
+        """The data's settings that decide what is prepared."""
+        return {k: v for k, v in self.resolved["data"].get("init_args", {}).items() if k not in LOADING}
+
+    @property
+    def stored_data(self) -> str:
+        """Of runs on the same prepared data the same text; empty where nothing is prepared."""
+        data = self.resolved["data"]
+        if not (data and issubclass(import_object(data["class_path"]), PreparedDataModule)):
+            return ""
+        return json.dumps([data["class_path"], self.data_settings], sort_keys=True)
+
+    def changed_inputs(self, record: dict[str, Any]) -> str:
+        """Which files of data and which starting weights are others than a recorded run's, as text."""
+        return changed_inputs(record, self.data, self.given.init_from)
+
+    # --- what they describe ---
+
+    def data(self) -> Any:
+        """The data module; None where the model loads its own data."""
+        data = self.resolved["data"]
+        return import_object(data["class_path"])(**data.get("init_args", {})) if data else None
+
+    def make(self, run: Path | None) -> Made:
+        """Makes what the options describe, once and with their seed. run: the directory in which TensorBoard writes.
+
+        Raises InputError where a constructor refuses its arguments."""
+        freeze_specifications(self.given.model)
+        if run is not None:
+            place_tensorboard(self.given.trainer.logger, run)
+        seed_everything(self.given.seed_everything, workers=True)
+        try:
+            made = self.parser.instantiate_classes(self.config)[self.command]
+        except ValueError as error:  # jsonargparse wraps what a constructor said
+            first = cause(error)
+            refused = None if isinstance(first, InputError) else in_user_code(error)
+            raise refused or InputError(str(first)) from error
+        names = self._subcommand_method_arguments[self.command]
+        method = {name: made[name] for name in names if name not in ("ckpt_path", "weights_only") and name in made}
+        return Made(made.model, made.data, {**made.trainer}, made.checkpoint, method)
+
+
+def read_fit_options(options: list[str]) -> RunOptions:
+    """The options of `lra-ssm fit`, read and checked; raises InputError as fit does for what they say."""
+    quiet()
+    return RunOptions("fit", options)

@@ -1,0 +1,128 @@
+"""A fit, step by step: what is checked, prepared, tried, recorded and trained, in this order.
+
+`lightning fit` and `Run.fit` in a notebook take the same steps; what scores a checkpoint takes those of `make_ready`.
+"""
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+from lra_ssm.errors import InputError, in_user_code
+from lra_ssm.runs.checks import (
+    check_batches,
+    check_checkpoint,
+    check_data,
+    check_strategy,
+    check_tokenizer,
+    check_vocabulary,
+)
+from lra_ssm.runs.signals import Signals
+from lra_ssm.runs.trial_batch import try_network
+
+if TYPE_CHECKING:
+    from lra_ssm.runs.run import Run
+
+
+class Weights(Protocol):
+    """Where weights come from, if not from a checkpoint that the Trainer loads."""
+
+    def load(self, task: LightningModule) -> None: ...
+
+    def check_tokenizer(self, data: LightningDataModule) -> None: ...
+
+
+def fit(
+    trainer: Trainer,
+    task: LightningModule,
+    data: LightningDataModule | None,
+    signals: Signals,
+    run: "Run | None",
+    **given: Any,
+) -> dict[str, float]:
+    """Trains, or resumes, and returns the final metrics.
+
+    Args:
+        trainer: made of the run's `trainer_arguments`.
+        task, data: what is trained, and on what; None where the task loads its own data.
+        signals: of the `ending` that this is called in.
+        run: the identity and the directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
+        given: further arguments of `make_ready`.
+
+    Raises:
+        InputError: something does not fit together. Nothing is written then but prepared data.
+    """
+    checkpoint = run.checkpoint if run else None
+    make_ready(trainer, task, data, signals, run, checkpoint, source=run.source if run else None, **given)
+    check_batches(trainer, data)
+    try_network(task, data, trainer)
+    if run is not None:
+        run.begin(trainer, task, data)
+    with restoring(checkpoint):
+        # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
+        known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint and str(checkpoint), **known)
+    return run.end(trainer) if run is not None else {}
+
+
+def make_ready(
+    trainer: Trainer,
+    task: LightningModule,
+    data: LightningDataModule | None,
+    signals: Signals,
+    run: "Run | None" = None,
+    checkpoint: Path | None = None,
+    weights: Weights | None = None,
+    prepare: Callable[[], None] | None = None,
+    source: dict[str, str] | None = None,
+    strict: bool = False,
+    resuming: bool = True,
+) -> None:
+    """All that is checked before a task is fitted or scored; brings the processes of a run together, loads weights that
+    are no checkpoint's and prepares the data.
+
+    Args:
+        checkpoint: that the Trainer is going to load; weights: what the task takes without one.
+        prepare: prepares the data, if not `data.prepare_data`.
+        source, strict, resuming: as of `check_checkpoint`.
+
+    Raises:
+        InputError: something does not fit together.
+    """
+    check_strategy(trainer)
+    check_data(task, data)
+    signals.watch(trainer, run)
+    if signals.command is not None:
+        signals.meet()  # before what takes long: weights that are fetched, data that is prepared
+    if checkpoint is not None:
+        check_checkpoint(checkpoint, task, strict, resuming, source)
+    elif weights is not None:
+        weights.load(task)
+    if data is None:
+        return
+    # By every process: those that come second wait for the first here, where nothing times out, and a node with a data
+    # root of its own prepares it.
+    (prepare or data.prepare_data)()
+    check_vocabulary(task, data)
+    if checkpoint is not None:
+        check_tokenizer(checkpoint, data)
+    elif weights is not None:
+        weights.check_tokenizer(data)
+
+
+@contextmanager
+def restoring(checkpoint: Path | None) -> Iterator[None]:
+    """What Lightning cannot take up of the checkpoint is one line, in the words of what failed."""
+    try:
+        yield
+    except Exception as error:
+        names = {frame.f_code.co_name.lstrip("_") for frame, _ in traceback.walk_tb(error.__traceback__)}
+        restores = any(name.startswith(("restore", "resume_start")) for name in names)
+        if isinstance(error, (InputError, OSError)) or not restores or in_user_code(error):
+            raise
+        said = f"checkpoint {checkpoint} does not fit: {type(error).__name__}: {error}"
+        raise InputError(f"{said}; --init_from starts from its weights") from error
