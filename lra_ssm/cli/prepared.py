@@ -81,7 +81,8 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
 
 
 def with_config(message: str, arguments: list[str]) -> str:
-    """What a fit says that lacks data: data modules name `lra-ssm prepare DATASET`, a fit's own options say all of it."""
+    """What a fit without its data says: where a data module names `lra-ssm prepare DATASET`, the fit's own options
+    prepare all that it needs."""
     if not arguments[0].startswith(("--config", "-c")):
         return message
     command = f"`lra-ssm prepare {' '.join(map(shlex.quote, arguments))}`"
