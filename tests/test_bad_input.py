@@ -35,7 +35,10 @@ BAD = {
     "a key of what takes none": (["--model.network.pooling.foo=3"], "takes no key 'foo'; it takes none"),
     "a key of null": (["--model.network.head.foo=3"], "model.network.head: no class is given here; give it"),
     "no settings": (["--model.optimizer=null"], "model.optimizer is null; give its settings, or leave it out"),
-    "no layer": (["--model.network.layer=null"], "model.network: lra_ssm.models.Classifier: the following arguments are required: layer"),
+    "no layer": (
+        ["--model.network.layer=null"],
+        "model.network: lra_ssm.models.Classifier: the following arguments are required: layer",
+    ),
     "a block as layer": (
         ["--model.network.layer=lra_ssm.layers.S4Block"],
         "model.network.layer: lra_ssm.layers.S4Block: the following arguments are required: layer",
@@ -104,7 +107,10 @@ BAD = {
         ["--model.network=lra_ssm.models.DualEncoder"],
         "model.network is a DualEncoder, but ListOps has no pairs",
     ),
-    "no such pooling": (["--model.network.pooling=lra_ssm.models.SumPooling"], "no attribute 'SumPooling'; did you mean 'MaxPooling'?"),
+    "no such pooling": (
+        ["--model.network.pooling=lra_ssm.models.SumPooling"],
+        "no attribute 'SumPooling'; did you mean 'MaxPooling'?",
+    ),
     "features of tokens": (
         ["--model.network.vocab_size=null", "--model.network.d_input=1"],
         "model.network.vocab_size is None, but ListOps has 18",
