@@ -8,6 +8,7 @@ from lra_ssm.layers.recurrent import linear_recurrence
 from tests.layers import contract_checks as contract
 from tests.layers import naive
 from tests.layers.contract_checks import assert_same, check_steps, gradients
+from tests.pairwise import pairwise
 
 D = 6
 LAYERS = {
@@ -47,9 +48,7 @@ def sequences(B=2, L=7):
     return contract.sequences(B, L, D)
 
 
-@every_layer
-@either_way
-@pytest.mark.parametrize("L", [1, 2, 63, 257])
+@pairwise(name=LAYERS, bidirectional=[False, True], L=[1, 2, 63, pytest.param(257, marks=pytest.mark.slow)])
 def test_equals_the_papers_equations_with_every_gradient(name, bidirectional, L):
     layer = build(name, bidirectional)
     x = sequences(L=L).requires_grad_()

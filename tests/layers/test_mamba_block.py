@@ -8,6 +8,7 @@ from tests.helpers import Smooth
 from tests.layers import contract_checks as contract
 from tests.layers import naive
 from tests.layers.contract_checks import assert_same, sequences
+from tests.pairwise import pairwise
 
 D = 4
 LAYERS = {
@@ -27,11 +28,7 @@ def build(name, bidirectional=False, **settings):
     return block
 
 
-@every_layer
-@pytest.mark.parametrize(
-    "settings", [{}, {"bidirectional": True}, {"glu": True}], ids=["causal", "bidirectional", "glu"]
-)
-@pytest.mark.parametrize("L", [1, 2, 63, 257])
+@pairwise(name=LAYERS, settings=[{}, {"bidirectional": True}, {"glu": True}], L=[1, 2, 63, 257])
 def test_equals_the_equations_with_every_gradient(name, settings, L):
     contract.check_equations(build(name, **settings), naive.mamba_block, L)
 

@@ -10,6 +10,7 @@ from lra_ssm.ops import prefer_backend, selective_scan
 from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
 from tests.ops.scan_cases import OPTIONAL, assert_close, make_inputs, needs_compiled, random_reset, run
+from tests.pairwise import pairwise
 
 pytestmark = needs_compiled
 
@@ -34,10 +35,9 @@ def test_threads(batch, D, B, C, count, threads):
     assert all(torch.equal(x, second[name]) for name, x in first.items()), "not deterministic"
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
-@pytest.mark.parametrize("batch, channels", [(1, 128), (4, 128), (3, 96), (1, 127), (1, 7), (5, 1)])
-@pytest.mark.parametrize("least", [2, 8])
-def test_tasks(batch, channels, threads, least):
+@pairwise(threads=[1, 2, 3, 8, 64], shape=[(1, 128), (4, 128), (3, 96), (1, 127), (1, 7), (5, 1)], least=[2, 8])
+def test_tasks(threads, shape, least):
+    batch, channels = shape
     size = channels_per_task(batch, channels, threads, least)
     assert min(least, channels) <= size <= channels
     # one sample is enough work for every thread, as far as the least size goes
@@ -172,8 +172,13 @@ def test_s4d_compiles_as_one_graph_without_cpp():
         torch.testing.assert_close(compiled(x), module(x))
 
 
-@pytest.mark.parametrize("layer", [S6, B2S6, S4D, LRU, StableSSM, DeepLinearSSM])
-@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize(
+    "layer, batch",
+    [
+        *zip([S6, B2S6, S4D, LRU, StableSSM, DeepLinearSSM], [2, 3] * 3, strict=True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in zip([S6, B2S6, S4D], [3, 2, 3], strict=True)),
+    ],
+)
 def test_compiles_as_one_graph(layer, batch):
     torch.manual_seed(0)
     module, x = layer(16), torch.randn(batch, 40, 16)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import lra_ssm.ops.depthwise_convolution as depthwise_convolution
 from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
 from tests.ops.scan_cases import assert_close, random_reset, weighted_sum
+from tests.pairwise import pairwise
 
 OPTIONAL = ("bias", "initial")
 
@@ -44,11 +45,13 @@ def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=tor
     return {name: x for name, x in results.items() if x.numel() or name != "initial"}  # empty for W = 1
 
 
-@pytest.mark.parametrize("optional", [(), ("bias",), OPTIONAL], ids=str)
-@pytest.mark.parametrize("with_reset", [False, True])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("W", [1, 2, 4, 6])
-@pytest.mark.parametrize("L", [1, 2, 3, 63, 257])
+@pairwise(
+    L=[1, 2, 3, 63, 257],
+    W=[1, 2, 4, 6],
+    transposed=[False, True],
+    with_reset=[False, True],
+    optional=[(), ("bias",), OPTIONAL],
+)
 def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
     inputs = make(L, W, optional=optional, transposed=transposed)
     reset = random_reset(3, L) if with_reset else None
@@ -163,9 +166,7 @@ def test_no_batch():
     assert result["y"].shape == (0, 5, 37) and (result["weight"] == 0).all()
 
 
-@pytest.mark.parametrize("with_reset", [False, True])
-@pytest.mark.parametrize("W", [1, 2, 4, 6])
-@pytest.mark.parametrize("cut", [1, 2, 3, 8, 19])
+@pairwise(cut=[1, 2, 3, 8, 19], W=[1, 2, 4, 6], with_reset=[False, True])
 def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     """Values and gradients, through `last_taps` and what came before."""
     inputs = make(20, W)
@@ -182,9 +183,7 @@ def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     assert_close(run(inputs, in_two, reset), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("with_reset", [False, True])
-@pytest.mark.parametrize("with_initial", [False, True])
-@pytest.mark.parametrize("W", [1, 2, 4, 6])
+@pairwise(W=[1, 2, 4, 6], with_initial=[False, True], with_reset=[False, True])
 def test_ragged_prefixes(W, with_initial, with_reset):
     """Sequences of 0 to 9 real positions, each continued by its own next 5 inputs."""
     inputs, lengths = make(14, W, batch=10), torch.arange(10)

@@ -193,7 +193,7 @@ class _LargestAllocation(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("fast", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory(complex_A, fast):
     """Nothing of B D L N elements is ever allocated, forward or backward; the reference shows that the test sees it."""
     form = "1 interleaved" if complex_A else "1 real"

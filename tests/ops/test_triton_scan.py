@@ -73,8 +73,9 @@ def compare(inputs, **flags):
     assert_close(run_triton(inputs, **flags), run(inputs, "reference", **flags))
 
 
-# Interpreted, a case takes seconds: two of three are left to `pytest -m slow`.
-ALL_CASES = [pytest.param(case, marks=[pytest.mark.slow] if i % 3 else []) for i, case in enumerate(CASES)]
+# Interpreted, a case takes seconds: those of every form and option once, the others are left to `pytest -m slow`.
+BY_DEFAULT = (1, 8, 16, 21)
+ALL_CASES = [pytest.param(c, marks=[] if i in BY_DEFAULT else [pytest.mark.slow]) for i, c in enumerate(CASES)]
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
@@ -93,15 +94,24 @@ def test_lengths(L, complex_A, cut):
     compare(inputs, **flags)
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_segment(complex_A):
     """As long inputs are cut on a device that batch and channels fill: not at all, in chunks of the usual size."""
     inputs = make_inputs(complex_A, "1 real", "constant", batch=1, D=2, N=2, L=70, optional=("initial_state",))
     compare(inputs, discretization="zoh", reset=random_reset(1, 70))
 
 
-@pytest.mark.parametrize("shape", [dict(D=6, N=3), dict(D=5, N=5), dict(D=1, N=1)], ids=str)
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize(
+    ("complex_A", "shape"),
+    [
+        (True, dict(D=6, N=3)),
+        (False, dict(D=5, N=5)),
+        (True, dict(D=1, N=1)),
+        pytest.param(False, dict(D=6, N=3), marks=pytest.mark.slow),
+        pytest.param(True, dict(D=5, N=5), marks=pytest.mark.slow),
+        pytest.param(False, dict(D=1, N=1), marks=pytest.mark.slow),
+    ],
+)
 def test_odd_sizes(complex_A, shape, cut, monkeypatch):
     """Neither D nor N a power of two, B and C in different groups, blocks that do not divide a group."""
     cut()
@@ -112,8 +122,15 @@ def test_odd_sizes(complex_A, shape, cut, monkeypatch):
     compare(make_inputs(complex_A, B, C, batch=1, L=9, **shape), discretization="zoh", delta_softplus=True)
 
 
-@pytest.mark.parametrize("use_y, use_state", [(True, False), (False, True)])
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize(
+    "complex_A, use_y, use_state",
+    [
+        (False, True, False),
+        (True, False, True),
+        pytest.param(True, True, False, marks=pytest.mark.slow),
+        pytest.param(False, False, True, marks=pytest.mark.slow),
+    ],
+)
 def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
     cut()
     compare(make_inputs(complex_A, "2 real", "constant", L=11), use_y=use_y, use_state=use_state)
@@ -122,8 +139,8 @@ def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
     assert all(g is not None for g in torch.autograd.grad(abs(state).sum(), [one["u"], one["A"]]))
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("magnitude", [0.0, 1e-30, 1e-6, 1e-3])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_small_A(magnitude, complex_A):
     """zoh and its gradients stay right as A -> 0, and at A == 0."""
     inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=6, optional=("B_bias",))
@@ -205,7 +222,7 @@ def test_reset_drops_what_is_not_finite(complex_A, cut):
     assert (result["initial_state"] == 0).all()
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_strides(complex_A, cut):
     """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
     cut()
@@ -230,7 +247,7 @@ def test_strides(complex_A, cut):
     compare(inputs)
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_mixed_dtypes(complex_A, cut):
     cut()
     inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32, L=10)
@@ -263,7 +280,7 @@ def test_gradcheck(cut):
 
 def test_gradients_do_not_vary(cut):
     cut()
-    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, L=11)
+    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, batch=1, D=2, L=11)
     first, second = (run_triton(inputs, discretization="zoh", delta_softplus=True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -303,7 +320,7 @@ def test_no_batch():
     assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_operators(complex_A):
     """What torch.compile is told about shapes, strides and gradients is so."""
     form = "1 interleaved" if complex_A else "1 real"
