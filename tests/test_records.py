@@ -1,9 +1,11 @@
 """What a run leaves about itself: the user's code, a directory that moves, records that are damaged."""
 
 import json
+import linecache
 import os
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,13 +76,14 @@ def test_a_finished_run_says_that_the_code_is_another(here, capsys):
     command = write_layer(here, "edited_after")
     assert in_process(command, capsys)[0] == 0
     assert "warning" not in in_process(command, capsys)[1]
-    (here / "edited_after_ops.py").write_text("SCALE = 2.0\n")
+    with open(here / "edited_after.py", "a") as file:
+        file.write("# another\n")
     code, out, _ = in_process(command, capsys)
     (line,) = [line for line in out.splitlines() if "is finished" in line]
-    assert code == 0 and "--fresh" in line and "trained with other code: edited_after_ops.py has changed" in line
+    assert code == 0 and "--fresh" in line and "trained with other code: edited_after.py has changed" in line
     assert "val/accuracy" in out
     code, out, _ = in_process(["test", *command[1:]], capsys)
-    assert code == 0 and "warning: " in out and "edited_after_ops.py has changed" in out
+    assert code == 0 and "warning: " in out and "edited_after.py has changed" in out
     assert in_process([*command, "--fresh"], capsys)[0] == 0
     assert "warning" not in in_process([*command, "--fresh"], capsys)[1]
 
@@ -199,37 +202,60 @@ def write(folder, name, text):
     path.write_text(text)
 
 
-def test_files_that_a_class_is_made_of(here):
-    """A file, what it imports however deep and wherever, a package whole, C++ beside it; nothing of a library."""
+def test_files_of_the_classes_that_are_named(here):
+    """Of a file, of a package, of what a class is derived from; nothing of a library, and nothing that is imported."""
     files = {
-        "one_file": "import two_file, json, torch\nclass A: pass\n",
-        "two_file": "def f():\n    from folder_of.three import g\n",
-        "folder_of.three": "from . import four\nfrom lra_ssm import layers\n",
-        "folder_of.four": "NATIVE = 'kernel_beside.cu'\n",
-        "folder_of.unused": "",
-        "whole_pack.__init__": "",
+        "one_file": "import two_file\nclass A(two_file.Base): pass\ndef head(): pass\n",
+        "two_file": "import three_file\nclass Base: pass\n",
+        "three_file": "",
+        "whole_pack.__init__": "from whole_pack.layers import B\n",
         "whole_pack.layers": "class B: pass\n",
-        "whole_pack.deep.other": "broken python(\n",
+        "whole_pack.other": "",
     }
     for name, text in files.items():
         write(here, name, text)
-    (here / "folder_of/kernel_beside.cu").write_text("1")
-    (here / "whole_pack/fast.cpp").write_text("1")
     import one_file  # noqa: F401
-    import whole_pack.layers  # noqa: F401
+    import whole_pack  # noqa: F401
 
-    found = source_of("one_file.A", "whole_pack.layers.B", "torch.nn.GELU", "lra_ssm.layers.B2S6", "no_such.Thing")
-    assert set(found) == {
-        "one_file.py", "two_file.py", "folder_of/three.py", "folder_of/four.py", "kernel_beside.cu",
-        "whole_pack/__init__.py", "whole_pack/layers.py", "whole_pack/deep/other.py", "whole_pack/fast.cpp", "torch",
-    }  # fmt: skip
-    assert "+" not in found["torch"]
-    for name in ("folder_of/four.py", "whole_pack/deep/other.py", "whole_pack/fast.cpp", "folder_of/kernel_beside.cu"):
-        before = source_of("one_file.A", "whole_pack.layers.B")
+    named = ("one_file.A", "one_file.head", "whole_pack.B", "torch.nn.GELU", "lra_ssm.layers.B2S6", "no_such.Thing")
+    before = source_of(*named)
+    assert set(before) == {"one_file.py", "two_file.py", "whole_pack/layers.py"}
+    for name in before:
         (here / name).write_text("2")
-        if name == "folder_of/four.py":  # which no longer names the kernel
-            (here / name).write_text("NATIVE = 'kernel_beside.cu' ")
-        assert Path(name).name in changed(before, source_of("one_file.A", "whole_pack.layers.B"))
+        assert changed(before, source_of(*named)) == f"{name} has changed"
+        before = source_of(*named)
+
+
+def test_in_a_repository_its_commit_and_what_was_not_committed_count(here):
+    def git(*command):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *command], cwd=here, check=True, capture_output=True)
+
+    write(here, "in_a_repository", "import helping\nclass A: pass\n")
+    write(here, "helping", "")
+    import in_a_repository  # noqa: F401
+
+    git("init")
+    git("add", "in_a_repository.py", "helping.py")
+    git("commit", "-m", "1")
+    first = source_of("in_a_repository.A")
+    assert first.keys() == {"in_a_repository.py", "git commit", "git diff"} and first["git diff"] == "None"
+    write(here, "helping", "2")
+    second = source_of("in_a_repository.A")
+    assert changed(first, second) == "git diff has changed"
+    git("commit", "-am", "2")
+    assert changed(second, source_of("in_a_repository.A")) == "git commit has changed, git diff has changed"
+    assert "git commit" not in source_of("torch.nn.GELU")
+
+
+def test_what_a_run_of_an_older_version_recorded_is_compared_as_far_as_it_goes(here):
+    write(here, "of_before", "class A: pass\n")
+    import of_before  # noqa: F401
+
+    now = source_of("of_before.A")
+    older = {**now, "imported_by_it.py": "0123456789ab", "torch": "2.4.0"}
+    assert changed(older, {**now, "git commit": "1"}) == ""
+    assert changed({**older, "of_before.py": "0123456789ab"}, now) == "of_before.py has changed"
 
 
 def test_what_cannot_change_a_result_is_none_of_it(here):
@@ -240,23 +266,19 @@ def test_what_cannot_change_a_result_is_none_of_it(here):
     assert set(user_source({"trainer": {"callbacks": [{"class_path": "named_only.Call"}]}})) == {"named_only.py"}
 
 
-def test_classes_without_a_file_are_told_by_what_they_do(here, monkeypatch):
-    """A notebook's: typed in, and using a helper of another cell and a module."""
-    write(here, "notebook_module", "def help(): pass\n")
+def test_classes_without_a_file_are_told_by_their_methods(monkeypatch):
+    """A notebook's, whose cells Python's linecache knows."""
 
-    def typed(body, scale):
-        notebook = type(sys)("notebook_like")
+    def typed(body):
+        notebook, name = type(sys)("notebook_like"), f"<cell {body}>"
         monkeypatch.setitem(sys.modules, "notebook_like", notebook)
-        text = f"import notebook_module\ndef f(x): return {scale} * x\n"
-        text += f"class Net:\n    def forward(self, x):\n        notebook_module.help()\n        return {body}\n"
-        exec(text, vars(notebook))
+        text = f"class Net:\n    def forward(self, x):\n        return {body}\n"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        exec(compile(text, name, "exec"), vars(notebook))
         return user_source({}, [notebook.Net()])
 
-    one = typed("f(x)", 1)
-    assert {"notebook_like.Net", "notebook_like.f", "notebook_module.py"} == set(one)
-    assert one == typed("f(x)", 1)
-    assert changed(one, typed("f(x + 1)", 1)) == "notebook_like.Net has changed"
-    assert changed(one, typed("f(x)", 2)) == "notebook_like.f has changed"
+    assert set(typed("x")) == {"notebook_like.Net"} and typed("x") == typed("x")
+    assert changed(typed("x"), typed("x + 1")) == "notebook_like.Net has changed"
 
 
 def test_a_notebooks_run_knows_its_objects_code(here, capsys):
@@ -280,11 +302,12 @@ def test_a_notebooks_run_knows_its_objects_code(here, capsys):
         given.fit(Trainer(**given.trainer_arguments()), task, data)
         return given
 
-    assert set(fit().source) == {"in_a_notebook.py", "in_a_notebook_ops.py"}
-    (here / "in_a_notebook_ops.py").write_text("SCALE = 3\n")
+    assert set(fit().source) == {"in_a_notebook.py"}
+    with open(here / "in_a_notebook.py", "a") as file:
+        file.write("# another\n")
     capsys.readouterr()
     fit()
-    assert "warning: it was trained with other code: in_a_notebook_ops.py has changed" in capsys.readouterr().out
+    assert "warning: it was trained with other code: in_a_notebook.py has changed" in capsys.readouterr().out
 
 
 # --- a directory that moves ---

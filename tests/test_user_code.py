@@ -16,8 +16,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, NetworkSpec, S4Block
 from lra_ssm.layers.blocks import run_with_state
 from lra_ssm.models import Classifier
+from lra_ssm.runs.checks import try_network
 from lra_ssm.runs.run import Run
-from lra_ssm.runs.trial_batch import try_network
 from lra_ssm.tasks import Classification, OptimizerSettings
 from tests.runner import FIT, SHORT, in_process, only_run
 

@@ -22,11 +22,10 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
-from lra_ssm.runs.inputs import changed_weights
+from lra_ssm.runs.record import record_score
 from lra_ssm.runs.run import Run, chosen_loggers, final_metrics, trainer_arguments
-from lra_ssm.runs.scores import record_score
 from lra_ssm.runs.signals import Ended, Signals
-from lra_ssm.runs.source import user_source
+from lra_ssm.runs.source import changed_weights, user_source
 from lra_ssm.runs.start import fit, make_ready, restoring
 from lra_ssm.runs.wandb_logging import finish, identify, summarize
 

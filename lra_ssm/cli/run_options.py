@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jsonargparse import set_dumper
+from jsonargparse import Namespace, set_dumper
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -23,8 +23,8 @@ from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.checks import check_end
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, plain, run_identities
-from lra_ssm.runs.inputs import changed_inputs
 from lra_ssm.runs.saving import CheckpointSettings
+from lra_ssm.runs.source import changed_inputs
 
 set_dumper("plain", lambda values: values)  # plain values are what jsonargparse hands to the dumper of any format
 
@@ -168,8 +168,7 @@ class RunOptions(LightningCLI):
 
     def data(self) -> Any:
         """The data module; None where the model loads its own data."""
-        data = self.resolved["data"]
-        return import_object(data["class_path"])(**data.get("init_args", {})) if data else None
+        return self._instantiated(Namespace({self.command: Namespace(data=self.given.data)})).data
 
     def make(self, run: Path | None) -> Made:
         """Makes what the options describe, once and with their seed. run: the directory in which TensorBoard writes.
@@ -179,15 +178,18 @@ class RunOptions(LightningCLI):
         if run is not None:
             place_tensorboard(self.given.trainer.logger, run)
         seed_everything(self.given.seed_everything, workers=True)
+        made = self._instantiated(self.config)
+        names = self._subcommand_method_arguments[self.command]
+        method = {name: made[name] for name in names if name not in ("ckpt_path", "weights_only") and name in made}
+        return Made(made.model, made.data, {**made.trainer}, made.checkpoint, method)
+
+    def _instantiated(self, config: Namespace) -> Any:
         try:
-            made = self.parser.instantiate_classes(self.config)[self.command]
+            return self.parser.instantiate_classes(config)[self.command]
         except ValueError as error:  # jsonargparse wraps what a constructor said
             first = cause(error)
             refused = None if isinstance(first, InputError) else in_user_code(error)
             raise refused or InputError(str(first)) from error
-        names = self._subcommand_method_arguments[self.command]
-        method = {name: made[name] for name in names if name not in ("ckpt_path", "weights_only") and name in made}
-        return Made(made.model, made.data, {**made.trainer}, made.checkpoint, method)
 
 
 def read_fit_options(options: list[str]) -> RunOptions:

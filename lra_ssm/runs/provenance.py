@@ -59,19 +59,18 @@ def environment() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Of the repository that a folder lies in: the commit, whether anything was changed or added since, and the digest
-    of what was changed (None for nothing). None outside a repository."""
+    """Of the repository that a folder lies in: the commit, whether its files were changed since, and the digest of what
+    was (None for nothing). None outside a repository."""
 
     def said(*command: str) -> bytes:
         return subprocess.run(["git", *command], cwd=folder, capture_output=True, check=True, timeout=10).stdout.strip()
 
     try:
-        commit, status = said("rev-parse", "HEAD"), said("status", "--porcelain")
-        diff = said("diff", "HEAD") if status else b""
+        commit, diff = said("rev-parse", "HEAD"), said("diff", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff).hexdigest()[:12] if diff else None
-    return {"commit": commit.decode(), "changed": bool(status), "diff": digest}
+    return {"commit": commit.decode(), "changed": bool(diff), "diff": digest}
 
 
 def now() -> str:

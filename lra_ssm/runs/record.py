@@ -1,11 +1,17 @@
-"""A run's record as a file, run.json: what of it can be relied on when it is read."""
+"""The records in a run's directory: run.json and what of it can be relied on, progress.json, test.json."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-INPUTS = "inputs"  # {"data": …, "weights": …}, of runs/inputs.py
+from lra_ssm.files import write_json
+from lra_ssm.runs.provenance import now
+
+if TYPE_CHECKING:
+    from lra_ssm.runs.directory import RunDirectory
+
+INPUTS = "inputs"  # {"data": …, "weights": …}, of runs/source.py
 _KINDS = {
     "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
     "parameters": int, "neutral": list, "wandb": dict, INPUTS: dict,
@@ -70,7 +76,7 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def recorded_inputs(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What stands in a record for the "data" or the "weights" that a run was begun with: see runs/inputs.py.
+    """What stands in a record for the "data" or the "weights" that a run was begun with: see runs/source.py.
 
     Empty where nothing does: there is none, or the record is of an earlier version, or damaged."""
     inputs = record.get(INPUTS)
@@ -94,3 +100,38 @@ def is_of_the_end(tested: dict[str, Any], starts: list[dict[str, Any]]) -> bool:
         return False
     ended = starts[-1].get("ended") if starts else None
     return not ended or str(tested.get("time") or ended) >= ended
+
+
+def record_score(
+    run: "RunDirectory", command: str, checkpoint: str, metrics: dict[str, float], limit: int | float | None, data: Any
+) -> None:
+    """Writes test.json (validate.json) where a result is the run's: of best.ckpt (last.ckpt where there is none) and
+    the data that it was trained with; else, told in a line, adds it to test-others.json.
+
+    Args:
+        run: whose checkpoint was scored.
+        command: "test" or "validate".
+        checkpoint: its file.
+        metrics: what was found.
+        limit: Lightning's limit_test_batches: batches, or a share of them; None for all.
+        data: the data module that was scored.
+    """
+    result: dict[str, Any] = {"checkpoint": checkpoint, "metrics": metrics, "time": now()}
+    if limit is not None and not (isinstance(limit, float) and limit == 1):
+        result["limit_batches"] = limit  # it is of a part of the split
+    if hasattr(data, "provenance"):
+        result["data"] = data.provenance()
+    file, trained = run.path / f"{command}.json", run.record.get("data")
+    before, own = read_object(file), run.best if run.best.is_file() else run.last
+    why = ""
+    if trained and hasattr(data, "manifest") and not same_data(trained, data.manifest()):
+        why, result["other_data"] = "other data than the run's", True
+    elif Path(checkpoint).name != own.name:
+        why = f"{Path(checkpoint).name}, not {own.name}"
+    elif "limit_batches" in result and before and "limit_batches" not in before:
+        why = "a part of the split, and the whole was scored before"
+    if why:
+        file = file.with_name(f"{command}-others.json")
+        result = {"others": [*read_object(file).get("others", []), result]}
+        print(f"recorded in {file}, not as the run's result: it is of {why}")
+    write_json(file, result)

@@ -24,15 +24,13 @@ from lra_ssm.runs.curves import draw_curves
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
 from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, described, plain, plain_trainer, run_identities
-from lra_ssm.runs.inputs import data_fingerprint, weights_fingerprint
 from lra_ssm.runs.logged import latest
-from lra_ssm.runs.metrics import ROWS, CSVRunLogger
-from lra_ssm.runs.progress_file import WriteProgress
+from lra_ssm.runs.metrics import ROWS, CSVRunLogger, WriteProgress
 from lra_ssm.runs.provenance import code_version, ended, environment, now
 from lra_ssm.runs.record import INPUTS, read_progress, recorded_inputs
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Ended, Stopped
-from lra_ssm.runs.source import other_code, user_source
+from lra_ssm.runs.source import data_fingerprint, other_code, user_source, weights_fingerprint
 from lra_ssm.runs.start import fit
 from lra_ssm.runs.stopping import EndFit
 from lra_ssm.runs.wandb_logging import attach, finish, identify, summarize
@@ -127,12 +125,11 @@ class Run(RunDirectory):
         run.given, run.checkpoints = trainer, checkpoints
         return run
 
-    # -- what the Trainer gets -------------------------------------------------------------------------------------
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them.
 
-    def callbacks(self, given: Sequence[Any] = ()) -> list[Any]:
-        """Seeds by step, stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt.
-
-        given: the user's."""
+        Seeds by step, stop on NaN, the table of groups, throughput; progress.json, best.ckpt and last.ckpt; metrics.csv
+        beside the loggers that are given, which False switches off."""
         best = SaveBest(
             dirpath=self.best.parent,
             filename=self.best.stem,
@@ -142,19 +139,13 @@ class Run(RunDirectory):
             save_on_train_epoch_end=False,
         )
         last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
-        reached = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
-        return [*fit_callbacks(self.seed, given), reached, best, last, EndFit(last)]
-
-    def loggers(self, given: Any = None) -> Any:
-        """metrics.csv, and what the user names beside it; nothing for False."""
+        progress = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
+        own = fit_callbacks(self.seed, as_list(self.given.get("callbacks")))
+        logger = self.given.get("logger")
         # Ours is last: `self.logger` in a module is the one that its user chose.
-        return False if given is False else [*chosen_loggers(given), CSVRunLogger(self.path / "metrics.csv")]
-
-    def trainer_arguments(self) -> dict[str, Any]:
-        """Arguments of a Trainer of one's own: those that `of` was given, with what a run adds to them."""
-        own = as_list(self.given.get("callbacks"))
-        callbacks, loggers = self.callbacks(own), self.loggers(self.given.get("logger"))
-        return {**trainer_arguments(self.given, callbacks, loggers), "default_root_dir": str(self.path)}
+        loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
+        added = [*own, progress, best, last, EndFit(last)]
+        return {**trainer_arguments(self.given, added, loggers), "default_root_dir": str(self.path)}
 
     # -- a fit, from its start to its end --------------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.directory import previous
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger
 
+# Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
+_LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
 # Of an optimizer's groups, how a step is computed: each device's own, whatever wrote the checkpoint.
 _COMPUTED = ("foreach", "fused", "capturable")
 
@@ -125,6 +128,7 @@ class SaveLast(Checkpoint):
         # While gradients accumulate, the step stands still: a save then would lose them.
         self.saved_at, self._stop_then = trainer.global_step, False
         for optimizer in trainer.optimizers:
+            check_moments(optimizer, str(trainer.ckpt_path))
             for group in optimizer.param_groups:
                 group.update({name: optimizer.defaults[name] for name in _COMPUTED if name in optimizer.defaults})
         loop = trainer.fit_loop
@@ -183,3 +187,15 @@ def keep_as_previous(path: Path) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise
         os.replace(path, previous(path))  # a file system without links
+
+
+def check_moments(optimizer: Optimizer, path: str) -> None:
+    """What an optimizer has taken up belongs to its parameters; torch's fused steps do not look. Raises InputError."""
+    for parameter, state in optimizer.state.items():
+        for name in _LIKE_PARAMETER:
+            value = state.get(name)
+            if isinstance(value, Tensor) and value.shape != parameter.shape:
+                raise InputError(
+                    f"checkpoint {path} does not fit: the optimizer's {name} is {tuple(value.shape)}, its parameter"
+                    f" {tuple(parameter.shape)}; --init_from starts from its weights"
+                )

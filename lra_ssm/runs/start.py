@@ -1,6 +1,7 @@
-"""A fit, step by step: what is checked, prepared, tried, recorded and trained, in this order.
+"""A fit, step by step, in this order; `lightning fit` and `Run.fit` in a notebook take the same steps.
 
-`lightning fit` and `Run.fit` in a notebook take the same steps; what scores a checkpoint takes those of `make_ready`.
+Before it `Run.of_config` finds identity and directory, and `Run.trainer_arguments` gives the Trainer its callbacks.
+What scores a checkpoint takes the steps of `make_ready`; `ending.py` has how all of them end.
 """
 
 import inspect
@@ -8,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
@@ -20,9 +21,9 @@ from lra_ssm.runs.checks import (
     check_strategy,
     check_tokenizer,
     check_vocabulary,
+    try_network,
 )
 from lra_ssm.runs.signals import Signals
-from lra_ssm.runs.trial_batch import try_network
 
 if TYPE_CHECKING:
     from lra_ssm.runs.run import Run
@@ -41,8 +42,10 @@ def fit(
     task: LightningModule,
     data: LightningDataModule | None,
     signals: Signals,
-    run: "Run | None",
-    **given: Any,
+    run: "Run | None" = None,
+    weights: Weights | None = None,
+    prepare: Callable[[], None] | None = None,
+    strict: bool = False,
 ) -> dict[str, float]:
     """Trains, or resumes, and returns the final metrics.
 
@@ -51,17 +54,17 @@ def fit(
         task, data: what is trained, and on what; None where the task loads its own data.
         signals: of the `ending` that this is called in.
         run: the identity and the directory, `run.checkpoint` what is resumed; None for a fit that leaves nothing.
-        given: further arguments of `make_ready`.
+        weights, prepare, strict: as of `make_ready`.
 
     Raises:
         InputError: something does not fit together. Nothing is written then but prepared data.
     """
-    checkpoint = run.checkpoint if run else None
-    make_ready(trainer, task, data, signals, run, checkpoint, source=run.source if run else None, **given)
+    checkpoint, source = (run.checkpoint, run.source) if run is not None else (None, None)
+    make_ready(trainer, task, data, signals, run, checkpoint, weights, prepare, source, strict)
     check_batches(trainer, data)
     try_network(task, data, trainer)
     if run is not None:
-        run.begin(trainer, task, data)
+        run.begin(trainer, task, data)  # takes the directory, and writes the record
     with restoring(checkpoint):
         # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
         known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
