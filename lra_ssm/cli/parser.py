@@ -47,6 +47,7 @@ class RunParser(LightningArgumentParser):
 
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **kwargs: Any) -> Any:
         added = super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
+        assert self.groups is not None
         self.groups[nested_key].title = TITLES.get(nested_key, nested_key)
         return added
 
@@ -54,7 +55,7 @@ class RunParser(LightningArgumentParser):
         if self.exit_on_error:
             with _new_classes_start_anew():
                 return super().parse_args(args, *positional, **keywords)
-        # jsonargparse 4.53 hands a nested parser each value as `str` makes it: None for null.
+        # Seen in jsonargparse 4.53: it hands a nested parser each value as `str` makes it: None for null.
         args = args and [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
         return super().parse_args(args, *positional, **keywords)
 
@@ -117,7 +118,7 @@ def _wrong_class(keys: str, cause: BaseException) -> str | None:
     """What is said of a class that is not there, or cannot be imported; None of anything else."""
     if isinstance(cause, AttributeError) and isinstance(cause.obj, ModuleType):
         classes = [name for name, thing in vars(cause.obj).items() if inspect.isclass(thing)]
-        return f"{cause}; {hint(cause.name, getattr(cause.obj, '__all__', classes))}"
+        return f"{cause}; {hint(str(cause.name), getattr(cause.obj, '__all__', classes))}"
     if isinstance(cause, ImportError):
         return str(cause)
     short = str(cause).split()[-1]  # "Expected a dot import path string: S7"
