@@ -53,7 +53,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
     if run is not None and run.finished:
         run.say_finished("--fresh", options.changed_inputs(run.record))
         return
-    made = options.make(run and run.path)
+    made = options.make(run.path if run else None)
     if run is not None:
         run.given, run.checkpoints = made.trainer, made.checkpoints
         arguments = run.trainer_arguments()
@@ -94,7 +94,7 @@ def _score(options: RunOptions, signals: Signals) -> None:
     if given.fresh or given.strict_resume or given.allow_pickle and given.ckpt_path in _OF_A_RUN:
         raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {command} --ckpt_path")
     checkpoint, run = _trained_run(options)
-    made = options.make(run and run.path)
+    made = options.make(run.path if run else None)
     loggers, callbacks = chosen_loggers(made.trainer.get("logger")), []
     if run is not None:
         identify(loggers, run, run.record)
