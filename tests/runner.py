@@ -223,7 +223,10 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
         for handler in logging.getLogger(name).handlers:
             handler.stream = sys.stderr  # it has that of the first test, which is closed
     capsys.readouterr()
-    code = main(arguments)
+    try:
+        code = main(arguments)
+    except SystemExit as end:  # of --help and --print_config
+        code = end.code
     said = capsys.readouterr()
     return code, said.out, said.err.splitlines()
 
@@ -233,3 +236,10 @@ def refused(arguments: list[str], capsys) -> str:
     code, out, errors = in_process(arguments, capsys)
     assert code > 0, f"{' '.join(arguments)} ended with {code}\n{out}\n{errors}"
     return _one_line("\n".join(errors))
+
+
+def printed(arguments: list[str], capsys) -> str:
+    """What a command prints that succeeds in this process and folder."""
+    code, out, errors = in_process(arguments, capsys)
+    assert code == 0, f"{' '.join(arguments)} ended with {code}\n{out}\n{errors}"
+    return out

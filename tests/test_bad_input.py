@@ -14,7 +14,7 @@ BAD = {
     ),
     "unknown optimizer key": (
         ["--model.optimizer.lrr=5"],
-        "model.optimizer: OptimizerSettings takes no key 'lrr'; did you mean 'lr'",
+        "model: lra_ssm.tasks.Classification takes no key 'optimizer.lrr'; did you mean 'optimizer.lr'",
     ),
     "unknown group of settings": (
         ["--model.optimzer.lr=5"],
@@ -35,10 +35,13 @@ BAD = {
     "a key of what takes none": (["--model.network.pooling.foo=3"], "takes no key 'foo'; it takes none"),
     "a key of null": (["--model.network.head.foo=3"], "model.network.head: no class is given here; give it"),
     "no settings": (["--model.optimizer=null"], "model.optimizer is null; give its settings, or leave it out"),
-    "no layer": (["--model.network.layer=null"], "model.network: lra_ssm.models.Classifier needs layer"),
+    "no layer": (
+        ["--model.network.layer=null"],
+        "model.network: lra_ssm.models.Classifier: the following arguments are required: layer",
+    ),
     "a block as layer": (
         ["--model.network.layer=lra_ssm.layers.S4Block"],
-        "model.network.layer: lra_ssm.layers.S4Block needs layer",
+        "model.network.layer: lra_ssm.layers.S4Block: the following arguments are required: layer",
     ),
     "a layer within a block": (
         ["--model.network.block.layer=lra_ssm.layers.S6"],
@@ -46,7 +49,7 @@ BAD = {
     ),
     "a parameterization that is none": (
         ["--model.network.layer=S4D", "--model.network.layer.parameterization=expp"],
-        "model.network.layer.parameterization: expected one of value of ['exp', 'softplus', 'best', 'relu',",
+        "model.network.layer.parameterization: expected one of [typing.Literal['exp', 'softplus', 'best', 'relu',",
     ),
     "one of discrete time alone": (
         ["--model.network.layer=S4D", "--model.network.layer.parameterization=tanh"],
@@ -78,7 +81,8 @@ BAD = {
         ["--model.network.layer.num_bloks=5"],
         "takes no key 'num_bloks'; did you mean 'num_blocks'",
     ),
-    "unknown layer": (["--model.network.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'"),
+    "unknown layer": (["--model.network.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'; did you mean 'B2S6'?"),
+    "unknown class by its short name": (["--data=Txt"], "data: no class 'Txt'; did you mean 'Text'?"),
     "no such accelerator": (["--trainer.accelerator=quantum"], "quantum"),
     "no such strategy": (["--trainer.strategy=guess"], "guess"),
     "negative rate": (["--model.optimizer.lr=-1"], "lr is -1.0; it must be a number of at least 0"),
@@ -90,11 +94,11 @@ BAD = {
     "wrong type": (["--model.optimizer.lr=fast"], "Expected a float. Got value: fast"),
     "no such norm": (
         ["--model.network.block.norm=foo"],
-        "norm: Expected a value of ['batch', 'batch_padded', 'layer', 'rms']. Got value: foo",
+        "norm: Expected a typing.Literal['batch', 'batch_padded', 'layer', 'rms']. Got value: foo",
     ),
     "too few bounds": (["--data.length_bounds=[5]"], "data.length_bounds: Expected a tuple with 2 elements."),
     "init_args that are none": (["--model.network.layer.init_args=3"], "layer: "),
-    "no number": (["--trainer.gradient_clip_val=abc"], "expected one of int, float, NoneType; got abc"),
+    "no number": (["--trainer.gradient_clip_val=abc"], "expected one of [int, float, NoneType]. Given value: abc"),
     "negative seed": (["--seed_everything=-5"], "seed_everything is -5"),
     "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
     "blocks do not divide": (["--model.network.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
@@ -103,7 +107,10 @@ BAD = {
         ["--model.network=lra_ssm.models.DualEncoder"],
         "model.network is a DualEncoder, but ListOps has no pairs",
     ),
-    "no such pooling": (["--model.network.pooling=lra_ssm.models.SumPooling"], "no attribute 'SumPooling'"),
+    "no such pooling": (
+        ["--model.network.pooling=lra_ssm.models.SumPooling"],
+        "no attribute 'SumPooling'; did you mean 'MaxPooling'?",
+    ),
     "features of tokens": (
         ["--model.network.vocab_size=null", "--model.network.d_input=1"],
         "model.network.vocab_size is None, but ListOps has 18",

@@ -6,11 +6,16 @@ import pytest
 import yaml
 
 from lra_ssm import datamodules, layers
-from tests.runner import FIT, fail, succeed
+from tests.runner import FIT, in_process, printed, refused
 
 
-def model_of(tmp_path, *flags):
-    return yaml.safe_load(succeed([*FIT, *flags, "--print_config"], tmp_path).out)["model"]["init_args"]
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def model_of(capsys, *flags):
+    return yaml.safe_load(printed([*FIT, *flags, "--print_config"], capsys))["model"]["init_args"]
 
 
 def defaults(cls, *given):
@@ -19,58 +24,62 @@ def defaults(cls, *given):
 
 
 @pytest.mark.parametrize("layer", [layers.S6, layers.S4D])
-def test_a_new_layer_starts_from_its_own_defaults(layer, tmp_path):
-    network = model_of(tmp_path, f"--model.network.layer=lra_ssm.layers.{layer.__name__}")["network"]["init_args"]
+def test_a_new_layer_starts_from_its_own_defaults(layer, capsys):
+    network = model_of(capsys, f"--model.network.layer=lra_ssm.layers.{layer.__name__}")["network"]["init_args"]
     assert network["layer"]["init_args"] == defaults(layer) and network["d_model"] == 8
 
 
-def test_what_is_given_after_the_class_belongs_to_it_and_what_before_does_not(tmp_path):
+def test_what_is_given_after_the_class_belongs_to_it_and_what_before_does_not(capsys):
     layer, state = "--model.network.layer=lra_ssm.layers.S6", "--model.network.layer.d_state=2"
     for flags, d_state in (((layer, state), 2), ((state, layer), 16), ((layer, state, layer), 2)):
-        network = model_of(tmp_path, *flags)["network"]["init_args"]
+        network = model_of(capsys, *flags)["network"]["init_args"]
         assert network["layer"]["init_args"]["d_state"] == d_state, flags
 
 
-def test_the_same_class_by_another_path_keeps_its_arguments(tmp_path):
-    network = model_of(tmp_path, "--model.network.layer=lra_ssm.layers.b2s6.B2S6")["network"]["init_args"]
+def test_the_same_class_by_another_path_keeps_its_arguments(capsys):
+    network = model_of(capsys, "--model.network.layer=lra_ssm.layers.b2s6.B2S6")["network"]["init_args"]
     assert network["layer"]["init_args"]["num_blocks"] == 2
 
 
-def test_a_second_file_replaces_a_class_whole(tmp_path):
+def test_a_second_file_replaces_a_class_whole(tmp_path, capsys):
     (tmp_path / "block.yaml").write_text(
         "model: {init_args: {network: {init_args: {block: {class_path: lra_ssm.layers.MambaBlock}}}}}"
     )
-    network = model_of(tmp_path, "--config", "block.yaml")["network"]["init_args"]
+    network = model_of(capsys, "--config", "block.yaml")["network"]["init_args"]
     assert network["block"]["init_args"] == defaults(layers.MambaBlock)
     assert network["layer"]["init_args"]["num_blocks"] == 2  # beside it nothing changes
 
 
-def test_new_data_start_from_their_own_defaults(tmp_path):
+def test_new_data_start_from_their_own_defaults(capsys):
     flags = [*FIT, "--data=lra_ssm.datamodules.Text", "--print_config"]
-    data = yaml.safe_load(succeed(flags, tmp_path).out)["data"]["init_args"]
+    data = yaml.safe_load(printed(flags, capsys))["data"]["init_args"]
     assert data == defaults(datamodules.Text)
 
 
-def test_what_a_new_class_keeps_is_said(tmp_path):
+def test_what_a_new_class_keeps_is_said(capsys):
     """All of a base's, of another class only what it has no default for."""
     for name, kept, dropped in (
         ("lra_ssm.models.DualEncoder", "d_model", ()),
         ("tests.helpers.Bag", "vocab_size", ("d_model",)),
     ):
-        result = succeed([*FIT, f"--model.network={name}", "--print_config"], tmp_path)
-        arguments = yaml.safe_load(result.out)["model"]["init_args"]["network"]["init_args"]
+        code, out, said = in_process([*FIT, f"--model.network={name}", "--print_config"], capsys)
+        arguments = yaml.safe_load(out)["model"]["init_args"]["network"]["init_args"]
         assert arguments["num_classes"] == 10 and arguments["vocab_size"] == 18 and not set(dropped) & set(arguments)
-        (line,) = result.err.splitlines()
-        assert line.startswith(f"note: {name.rpartition('.')[2]} keeps what Classifier was given: ") and kept in line
+        (line,) = said
+        assert (
+            code == 0
+            and line.startswith(f"note: {name.rpartition('.')[2]} keeps what Classifier was given: ")
+            and kept in line
+        )
 
 
 @pytest.mark.parametrize("flag", [
     "--trainer.max_step=3", "--trainer.max_epoch=1", "--experimen=x", "--data.roo=x", "--model.network.d_mode=4",
     "--model.network.layer.num_block=2", "--model.optimizer.warmup=3", "--fres", "--strict",
 ])  # fmt: skip
-def test_names_are_exact(flag, tmp_path):
+def test_names_are_exact(flag, tmp_path, capsys):
     """The beginning of a name is not the name."""
-    assert "did you mean" in fail([*FIT, flag], tmp_path)
+    assert "did you mean" in refused([*FIT, flag], capsys)
     assert not list(tmp_path.iterdir())
 
 
@@ -82,7 +91,7 @@ OVERRULING = {
 
 
 @pytest.mark.parametrize("callback", OVERRULING)
-def test_callbacks_that_train_otherwise_than_the_configuration_says_are_refused(callback, tmp_path):
+def test_callbacks_that_train_otherwise_than_the_configuration_says_are_refused(callback, tmp_path, capsys):
     flags = [f"--trainer.callbacks+=lightning.pytorch.callbacks.{callback}", *OVERRULING[callback]]
-    assert f"trainer.callbacks: {callback} sets" in fail([*FIT, *flags], tmp_path)
+    assert f"trainer.callbacks: {callback} sets" in refused([*FIT, *flags], capsys)
     assert not list(tmp_path.iterdir())

@@ -3,17 +3,15 @@
 import os
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from lra_ssm import datamodules
 from lra_ssm.cli.prepare import DATASETS, LANGUAGE
-from lra_ssm.cli.prepared import network_options
-from lra_ssm.datamodules import ListOps
-from lra_ssm.layers.spec import import_object
-from tests.runner import FIT, SHORT, fail, in_process, run, succeed
+from lra_ssm.datamodules import ListOps, Text
+from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -36,8 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def test_summary_is_one_table_of_everything(root: Path, tmp_path: Path) -> None:
-    lines = succeed(["prepare", "--summary", f"--root={root}"], tmp_path).out.splitlines()
+def test_summary_is_one_table_of_everything(root: Path, capsys: Any) -> None:
+    lines = printed(["prepare", "--summary", f"--root={root}"], capsys).splitlines()
     assert all(column in lines[0] for column in COLUMNS)
     rows = [line.split() for line in lines[1:]]
     assert [row[0] for row in rows] == ["cifar10"] * 3 + ["listops"] * 3 + ["mnist"] * 3 + ["text"] * 3
@@ -47,33 +45,33 @@ def test_summary_is_one_table_of_everything(root: Path, tmp_path: Path) -> None:
     text = next(row for row in rows if row[0] == "text" and "test" in row)
     assert "40" in text and "50.0–50.0%" in text
     assert any("limit 10" in line and "32×32×1" in line for line in lines)
-    assert succeed(["prepare", "--summary", "--root", str(root)], tmp_path).out.splitlines() == lines
+    assert printed(["prepare", "--summary", "--root", str(root)], capsys).splitlines() == lines
 
 
-def test_summary_beside_a_dataset_and_of_nothing(root: Path, tmp_path: Path) -> None:
+def test_summary_beside_a_dataset_and_of_nothing(root: Path, tmp_path: Path, capsys: Any) -> None:
     flags = ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"]
-    out = succeed(["prepare", "listops", f"--root={root}", *flags, "--summary"], tmp_path).out
+    out = printed(["prepare", "listops", f"--root={root}", *flags, "--summary"], capsys)
     assert "lengths" in out and "class shares" in out
-    empty = succeed(["prepare", "--summary", f"--root={tmp_path}"], tmp_path).out
+    empty = printed(["prepare", "--summary", f"--root={tmp_path}"], capsys)
     assert empty == f"nothing is prepared below {tmp_path}\n"
 
 
-def test_a_batch_is_drawn(root: Path, tmp_path: Path) -> None:
+def test_a_batch_is_drawn(root: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
     files = root.parent / "mnist-files"
     arguments = [f"--root={root}", f"--source={files}", "--permutation=random", "--picture=batch.png"]
-    assert succeed(["prepare", "mnist", *arguments], tmp_path).out.endswith("batch.png\n")
+    assert printed(["prepare", "mnist", *arguments], capsys).endswith("batch.png\n")
     assert (tmp_path / "batch.png").read_bytes()[:4] == b"\x89PNG"
     tokens = ["--num_train=8", "--num_val=4", "--num_test=4", "--length_bounds=[3,20]", "--max_depth=3"]
-    line = fail(["prepare", "listops", f"--root={root}", *tokens, "--picture=batch2.png"], tmp_path)
+    line = refused(["prepare", "listops", f"--root={root}", *tokens, "--picture=batch2.png"], capsys)
     assert "batch2.png: ListOps is no dataset of images" in line and not (tmp_path / "batch2.png").exists()
     for picture, reason in (
         ("", "is a folder"),
         (".", "is a folder"),
         ("absent/x.png", "absent is no existing folder"),
     ):
-        line = fail(
-            ["prepare", "mnist", f"--root={tmp_path / 'new'}", f"--source={files}", f"--picture={picture}"], tmp_path
-        )
+        given = ["prepare", "mnist", f"--root={tmp_path / 'new'}", f"--source={files}", f"--picture={picture}"]
+        line = refused(given, capsys)
         assert reason in line and not (tmp_path / "new").exists()  # said before anything is prepared
 
 
@@ -126,109 +124,111 @@ def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
         (["pathx", "--resolution=48"], "resolution"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    assert message in fail(["prepare", *arguments, *([] if "--summary" in arguments else ["--root=data"])], tmp_path)
+    assert message in refused(["prepare", *arguments, *([] if "--summary" in arguments else ["--root=data"])], capsys)
     assert list(tmp_path.rglob("*")) == [tmp_path / "data"]
 
 
 @pytest.mark.parametrize("name", ["text", "retrieval", "image", "mnist", "scifar"])
-def test_a_fit_never_downloads(name: str, tmp_path: Path) -> None:
+def test_a_fit_never_downloads(name: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = name if name in ("mnist", "scifar") else f"lra/{name}"
     config = Path(__file__).parents[1] / f"configs/{folder}/s4d.yaml"
-    message = fail(["fit", "--config", str(config), f"--data.root={tmp_path / 'data'}"], tmp_path)
-    assert f"lra-ssm prepare {name}" in message
+    message = refused(["fit", "--config", str(config), f"--data.root={tmp_path / 'data'}"], capsys)
+    assert f"`lra-ssm prepare --config {config} --data.root=" in message
     assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_help_of_every_dataset(name: str, tmp_path: Path) -> None:
-    out = succeed(["prepare", name, "--help"], tmp_path).out
+def test_help_of_every_dataset(name: str, capsys: Any) -> None:
+    out = printed(["prepare", name, "--help"], capsys)
     own = "--shard" if name in LANGUAGE else "--limit"
     assert "--source" in out and own in out and "--root" in out and "--batch_size" not in out
     assert "--length " not in out and "--order" not in out
 
 
 def _said(out: str) -> tuple[Path, list[str]]:
-    """The folder that `prepare` names and the command that it ends with."""
+    """The folder that `prepare` names and the options of a fit that it ends with."""
     lines = out.splitlines()
     (line,) = [line for line in lines if line.startswith("train on it: ")]
     program, *command = shlex.split(line.removeprefix("train on it: "))
     assert program == "lightning" and command[:2] == ["fit", "--config"]
-    return Path(next(line for line in lines if ": " in line and "train" in line).split(": ")[0]), command
+    return Path(next(line for line in lines if ": " in line and "train" in line).split(": ")[0]), command[2:]
 
 
 SMALL = ["--length_bounds=[3,20]", "--max_depth=3", "--num_train=20"]
-OPTIONS = {  # dataset -> what it is prepared with; config it is to be fitted with, options of that, in any order
-    "listops": (["--limit=9"], "lra/listops/s4d", {"limit=9"}),
+OPTIONS = {  # dataset -> what it is prepared with; its class, and the options that take it, in any order
+    "listops": (["--limit=9"], "ListOps", {"limit=9"}),
     "listops, smaller": (
         [*SMALL, "--num_val=4", "--num_test=4"],
-        "lra/listops/s4d",
+        "ListOps",
         {"length_bounds=[3,20]", "max_depth=3", "num_train=20", "num_val=4", "num_test=4"},
     ),
-    "text": (["--source={text}", "--min_freq=1"], "lra/text/s4d", {"source={text}", "min_freq=1"}),
+    "text": (["--source={text}", "--min_freq=1"], "Text", {"source={text}", "min_freq=1"}),
     "image": (
         ["--source={image}", "--limit=10", "--split_seed=1"],
-        "lra/image/s4d",
+        "Image",
         {"source={image}", "limit=10", "split_seed=1"},
     ),
-    "scifar": (["--source={image}"], "scifar/s4d", {"source={image}"}),
-    "mnist": (["--source={mnist}", "--permutation=random"], "mnist/s4d", {"source={mnist}"}),
-    "pathfinder": (["--num_images=20"], "lra/pathfinder/s4d", {"num_images=20"}),
-    "listops, tiny": (["--length_bounds=[3,40]", "--max_depth=4", "--limit=9"], "quickstart", {"limit=9"}),
-    "pathx": (["--limit=2"], "lra/pathx/s4d", {"limit=2"}),
+    "mnist": (["--source={mnist}", "--permutation=random"], "MNIST", {"source={mnist}"}),
+    "pathx": (["--limit=2"], "Pathfinder", {"limit=2", "resolution=128"}),
+    "corpus": (["--source={corpus}", "--tokenizer=bytes"], "Corpus", {"source={corpus}", "tokenizer=bytes"}),
 }
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("a folder of files")
-    return {"text": write_imdb(folder), "image": write_cifar10(folder), "mnist": write_mnist(folder)}
+    (folder / "corpus").mkdir()
+    for i in range(200):
+        (folder / f"corpus/{i}.txt").write_text(f"Text {i} of a corpus, " * 8)
+    files = {"text": write_imdb(folder), "image": write_cifar10(folder), "mnist": write_mnist(folder)}
+    return {**files, "corpus": folder / "corpus"}
 
 
 @pytest.mark.parametrize("case", OPTIONS)
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_it_ends_with_the_command_that_fits_on_it(
+def test_it_ends_with_the_options_that_take_it(
     case: str, elsewhere: bool, sources: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """With --limit, with --source, with both; in the default root and in another; next to a folder configs and not."""
+    """With --limit, with --source, with both; in the default root and in another."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LRA_SSM_DATA", raising=False)
-    given, config, expected = OPTIONS[case]
+    given, name, expected = OPTIONS[case]
     given = [option.format(**sources) for option in given]
     root = tmp_path / "other" if elsewhere else tmp_path / "data"
-    if not elsewhere:
-        (tmp_path / "configs").symlink_to(CONFIGS)
-    name = case.split(",")[0]
-    code, out, _ = in_process(["prepare", name, *given, *(["--root=other"] if elsewhere else [])], capsys)
+    dataset = case.split(",")[0]
+    code, out, _ = in_process(["prepare", dataset, *given, *(["--root=other"] if elsewhere else [])], capsys)
     assert code == 0
-    folder, (_, _, file, *options) = _said(out)
-    assert folder.parent.parent == root
-    assert file == (f"{CONFIGS}/{config}.yaml" if elsewhere else f"configs/{config}.yaml")
+    folder, (_, chosen, *options) = _said(out)
+    assert folder.parent.parent == root and chosen == f"--data={name}"
+    rows = ["--model.network.vocab_size=257"] if dataset == "corpus" else []
+    assert [option for option in options if option.startswith("--model")] == rows
     wanted = {f"--data.{option.format(**sources)}" for option in expected}
-    assert set(options) == wanted | ({f"--data.root={root}"} if elsewhere else set())
-    data = yaml.safe_load(Path(file).read_text())["data"]
-    own = data["init_args"] | {k: yaml.safe_load(v) for k, v in (o[len("--data.") :].split("=", 1) for o in options)}
-    assert import_object(data["class_path"])(**own).prepared_folder == folder
+    assert set(options) - set(rows) == wanted | ({f"--data.root={root}"} if elsewhere else set())
+    pairs = [option.removeprefix("--data.").split("=", 1) for option in options if option not in rows]
+    arguments = {key: yaml.safe_load(value) for key, value in pairs}
+    assert getattr(datamodules, name)(**arguments).prepared_folder == folder
 
 
-@pytest.mark.parametrize(
-    ("data", "network", "expected"),
-    [
-        ({"vocab_size": 3000}, {"vocab_size": 2000}, ["vocab_size=3000"]),  # of a tokenizer that was trained
-        ({"vocab_size": 1500}, {"vocab_size": 2000}, []),  # it may have more rows
-        ({"vocabulary": ["a"] * 257, "own": 257}, {"vocab_size": 135}, ["vocab_size=257"]),
-        ({"vocabulary": ["a"] * 257, "own": 257}, {"d_input": 1}, ["vocab_size=257", "d_input=null"]),
-        ({"features": 1}, {"d_input": 3}, ["d_input=1"]),
-        ({"features": 1}, {"d_input": 1}, []),
-        ({"features": 1}, {"vocab_size": 256}, ["d_input=1", "vocab_size=null"]),
-        ({"vocabulary": ["a"] * 257}, {"num_classes": 2}, []),  # a network of numbers
-    ],
-)
-def test_its_command_has_the_networks_inputs(data: dict[str, Any], network: dict[str, Any], expected: list[str]):
-    manifest = {key: value for key, value in data.items() if key.startswith("vocab")}
-    module = SimpleNamespace(manifest=lambda: manifest, d_input=data.get("features"), vocab_size=data.get("own"))
-    assert network_options(module, network) == [f"--model.network.{option}" for option in expected]
+def test_a_configuration_prepares_what_its_fit_needs(sources: dict[str, Path], tmp_path: Path, monkeypatch, capsys):
+    """Whoever lacks data is told the command: the options of the fit itself."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
+    options = ["--config", str(CONFIGS / "lra/text/s4d.yaml"), "--data.limit=4", "--model.network.d_model=4"]
+    code, _, said = in_process(["fit", *options], capsys)
+    assert code == 2 and f"`lra-ssm prepare {' '.join(options)}` downloads them" in said[-1]
+    code, out, _ = in_process(["prepare", *options, f"--data.source={sources['text']}"], capsys)
+    folder, command = _said(out)
+    assert code == 0 and command == [*options[1:], f"--data.source={sources['text']}"]
+    assert folder == Text(limit=4, source=str(sources["text"])).prepared_folder and (folder / "manifest.json").is_file()
+    small = ["--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", "--model.network.n_layers=1"]
+    code, _, said = in_process(["fit", "--config", *command, *small], capsys)
+    assert code == 0, said
 
 
 def test_a_fit_names_what_is_prepared_and_takes_it(
@@ -241,9 +241,10 @@ def test_a_fit_names_what_is_prepared_and_takes_it(
     assert code == 0 and out.splitlines()[0].endswith(f"; from {sources['mnist']}; limit 10")
     _, command = _said(out)
     before = sorted(tmp_path.rglob("*"))
-    told = f"prepared there: {shlex.join(command[3:])} (10 train, 4 val, 10 test)"
+    told = f"prepared there: {shlex.join(command[2:])} (10 train, 4 val, 10 test)"
+    fit = ["fit", "--config", str(CONFIGS / "mnist/s4d.yaml")]
     for options in ([], ["--data.limit=10"], ["--data.source=/nowhere"]):
-        code, _, said = in_process([*command[:3], *options], capsys)
+        code, _, said = in_process([*fit, *options], capsys)
         missing = told.replace(" --data.limit=10", "") if options == ["--data.limit=10"] else told
         assert code == 2 and said[-1].endswith(missing)
     assert sorted(tmp_path.rglob("*")) == before
@@ -253,12 +254,12 @@ def test_a_fit_names_what_is_prepared_and_takes_it(
         "--model.network.d_model=4",
         "--data.batch_size=2",
     ]
-    code, _, said = in_process([*command, *small, "--model.network.n_layers=1"], capsys)
+    code, _, said = in_process([*fit, *command[2:], *small, "--model.network.n_layers=1"], capsys)
     assert code == 0 and len(list(tmp_path.glob("data/*/*/manifest.json"))) == 1
     # Its files are gone: what is left of them is named.
     settings = next(tmp_path.glob("data/mnist/*/settings.json"))
     settings.write_text(settings.read_text().replace("mnist-files", "mnist-gone"))
-    code, _, said = in_process(command[:3], capsys)
+    code, _, said = in_process(fit, capsys)
     assert code == 2 and f"prepared there: {settings.parent}, but " in said[-1] and said[-1].endswith("or is gone")
 
 
@@ -282,11 +283,3 @@ def test_data_that_takes_no_settings_is_looked_for_too(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     code, _, said = in_process([*FIT, f"--data={__name__}.Fixed"], capsys)
     assert code == 2 and "nowhere" in said[-1] and not (tmp_path / "runs").exists()
-
-
-def test_a_dataset_that_no_config_is_for(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs/broken.yaml").write_text("data: [")
-    code, out, _ = in_process(["prepare", "listops", "--limit=3"], capsys)
-    assert code == 0 and out.endswith("train on it: lightning fit --config CONFIG --data=ListOps --data.limit=3\n")

@@ -49,11 +49,9 @@ example:
   lightning fit --config configs/quickstart.yaml
 
 `lra-ssm COMMAND --help` lists a command's options; --debug shows the traceback behind a one-line error.
-`lightning --print_completion bash` (or zsh, tcsh) prints a script that completes all of this; it needs shtab.
 """
 _TOGETHER = ("fit", "validate", "test")  # what may be several processes
 _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-COMPLETION = "--print_completion"
 DEBUG = "--debug"  # of every command; LRA_SSM_DEBUG=1 says the same
 
 
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("-V", "--version"):
         print(f"lra_ssm {__version__}")
         return 0
-    if command not in (*COMMANDS, COMPLETION):
+    if command not in COMMANDS:
         return _fail(f"unknown command {command!r}; {hint(command, COMMANDS)}")
     # A console script does not search the working folder; a user's own layer lives there (class_path: my_layer.Mine).
     if os.getcwd() not in sys.path:
@@ -79,8 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = warnings.formatwarning
     mask = _hold_signals_back() if command in _TOGETHER else None
     try:
-        if command == COMPLETION:
-            return import_module("lra_ssm.cli.completion").print_completion(rest)
         run = import_module(COMMANDS[command][0]).main
         shown, warnings.formatwarning = warnings.formatwarning, _warning_line  # Lightning's import set its own
         code = run(command, rest)

@@ -1,4 +1,4 @@
-"""What `--help` of the run commands shows: our classes and options first, Lightning's Trainer last and briefly."""
+"""What `--help` of the run commands shows: our classes by their names, then the options, Lightning's briefly."""
 
 import inspect
 import re
@@ -38,16 +38,9 @@ CHOICES: dict[str, tuple[type, ...]] = {
 _OPTIONS = max(len(option) for option in CHOICES)
 _NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)
 
-# Beginnings of jsonargparse's titles, which are docstrings, and ours; in this order.
-_TITLES = {
-    "options": "Configuration",
-    "Run": "Run",
-    "Start": "Checkpoint to start from",
-    "Which checkpoints a run keeps": "Checkpoints",
-    "<class 'lightning.pytorch.core.module.LightningModule'>": "Model",
-    "A DataModule standardizes": "Data",
-    "Customize every aspect of training": "Trainer (Lightning's own; its documentation says more)",
-}
+# Key of the configuration -> the title of its options; jsonargparse would take a docstring.
+TITLES = {"trainer": "Trainer (Lightning's own; its documentation says more)", "model": "Model", "data": "Data"}
+_NOT_OURS = ("weights_only", "verbose", "return_predictions")  # arguments of Lightning's methods that we set
 _CKPT_PATH = "best, last, or a file; default: last.ckpt of a run that is resumed, best.ckpt of one that is scored"
 
 
@@ -76,6 +69,12 @@ class Help(DefaultHelpFormatter):
             prog = f"lightning {command[1]} {named}--config FILE" if command else self._prog
             super().add_usage(usage if usage is SUPPRESS else f"{prog} [options]", actions, groups, prefix)
 
+    def add_argument(self, action: Any) -> None:
+        if action.dest == "ckpt_path":  # Lightning's text names keywords that a run directory does not have
+            action.help = _CKPT_PATH
+        if action.dest not in _NOT_OURS:
+            super().add_argument(action)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
@@ -98,17 +97,3 @@ def _ours(found: re.Match[str]) -> str:
 
 def _sentence(text: str) -> str:
     return re.split(r"(?<!al\.)(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]
-
-
-def arrange(groups: list[Any]) -> list[Any]:
-    """The groups of a run command's options, ours first, under titles that a person would write."""
-    titles = list(_TITLES.values())
-    for group in groups:
-        for action in group._group_actions:
-            if action.dest == "ckpt_path":
-                group.title, action.help = "Start", _CKPT_PATH
-            if action.dest in ("weights_only", "verbose", "return_predictions"):  # of Lightning's methods, not ours
-                action.help = SUPPRESS
-        known = [title for title in _TITLES if (group.title or "").startswith(title)]
-        group.title = _TITLES[known[0]] if known else group.title
-    return sorted(groups, key=lambda group: titles.index(group.title) if group.title in titles else len(titles))

@@ -44,7 +44,7 @@ class _Debug(argparse.Action):
 
 
 def add_debug(parser: Any) -> None:
-    """Has `--help` and completion know the option of every command."""
+    """Has `--help` show the option of every command."""
     text = "show the traceback behind a one-line error"
     parser.add_argument("--debug", action=_Debug, nargs=0, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=text)
 

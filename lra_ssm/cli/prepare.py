@@ -2,24 +2,25 @@
 
 import inspect
 import os
+import shlex
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from jsonargparse.typing import PositiveInt
-from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm.cli.batch_picture import check_picture, draw_batch
 from lra_ssm.cli.output import add_debug, filled
 from lra_ssm.cli.parser import RunParser
-from lra_ssm.cli.prepared import LOADING, fit_command, remember
+from lra_ssm.cli.prepared import LOADING, fit_options, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
+from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.language.builder import Turn
 from lra_ssm.datamodules.storage.prepare import LOCK
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import locked
+from lra_ssm.layers.spec import import_object
 from lra_ssm.tables import terminal_width, wrapped
 
 # name -> (data module, what is another default than its own)
@@ -97,7 +98,7 @@ def main(command: str, arguments: list[str]) -> int:
         print(filled(HELP))
         return 0
     if arguments[0].startswith(("--config", "-c")):
-        prepare_configured(arguments)
+        _prepare_configured(arguments)
         return 0
     # `--data.root` as in fit is `--root` here.
     arguments = ["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in arguments]
@@ -115,15 +116,20 @@ def main(command: str, arguments: list[str]) -> int:
         return 0
     if name not in DATASETS:
         raise InputError(f"unknown dataset {name!r}; {hint(name, [*DATASETS, *SYNTHETIC])}")
-    class_path, defaults = DATASETS[name]
-    module, _, cls = class_path.rpartition(".")
-    datamodule_class = getattr(import_module(module), cls)
-    parser: LightningArgumentParser = RunParser(
+    datamodule = _prepare_named(name, rest)
+    if summary:
+        show_prepared(datamodule.data_root)
+    return 0
+
+
+def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
+    """Of the settings that decide what is prepared, and of how it is done."""
+    parser = RunParser(
         prog=f"lra-ssm prepare {name}",
         description=f"Makes {name} ready.",
         epilog=f"example: lra-ssm prepare {name} --root=data",
     )
-    parser.add_class_arguments(datamodule_class, skip=LOADING & set(inspect.signature(datamodule_class).parameters))
+    parser.add_class_arguments(cls, skip=LOADING & set(inspect.signature(cls).parameters))
     if name in LANGUAGE:
         parser.add_argument("--processes", type=PositiveInt | None, help="that tokenise at a time; null for one a core")
         parser.add_argument("--shard", type=str | None, help="i/n: the i-th of n shares alone, on any machine")
@@ -132,36 +138,42 @@ def main(command: str, arguments: list[str]) -> int:
         what = "image tasks: draw one training batch as the model sees it"
         parser.add_argument("--picture", type=str | None, help=what)
     add_debug(parser)
+    return parser
+
+
+def _prepare_named(name: str, options: list[str]) -> PreparedDataModule:
+    """Prepares a dataset, or a share of it, as its own options say."""
+    class_path, defaults = DATASETS[name]
+    cls = import_object(class_path)
+    parser = _parser(name, cls)
     parser.set_defaults(defaults)
-    settings = parser.parse_args(rest).as_dict()
+    settings = parser.parse_args(options).as_dict()
     picture, processes, shard, merge = (settings.pop(key, None) for key in ("picture", "processes", "shard", "merge"))
-    datamodule = datamodule_class(**settings)
+    if shard is not None and merge:
+        raise InputError("--shard and --merge: one after the other; all shares first")
+    datamodule = cls(**settings)
     if picture is not None:
         check_picture(datamodule, Path(picture))
-    if not datamodule.is_prepared():
+    if name in LANGUAGE:
+        datamodule.processes = processes
+    if (shard is not None or merge) and not datamodule.is_prepared():
         datamodule.fetch()
-        if name in LANGUAGE:
-            datamodule.processes = processes
-            if shard is not None and merge:
-                raise InputError("--shard and --merge: one after the other; all shares first")
-            if shard is not None:
-                print(squeeze(datamodule.tokenise(Turn.parse(shard))))
-                return 0
-            if merge:
-                datamodule.merge()
-    datamodule.prepare_data()
-    remember(datamodule, settings)
-    print(wrapped(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}")))
-    print(squeeze(f"train on it: {fit_command(datamodule, settings)}"))
+        if shard is not None:
+            print(squeeze(datamodule.tokenise(Turn.parse(shard))))
+            return datamodule
+        datamodule.merge()
+    _prepare(datamodule, settings)
+    chosen = fit_options(datamodule, {}, settings) or []
+    if name in LANGUAGE:  # the network has a row for each token
+        chosen.append(f"--model.network.vocab_size={datamodule.manifest()['vocab_size']}")
+    _say_fit(["--config", "CONFIG", f"--data={cls.__name__}", *chosen])
     if picture is not None:
         draw_batch(datamodule, Path(picture))
         print(squeeze(picture))
-    if summary:
-        show_prepared(datamodule.data_root)
-    return 0
+    return datamodule
 
 
-def prepare_configured(options: list[str]) -> None:
+def _prepare_configured(options: list[str]) -> None:
     """Prepares the data that a fit with these options needs."""
     from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
@@ -169,12 +181,20 @@ def prepare_configured(options: list[str]) -> None:
     if not configured.stored_data:
         print("nothing to prepare: this configuration's data is made, or loaded, as a fit goes")
         return
-    datamodule = configured.data()
+    _prepare(configured.data(), configured.data_settings)
+    _say_fit([shlex.quote(option) for option in options])
+
+
+def _prepare(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()
-    remember(datamodule, configured.data_settings)
+    remember(datamodule, settings)
     print(wrapped(squeeze(f"{datamodule.prepared_folder}: {datamodule.describe()}")))
+
+
+def _say_fit(options: list[str]) -> None:
+    print(squeeze(f"train on it: {' '.join(['lightning fit', *options])}"))
 
 
 def show_prepared(root: Path) -> None:

@@ -1,16 +1,12 @@
-"""From what is prepared to the options of a fit that takes it, and back."""
+"""The settings that data was prepared with, recorded beside it, and the options of a fit that takes it."""
 
 import inspect
 import json
+import re
 import shlex
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-import lra_ssm
 from lra_ssm.cli.summary import prepared_folders
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.storage.format import num_examples, open_prepared
@@ -33,25 +29,6 @@ def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
     with suppress(OSError):
         if not file.exists():
             write_json(file, {"class_path": _path(type(datamodule)), "init_args": settings})
-
-
-def fit_command(datamodule: PreparedDataModule, settings: dict[str, Any]) -> str:
-    """The command that fits on what was just prepared: with the configuration that needs the fewest options for it.
-
-    It is sought in ./configs, and in the repository that the package lies in; where there is none, CONFIG stands for
-    one of the user's.
-    """
-    cls, found = type(datamodule), []
-    for file, own, network in _configs(cls):
-        options = fit_options(datamodule, own, settings)
-        if options is not None:
-            options += network_options(datamodule, network)
-            found.append((len(options), file.stem != "s4d", str(file), options))  # the quickest layer
-    if found:
-        _, _, best, options = min(found)
-        return " ".join(["lightning fit --config", shlex.quote(best), *options])
-    options = [f"--data={cls.__name__}", *(fit_options(datamodule, {}, settings) or [])]
-    return " ".join(["lightning fit --config CONFIG", *options])
 
 
 def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: dict[str, Any]) -> list[str] | None:
@@ -83,22 +60,6 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
     return [shlex.quote(f"--data.{name}={_text(value)}") for name, value in others.items()]
 
 
-def network_options(datamodule: PreparedDataModule, network: dict[str, Any]) -> list[str]:
-    """What a configuration whose network has the arguments `network` must be told to take the data's inputs."""
-    manifest = datamodule.manifest()
-    tokens = manifest.get("vocab_size") or len(manifest.get("vocabulary") or ())
-    features, rows = getattr(datamodule, "d_input", None), getattr(datamodule, "vocab_size", None)
-    needed: dict[str, Any] = {}
-    if features is not None:
-        needed = {"d_input": features, "vocab_size": None}
-    elif rows or tokens:  # a network may have more rows than a vocabulary that is learnt
-        enough = rows is None and (network.get("vocab_size") or 0) >= tokens
-        needed = {"vocab_size": network.get("vocab_size") if enough else rows or tokens, "d_input": None}
-    if not {"d_input", "vocab_size"} & network.keys():  # it takes numbers
-        return []
-    return [f"--model.network.{n}={_text(value)}" for n, value in needed.items() if network.get(n) != value]
-
-
 def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str:
     """What `prepare` made of this dataset below the root, and the options that a configuration takes it with; else
     nothing."""
@@ -119,17 +80,13 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
     return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
 
 
-def _configs(cls: type) -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
-    """Configurations for a dataset, each with the arguments that it gives it and the network."""
-    here = Path("configs")
-    folder = here if here.is_dir() else Path(lra_ssm.__file__).parents[1] / "configs"
-    names = (_path(cls), f"{cls.__module__}.{cls.__name__}", cls.__name__)
-    for file in sorted(folder.rglob("*.yaml")):
-        with suppress(OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError):  # or a part of one
-            config = yaml.safe_load(file.read_text())
-            data, network = config["data"], config["model"]["init_args"]["network"]
-            if data["class_path"] in names:
-                yield file, data.get("init_args") or {}, network.get("init_args") or {}
+def with_config(message: str, arguments: list[str]) -> str:
+    """What a fit without its data says: where a data module names `lra-ssm prepare DATASET`, the fit's own options
+    prepare all that it needs."""
+    if not arguments[0].startswith(("--config", "-c")):
+        return message
+    command = f"`lra-ssm prepare {' '.join(map(shlex.quote, arguments))}`"
+    return re.sub("`lra-ssm prepare .+?`", lambda _: command, message)
 
 
 def _path(cls: type) -> str:

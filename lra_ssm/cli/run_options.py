@@ -42,13 +42,14 @@ class Made(NamedTuple):
 class RunOptions(LightningCLI):
     """The options of a command, read and checked; nothing is drawn, made or run yet.
 
+    The methods that begin with _ are private to LightningCLI, seen in Lightning 2.6.6.
     Raises InputError for what the options say; not for what is wrong with files or data.
     """
 
     resolved: dict[str, Any]  # the configuration as plain values
 
     def __init__(self, command: str, arguments: list[str]) -> None:
-        self.command = command
+        self.command, self.arguments = command, arguments
         about = description(COMMANDS[command][1])
         example = f"example: lightning {command} --config configs/quickstart.yaml"
         named = f"lra-ssm {command} NAME_OR_RUN"
@@ -110,10 +111,11 @@ class RunOptions(LightningCLI):
 
     def _add_instantiators(self) -> None:
         """Lightning would replace the hyperparameters that modules save by the command's. Ours are plain values, the
-        same whether built here or in Python. (An argument says so from Lightning 2.5.2 on.)"""
+        same whether built here or in Python: https://github.com/Lightning-AI/pytorch-lightning/issues/20432"""
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would take the model's settings from the checkpoint, over the file's and the flags'. We compare."""
+        """Lightning would take the model's settings from the checkpoint, over the file's and the flags'. We compare:
+        https://github.com/Lightning-AI/pytorch-lightning/pull/21455"""
 
     def _set_seed(self) -> None: ...
 

@@ -103,7 +103,7 @@ def test_layer_spec_is_a_plain_dict_with_the_public_path():
     assert stored["init_args"]["d_state"] == 8 and stored["init_args"]["init"] == "legs"  # defaults are written out
     again = LayerSpec.of(spec.as_dict())
     assert again.cls is S4D and again(4).A_log.shape == (4, 4)
-    assert LayerSpec.of(S4D).init_args["d_state"] == 64
+    assert LayerSpec.of(S4D).as_dict()["init_args"]["d_state"] == 64
 
 
 def nothing() -> None: ...
@@ -114,7 +114,7 @@ def nothing() -> None: ...
     [
         (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
         (lambda: LayerSpec("lra_ssm.layers.S5"), "'lra_ssm.layers.S5' cannot be imported"),
-        (lambda: LayerSpec("lra_ssm.layers"), "is no layer"),
+        (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
         (lambda: LayerSpec(nothing), "is no layer"),
         (lambda: LayerSpec.of({"init_args": {}}), "class_path"),
         (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),

@@ -118,10 +118,6 @@ def test_parts_in_lists_options_and_annotations_that_are_text():
     assert spec.as_dict()["init_args"]["layers"][0]["init_args"]["d_state"] == 8
 
 
-def test_specifications_are_equal_by_what_they_say():
-    assert LayerSpec(S4D, d_state=8) == LayerSpec("lra_ssm.layers.S4D", d_state=8) != LayerSpec(S4D)
-
-
 class Outer:
     class Inner(Defaults):
         pass
@@ -158,15 +154,14 @@ NOWHERE = type("Nowhere", (Defaults,), {})
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Classifier(S4D(8), 3, vocab_size=5), r"layer is built by its .* give LayerSpec\(S4D, …\), not an i"),
-        (lambda: LayerSpec(partial(S4D, d_state=8)), r"give LayerSpec\(S4D, d_state=8\), not a functools.partial"),
-        (lambda: BlockSpec(S4Block(8, S4D)), r"give BlockSpec\(S4Block, …\), not an instance of S4Block"),
-        (lambda: LayerSpec(LayerSpec(S4D)), r"give LayerSpec\(S4D, …\), not a LayerSpec within another"),
-        (lambda: LayerSpec(lambda d_model: nn.Identity()), "not a lambda: no checkpoint can name it"),
-        (lambda: Classifier(lambda d: S4D(d), 3, vocab_size=5), "not a lambda: no checkpoint can name it"),
-        (lambda: Classifier(Factory().method, 3, vocab_size=5), "not a method of an instance of Factory"),
-        (lambda: LayerSpec(Factory()), "is no layer: it must be a class or function that takes d_model first"),
-        (lambda: LayerSpec(type), "is no layer: "),
+        (lambda: Classifier(S4D(8), 3, vocab_size=5), r"layer is built by its .* LayerSpec\(Class, …\), .* not a S4D"),
+        (lambda: LayerSpec(partial(S4D, d_state=8)), "the class or function itself, not a partial"),
+        (lambda: BlockSpec(S4Block(8, S4D)), r"give BlockSpec\(Class, …\), .*, not a S4Block"),
+        (lambda: LayerSpec(LayerSpec(S4D)), "the class or function itself, not a LayerSpec"),
+        (lambda: LayerSpec(Factory()), "the class or function itself, not a Factory"),
+        (lambda: LayerSpec(lambda d_model: nn.Identity()).as_dict(), "<lambda> cannot be imported again"),
+        (lambda: LayerSpec(Factory().method).as_dict(), "Factory.method cannot be imported again"),
+        (lambda: LayerSpec(type), "no signature found"),
         (lambda: LayerSpec(NOWHERE).as_dict(), "Nowhere cannot be imported again: define it at the top"),
         (lambda: BlockSpec(B2S6), "is no block: it must be a class or function that takes d_model and layer"),
         (lambda: LayerSpec(S4D, d_state=np.int64(8)).as_dict(), "S4D, argument d_state is a int64; plain values"),
@@ -179,12 +174,11 @@ def test_what_cannot_be_built_or_stored_is_said_at_once(call, message):
 
 
 class Odd(nn.Module):
-    """Defaults that are no plain values, and a hint that nobody can resolve beside ones that are needed."""
+    """Defaults that are no plain values."""
 
     def __init__(
         self,
         inner: "nn.Module",
-        other: "Unheard" = None,  # noqa: F821
         more: "tuple[nn.Module, ...]" = (),
         act: Callable = torch.relu,
         dtype: torch.dtype = torch.float32,
@@ -193,7 +187,7 @@ class Odd(nn.Module):
         self.inner, self.more, self.act, self.dtype = inner, nn.ModuleList(more), act, dtype
 
 
-def test_defaults_stay_the_classs_own_and_every_hint_counts_for_itself():
+def test_defaults_that_are_no_plain_values_stay_the_classs_own():
     linear = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 5}}
     spec = NetworkSpec(Odd, inner=nn.Identity, more=(linear, linear))
     for one in (spec, NetworkSpec.of(spec.as_dict())):

@@ -234,12 +234,15 @@ def test_a_configuration_gives_corpora_by_class_path_and_init_args(tmp_path: Pat
         (given([{"class_path": MADE_UP, "init_args": {"text_seed": "x"}}]), "data.corpora.text_seed: Expected a int"),
         (
             given([{"class_path": MADE_UP, "init_args": {"root": "x"}}]),
-            "takes no key 'root'; what it is a part of sets",
+            "takes no key 'root'; it takes batch_size",
         ),
         (given([MADE_UP + "x"]), "has no attribute 'MadeUpx'"),
-        (given(["lra_ssm.datamodules.ListOps"]), "to be a subclass of LanguageDataModule"),
+        (
+            given(["lra_ssm.datamodules.ListOps"]),
+            "data.corpora: Expected 'lra_ssm.datamodules.ListOps' to be a subclass of",
+        ),
         (given([MADE_UP], weigths=[1]), "takes no key 'weigths'; did you mean 'weights'?"),
-        (given([MADE_UP], weights=["a"]), "data.weights: Expected a float"),
+        (given([MADE_UP], weights=["a"]), "data.weights: expected one of [list[float], NoneType]. Given value: ['a']"),
     ],
 )
 def test_a_wrong_key_is_one_line_with_the_nearest(argument: str, said: str) -> None:
