@@ -2,6 +2,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -19,6 +20,17 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     result = succeed([*FIT, *SHORT], folder)
     return folder, result
+
+
+@pytest.fixture(autouse=True)
+def _no_module_of_another_test(tmp_path_factory):
+    """Commands run in this process, and several tests have a my_layer.py of their own."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
+            del sys.modules[name]
 
 
 @cache

@@ -97,7 +97,7 @@ def test_each_run_is_trained_and_tested_so_many_at_a_time(tmp_path):
         running += 1 if "begins" in line else -1
         assert running <= 2
     assert all(run.done for run in folder.runs)
-    assert "run 4 begins: seed 4" in said and re.search(r"run 4 done after 0:00:0\d, test/accuracy 0.75", said)
+    assert "run 4 begins: seed 4" in said and re.search(r"run 4 done after [\d.]+ s, test/accuracy 0.75", said)
     assert said.endswith("5 runs: 5 done\n") and "running" in said  # a line every so often
     assert "== attempt " in folder.log(1).read_text()
 
@@ -114,9 +114,9 @@ def test_a_failed_run_stops_no_other_and_is_told_in_a_line(tmp_path):
     (tmp_path / "seed3").write_text("record started; kill -KILL $$")
     said, _ = (process := start(folder, 1)).communicate(timeout=60)
     assert process.returncode == 1
-    assert re.search(rf"run 1 failed after \S+: no data root \({folder.log(1).relative_to(tmp_path)}\)", said)
-    assert re.search(r"run 2 failed after \S+: the disk is full", said)
-    assert re.search(r"run 3 lost after \S+: killed by SIGKILL", said)
+    assert re.search(rf"run 1 failed after [\d.]+ s: no data root \({folder.log(1).relative_to(tmp_path)}\)", said)
+    assert re.search(r"run 2 failed after [\d.]+ s: the disk is full", said)
+    assert re.search(r"run 3 lost after [\d.]+ s: killed by SIGKILL", said)
     assert said.endswith("4 runs: 1 done, 2 failed, 1 lost\n")
     for seed in (1, 2, 3):
         (tmp_path / f"seed{seed}").unlink()
@@ -159,7 +159,7 @@ def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, signum):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, said
     assert calls(tmp_path).count("stopped") == 2 and "test 1" not in said and "run 3 begins" not in said
-    assert re.search(r"run 1 stopped after \S+: by SIGTERM at step 7, saved", said)
+    assert re.search(r"run 1 stopped after [\d.]+ s: by SIGTERM at step 7, saved", said)
     assert said.endswith("3 runs: 1 waiting, 2 stopped\n") and not alive(tmp_path)
 
 
