@@ -71,7 +71,7 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
 def _unprepared(module: Any, settings: dict[str, Any]) -> str:
     """That this data is not there, and what to write: the options of what is prepared, else the command for it."""
     from lra_ssm.cli.prepare import DATASETS
-    from lra_ssm.cli.prepared import fit_options, what_is_prepared
+    from lra_ssm.cli.prepared_settings import fit_options, what_is_prepared
 
     name = type(module).__name__
     said = f"{name} is not prepared below {module.data_root} with these settings"
@@ -109,7 +109,7 @@ def check_takes(one: "NamedNetwork", module: Any) -> None:
 
 def other_data(one: "NamedNetwork", data: Data) -> list[str]:
     """What a page says of a model that was trained on data of other settings than it is measured on."""
-    from lra_ssm.cli.prepared import LOADING
+    from lra_ssm.cli.prepared_settings import LOADING
     from lra_ssm.runs.checks import differing_settings
 
     def decisive(section: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveInt
 from lra_ssm.cli.batch_picture import check_picture, draw_batch
 from lra_ssm.cli.output import add_debug, filled
 from lra_ssm.cli.parser import RunParser
-from lra_ssm.cli.prepared import LOADING, fit_options, remember
+from lra_ssm.cli.prepared_settings import LOADING, fit_options, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.language.builder import Turn

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.find_checkpoint import options_of_named
 from lra_ssm.cli.output import quiet
-from lra_ssm.cli.prepared import what_is_prepared, with_config
+from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
 from lra_ssm.cli.run_options import RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights
 from lra_ssm.datamodules.base import PreparedDataModule

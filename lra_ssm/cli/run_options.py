@@ -16,7 +16,7 @@ from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import description
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
-from lra_ssm.cli.prepared import LOADING
+from lra_ssm.cli.prepared_settings import LOADING
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code
 from lra_ssm.layers.spec import import_object
