@@ -62,8 +62,11 @@ def ordered_map(
             " more memory"
         ) from error
     finally:
-        for worker in list((pool._processes or {}).values()):  # Python 3.14 has `kill_workers` for it
+        # Private to ProcessPoolExecutor, seen in Python 3.11 to 3.13; 3.14's `kill_workers` leaves the second out.
+        for worker in list((pool._processes or {}).values()):
             worker.kill()
+        # One that was killed within a result would be waited for without end, while this process can write to the pipe.
+        pool._result_queue._writer.close()  # type: ignore[attr-defined]
         pool.shutdown(cancel_futures=True)
 
 
