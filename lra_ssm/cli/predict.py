@@ -109,7 +109,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
             f"{name}: has no config.yaml with a data module, which says how inputs are made: give a run, or a model"
             " that was pushed from one"
         )
-    return named._replace(network=named.network.eval())
+    return named
 
 
 def _data_module(named: NamedNetwork) -> Any:

@@ -47,8 +47,7 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     kind, destination = _destination(options)
     from lra_ssm.cli.export import check_destination
-    from lra_ssm.cli.find_checkpoint import find
-    from lra_ssm.cli.named_network import named_network
+    from lra_ssm.cli.named_network import find, named_network
     from lra_ssm.cli.run_facts import check_shareable
     from lra_ssm.results.collect import read_run
 
@@ -130,7 +129,7 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
         RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),
         CARD: model_card(name, model.specification, source, license).encode(),
     }
-    save_network(folder, model.specification, state, tokenizer_of(file), source, beside=beside)
+    save_network(folder, model.specification, state, tokenizer_of(model), source, beside=beside)
 
 
 def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:

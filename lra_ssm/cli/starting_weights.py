@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers import Logger
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
+from lra_ssm.cli.named_network import find, is_saved, read_config
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
@@ -32,21 +32,26 @@ _OF_A_RUN = (
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
-    """The options with which validate, test and predict take a saved model that brings its run's config along.
+    """The options with which validate, test and predict take a run by its directory or checkpoint, or a saved model
+    that brings its run's config along.
 
-    rest: the options given, `--trust module.Class` among them. Raises InputError: it brings none along, or one that
-    names something that would be imported and that nobody trusts: see `check_trusted`.
+    rest: the options given, `--trust module.Class` among them. Raises InputError: there is none, or its config names
+    something that would be imported and that nobody trusts: see `check_trusted`.
     """
+    if not is_saved(name):
+        found = find(name)
+        if not found.config:
+            raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
+        return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}", *rest]
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--trust", action="append", default=[])
     given, rest = reader.parse_known_args(rest)
     files = ModelFiles(name)
-    config = run_config(files)
-    if config is None:
-        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
-    check_trusted(files.name, config, given.trust)
     path = files.find(RUN_CONFIG)
-    assert path is not None
+    if path is None:
+        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
+    config = read_config(path, f"{files.name}: {RUN_CONFIG}")
+    check_trusted(files.name, config, given.trust)
     if file := next(_files(config, path.parent), None):
         raise InputError(f"{files.name}: its {RUN_CONFIG} names the file {file}: settings of another file are not read")
     return [f"--config={path}", f"--ckpt_path={name}", *rest]
@@ -62,18 +67,6 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
         for name, value in config.items() if isinstance(config, dict) else enumerate(config):
             if name not in ("source", "tokenizer") or not isinstance(value, str):
                 yield from _files(value, folder)
-
-
-def run_config(files: ModelFiles) -> Any:
-    """The configuration of its run that a saved model brings along, as plain values; None where it has none.
-
-    Raises InputError: it cannot be had, or is no YAML.
-    """
-    path = files.find(RUN_CONFIG)
-    try:
-        return None if path is None else yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{files.name}: {RUN_CONFIG} is no YAML ({error})") from error
 
 
 def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
