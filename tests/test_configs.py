@@ -60,11 +60,26 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
             assert given[key] == value or list(given[key]) == list(value), key
 
 
-# Every unit on one task of LRA, and one unit on every task; the other pairs are for `pytest -m slow`.
+def classes(config):
+    """The classes that a configuration names, at any depth."""
+    return {value for key, value in values(config) if key.endswith("class_path")}
+
+
+def covering(files):
+    """As few files as a greedy choice needs for every class that one of them names."""
+    named = {path: classes(yaml.safe_load(path.read_text())) for path in files}
+    missing, chosen = set().union(*named.values()), set()
+    while missing:
+        chosen.add(best := max(files, key=lambda path: len(named[path] & missing)))
+        missing -= named[best]
+    return chosen
+
+
+# Every class by default; all files for `pytest -m slow`.
+BY_DEFAULT = covering(FILES)
 STEPS = [
-    pytest.param(path, marks=[pytest.mark.slow] if is_pair else [], id=str(path.relative_to(CONFIGS)))
+    pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
     for path in FILES
-    for is_pair in [path.parents[1].name == "lra" and path.parent.name != "listops" and path.stem != "b2s6"]
 ]
 
 

@@ -71,21 +71,18 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-# With the usual end one of every kind of moment; with each of the others, which share its code, one moment of its own;
-# where validation comes at other times, its end too. Of the rest a half is for
+# With the usual end before the first save, after a step, after a validation and while saving; with each of the others,
+# which share its code, one moment of its own; where validation comes at other times, its end. Of the rest a half is for
 # `pytest -m slow`, the other for `pytest -m trials`.
-USUAL = {
-    "train_batch_start:1", "train_batch_end:5", "train_batch_end:6", "validation_batch_end:2", "validation_end:1",
-    "train_epoch_end:1", "train_epoch_start:2", "save_checkpoint:5",
-}  # fmt: skip
+USUAL = {"train_batch_start:1", "train_batch_end:6", "validation_end:1", "save_checkpoint:5"}
 OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
 
 
 def is_quick(end, moment):
     if end == "epochs":
         return moment in USUAL
-    if end.startswith("validation") and moment == "validation_end:1":
-        return True
+    if end.startswith("validation"):
+        return moment == "validation_end:1"
     return moment == OTHERS[list(ENDS).index(end) - 1]
 
 

@@ -158,7 +158,7 @@ def test_what_is_done_with_other_data_or_weights_is_told(here, capsys):
         (
             {"set": {"model.optimizer.rl": 1}},
             [],
-            "sweep sweep.yaml, run 1 (rl 1): model.optimizer: OptimizerSettings takes no key 'rl'",
+            "sweep sweep.yaml, run 1 (rl 1): model: lra_ssm.tasks.Classification takes no key 'optimizer.rl'; did you",
         ),
         ({"set": {"trainer.max_epochs": "x"}}, [], "run 1 (max_epochs x): "),
         ({}, ["--nodes=0"], "nodes is 0; it must be a whole number, at least 1"),
