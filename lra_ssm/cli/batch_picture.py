@@ -41,7 +41,8 @@ def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["tr
         split: of which split the first batch is drawn: train is shuffled and may be augmented.
 
     Raises:
-        InputError: not prepared, no dataset of images, or the file cannot be written.
+        InputError: not prepared, or no dataset of images.
+        OSError: the file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -99,7 +100,8 @@ def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["tr
     facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}" + _permuted(dataset)
     facts = facts.replace("-", "−")
     figure.text(0.065, 1 - 0.47 / figure.get_figheight(), facts, fontsize=8.5, color=FAINT)
-    _save(figure, path)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def _title(datamodule: PreparedDataModule) -> str:
@@ -120,11 +122,3 @@ def _permuted(dataset: ImageDataset) -> str:
     if permutation is None:
         return "; pixels row by row"
     return "; pixels " + ", ".join(map(str, permutation[:6].tolist())) + ", … put row by row"
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        with replacing(path, "wb") as file:
-            figure.savefig(file, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
+from lra_ssm.bars import with_bar
 from lra_ssm.cli.doctor_checks import Finding, cache, command, gpus, hub, requirements, slurm, space, wandb
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import open_all, summary_tables
@@ -150,12 +148,11 @@ def _show_prepared(root: Path, verify: bool) -> list[str]:
 def _with_wrong_digests(opened: list[PreparedDataset]) -> list[str]:
     """What is wrong with those whose files do not have their recorded digests; reads everything."""
     wrong = []
-    with Progress(console=Console(stderr=True)) as progress:
-        for prepared in progress.track(opened, description="comparing digests"):
-            try:
-                open_prepared(prepared.folder, verify=True)
-            except InputError as error:
-                wrong.append(str(error))
+    for prepared in with_bar(opened, "comparing digests", len(opened)):
+        try:
+            open_prepared(prepared.folder, verify=True)
+        except InputError as error:
+            wrong.append(str(error))
     return wrong
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, printable
 
@@ -35,8 +35,8 @@ def parser() -> PlainParser:
     made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=A_MODEL)
     made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given more than once")
     made.add_argument("--prompt_file", metavar="FILE", help="more prompts, one a line; - for standard input")
-    made.add_argument("--num_samples", type=int, default=1, metavar="N", help="texts for each prompt; default: 1")
-    made.add_argument("--max_new_tokens", type=int, default=100, metavar="N", help="of each text; default: 100")
+    made.add_argument("--num_samples", type=count, default=1, metavar="N", help="texts for each prompt; default: 1")
+    made.add_argument("--max_new_tokens", type=count, default=100, metavar="N", help="of each text; default: 100")
     said = "divides the logits; 0 takes the most probable token; default: 0.8"
     made.add_argument("--temperature", type=float, default=0.8, metavar="T", help=said)
     said = "draw from the K most probable tokens; 0 for all; default: 50"
@@ -55,7 +55,7 @@ def parser() -> PlainParser:
         "put the end-of-text token before a prompt, as before documents in training; default: where the model is ours"
     )
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
-    made.add_argument("--batch_size", type=int, default=8, metavar="B", help="prompts at a time; default: 8")
+    made.add_argument("--batch_size", type=count, default=8, metavar="B", help="prompts at a time; default: 8")
     add_device(made)
     said = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
     made.add_argument("--tokenizer", metavar="NAME", help=said)
@@ -65,9 +65,6 @@ def parser() -> PlainParser:
 
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
-    for name in ("num_samples", "max_new_tokens", "batch_size"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name} is {getattr(options, name)}; it must be at least 1")
     if "" in options.stop:
         raise InputError("--stop is empty: every text would end at once")
     prompts = [prompt for prompt in _prompts(options) for _ in range(options.num_samples)]
@@ -91,8 +88,6 @@ def _prompts(options: Any) -> list[str]:
         try:
             data = sys.stdin.buffer.read() if options.prompt_file == "-" else Path(options.prompt_file).read_bytes()
             lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-        except OSError as error:
-            raise InputError(f"--prompt_file {where}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
             raise InputError(f"--prompt_file {where}: is not UTF-8, at byte {error.start}") from error
         if not lines:

@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import argparse
 from typing import TYPE_CHECKING
 
 from lra_ssm.cli.output import PlainParser
@@ -9,6 +10,13 @@ if TYPE_CHECKING:
     import torch
 
 A_MODEL = "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder"
+
+
+def count(text: str) -> int:
+    """The type of an option that is a number of things."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number}, but it must be at least 1")
+    return number
 
 
 def add_trust(parser: PlainParser) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lra_ssm.cli.named_network import NamedNetwork, named_network
-from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
@@ -42,8 +42,6 @@ def main(command: str, arguments: list[str]) -> int:
     if any(argument.partition("=")[0] == "--split" for argument in arguments):
         raise InputError("--split is a part of the model's own data: leave it out, or the files")
     options = parser().parse_intermixed_args(arguments)
-    if options.batch_size is not None and options.batch_size < 1:
-        raise InputError(f"--batch_size is {options.batch_size}; it must be at least 1")
     output = Path(options.output)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"--output {output}: {'is a folder' if output.is_dir() else 'its folder does not exist'}")
@@ -71,7 +69,7 @@ def parser() -> PlainParser:
     said = "CSV file, replaced where it exists; default: predictions.csv"
     made.add_argument("--output", default="predictions.csv", metavar="FILE", help=said)
     said = "examples at a time; default: the data module's eval_batch_size"
-    made.add_argument("--batch_size", type=int, metavar="B", help=said)
+    made.add_argument("--batch_size", type=count, metavar="B", help=said)
     add_device(made)
     add_trust(made)
     return made

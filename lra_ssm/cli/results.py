@@ -64,11 +64,8 @@ def main(command: str, arguments: list[str]) -> int:
     if options.out is None:
         print(text.rstrip("\n"))
     else:
-        try:
-            with replacing(options.out) as file:
-                file.write(text.rstrip("\n") + "\n")
-        except OSError as error:
-            raise InputError(f"--out {options.out}: cannot be written ({error.strerror or error})") from error
+        with replacing(options.out) as file:
+            file.write(text.rstrip("\n") + "\n")
         print(options.out)
     if options.curves is not None:
         from lra_ssm.results.pictures import draw_curves

@@ -29,25 +29,13 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, Any]:
-    """What is known of a checkpoint of a run; what nobody recorded is left out.
-
-    Args:
-        run: its record.
-        file: the checkpoint.
-        step: at which it was saved.
-        parameters: of its network.
-    """
+    """What is known of a checkpoint of a run, of its step and its network's parameters; what nobody recorded is left
+    out."""
     record, last = run.record, run.last_start
     starts = record.get("starts") or [{}]
     tested, data = test_of(run, file), record.get("data") or {}
-    known = run.tested.get("data") or {k: data[k] for k in ("dataset", "source") if k in data}
-    for key in ("vocabulary", "num_classes"):
-        if key in data:
-            known = {**known, key: data[key]}
-    # The second is where runs of older versions have them.
-    if names := data.get("class_names") or (data.get("source") or {}).get("class_names"):
-        known = {**known, "class_names": names}
-    seconds = run.seconds
+    known = {**(run.tested.get("data") or {k: data[k] for k in ("dataset", "source") if k in data})}
+    known |= {key: data[key] for key in ("vocabulary", "num_classes", "class_names") if key in data}
     found = {
         "experiment": run.experiment,
         "run": run.path.resolve().name,
@@ -63,11 +51,11 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
         "versions": last.get("versions"),
         "hardware": {k: v for k, v in (last.get("hardware") or {}).items() if k != "host"},
         "begun": starts[0].get("time"),
-        "seconds": None if seconds is None else seconds[0],
+        "seconds": run.seconds and run.seconds[0],
         "starts": len(starts),
-        "command": _command(starts[0].get("command")),
+        "command": (command := _command(starts[0].get("command"))),
         "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
-        "config": _config_file(_command(starts[0].get("command"))),
+        "config": _config_file(command),
     }
     return {key: value for key, value in found.items() if value not in (None, {}, [])}
 
