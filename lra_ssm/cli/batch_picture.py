@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.images.transforms import PixelSequence
@@ -16,11 +16,7 @@ CHANNEL_COLORS = {1: (INK,), 3: ("#c0392b", "#27833b", "#2a5db0")}
 
 
 def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
-    """What can be wrong with a picture before hours of preparing.
-
-    Raises:
-        InputError: the dataset has no images, or no file can be written there.
-    """
+    """Raises InputError before hours of preparing: the dataset has no images, or no file can be written there."""
     if not hasattr(datamodule, "image_size"):
         raise InputError(f"picture {path}: {type(datamodule).__name__} is no dataset of images")
     if path.is_dir() or not path.name:
@@ -29,16 +25,9 @@ def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
         raise InputError(f"picture {path}: {path.parent} is no existing folder that can be written")
 
 
-def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["train", "val"] = "train") -> None:
-    """Draws a batch of a prepared image dataset into a PNG file.
-
-    Every image is the sequence put back into rows, after normalization, augmentation and permutation: position 0 is at
-    the top left. Above each is its class; the bar shows what value is how bright; below is one sequence as a curve.
-
-    Args:
-        datamodule: prepared; Image, SCIFAR, MNIST, Pathfinder, or another whose datasets have a PixelSequence.
-        path: where to; its folder exists.
-        split: of which split the first batch is drawn: train is shuffled and may be augmented.
+def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
+    """Draws the first training batch of a prepared image dataset into a PNG file: each sequence put back into rows,
+    after normalization, augmentation and permutation, below its class; then one sequence as a curve.
 
     Raises:
         InputError: not prepared, or no dataset of images.
@@ -47,10 +36,10 @@ def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["tr
     from matplotlib.figure import Figure
 
     datamodule.setup("fit")
-    dataset = datamodule._datasets[split]
+    dataset = datamodule._datasets["train"]
     if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
         raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
-    batch = next(iter(datamodule.train_dataloader() if split == "train" else datamodule.val_dataloader()))
+    batch = next(iter(datamodule.train_dataloader()))
     assert isinstance(batch, Batch)
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     values = inputs[..., None] if inputs.ndim == 2 else inputs

@@ -1,8 +1,4 @@
-"""What `lra-ssm doctor` finds out about an installation and its machine, apart from the operators and the data.
-
-Each check gives what it shows and what it has to say: `wrong` is what does not do what it should, `notes` is what the
-package goes on without. None of them raises.
-"""
+"""What `lra-ssm doctor` finds out about an installation and its machine, apart from the operators and the data."""
 
 import netrc
 import os
@@ -29,7 +25,7 @@ _WANDB = "https://api.wandb.ai"
 
 @dataclass
 class Finding:
-    """text: what is shown behind the check's name."""
+    """text: what is shown behind the check's name; wrong: what must be mended; notes: what is gone on without."""
 
     text: str
     wrong: list[str] = field(default_factory=list)
@@ -94,7 +90,7 @@ def command(name: str) -> Finding:
         said = f"{name} on the PATH is {given}, which is not lra_ssm's: another package has taken the name"
         repair = "pip install --force-reinstall --no-deps lra-ssm (in a checkout: -e .)"
         return Finding(f"{given}, not ours", [f"{said}; use {own}, or install this package again: {repair}"])
-    # The interpreter stands in the first line, or, where its path is long or has blanks, in a shell's command below.
+    # In the first line, or where its path is long or has blanks in a shell's command below.
     if os.fsencode(Path(sys.executable).with_name("python")) in script:
         return Finding(f"{given}, ours")
     said = f"{name} on the PATH is {given}, of another installation"

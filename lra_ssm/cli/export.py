@@ -67,10 +67,9 @@ def check_destination(folder: Path, force: bool) -> None:
 
 
 def average(model: NamedNetwork, files: Sequence[Path]) -> str:
-    """Gives the network of the last file the mean of all; returns what was done, in one line.
+    """Gives the network of the last file the mean of all, summed in float64; returns what was done, in one line.
 
-    Sums are made in float64. Whole numbers (counts of batches) are the last file's. Raises InputError: they are of
-    different networks.
+    Whole numbers (counts of batches) are the last file's. Raises InputError: they are of different networks.
     """
     import torch
 

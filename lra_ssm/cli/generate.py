@@ -45,15 +45,11 @@ def parser() -> PlainParser:
     made.add_argument("--top_p", type=float, default=1.0, metavar="P", help=said)
     said = "above 1: tokens of the text so far become less probable; default: 1"
     made.add_argument("--repetition_penalty", type=float, default=1.0, metavar="X", help=said)
-    said = (
-        "of what is drawn; a text depends on it and on the prompt's number; default: another each time, which is told"
-    )
+    said = "of what is drawn; default: another each time, which is told"
     made.add_argument("--seed", type=int, metavar="S", help=said)
     said = "end a text behind this; may be given more than once"
     made.add_argument("--stop", action="append", default=[], metavar="TEXT", help=said)
-    said = (
-        "put the end-of-text token before a prompt, as before documents in training; default: where the model is ours"
-    )
+    said = "put the end-of-text token before a prompt; default: where the model is ours"
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
     made.add_argument("--batch_size", type=count, default=8, metavar="B", help="prompts at a time; default: 8")
     add_device(made)
@@ -136,10 +132,7 @@ def _generate(options: Any, prompts: list[str]) -> str:
 
 
 def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
-    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come.
-
-    Returns tokens and seconds of the prompts with the first token of each text, and of the tokens behind it.
-    """
+    """Shows a batch's texts. Returns tokens and seconds of the prompts with each first token, and of those behind."""
     import torch
 
     waiting = list(texts)

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from lra_ssm.analysis.network import Example
 
 DESCRIPTION = """\
-Writes a report on a trained model: per layer what it remembers and for how long, how Δ moves with the input, which
-parameters sit near instability, what one large input does to memory, and where gradients grow; of two models side by
-side, on the same inputs. Measured on a few validation examples of the first one's data, which must be prepared;
---data.NAME=VALUE changes its settings as in fit, --random takes random inputs instead."""
+Writes a report on a trained model: what each layer remembers, how Δ moves with the input, what is near instability,
+what one large input does to memory, and where gradients grow; of two models side by side. Measured on a few validation
+examples of the first one's data, which must be prepared."""
 
 EXAMPLE = """\
 examples:
@@ -95,8 +94,7 @@ def _facts(one: NamedNetwork) -> list[str]:
 def _inputs(
     named: Sequence[NamedNetwork], random: bool, of_data: Sequence[str], root: str | None, count: int
 ) -> tuple[list["Example"], list[list[str]]]:
-    """The inputs that all models are measured on, and what the page says of them to each. Raises InputError: one of
-    them cannot take them."""
+    """The inputs that all models are measured on, and what the page says of them to each."""
     if random:
         sizes = RandomInputs(named[0])
         for one in named:

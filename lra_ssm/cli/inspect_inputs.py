@@ -16,7 +16,7 @@ _SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
 
 
 class Data(NamedTuple):
-    """A data module that is ready to be read, and the settings that it was made with, as a configuration has them."""
+    """A data module that is ready to be read, and its settings as a configuration has them."""
 
     module: Any
     settings: dict[str, Any]
@@ -69,7 +69,7 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
 
 
 def _unprepared(module: Any, settings: dict[str, Any]) -> str:
-    """That this data is not there, and what to write: the options of what is prepared, else the command for it."""
+    """What to write instead: the options of what is prepared, else the command for it."""
     from lra_ssm.cli.prepare import DATASETS
     from lra_ssm.cli.prepared_settings import fit_options, what_is_prepared
 
@@ -152,7 +152,7 @@ class RandomInputs:
 
 
 def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], str]:
-    """Random inputs of the network's form and its data's length, with random labels; and what the page says of them."""
+    """Random inputs of the data's length with random labels, and what the page says of them."""
     import torch
 
     from lra_ssm.analysis.network import Example

@@ -28,11 +28,8 @@ def load_language_model(
     """Finds and reads both.
 
     Args:
-        name: a run's directory, a .ckpt, a saved model's folder, or a name of the Hub.
-        tokenizer: another than the model's own, or of one that has none: as data modules of text take it, but for those
-            that are made of a corpus.
-        allow_pickle: of a saved model, as `from_pretrained` has it.
-        trust: likewise.
+        name, allow_pickle, trust: see `named_network`.
+        tokenizer: another than the model's own, as data modules of text take it, but for those made of a corpus.
 
     Raises:
         InputError: there is none, it is no language model, it has no tokenizer, or one of other tokens.

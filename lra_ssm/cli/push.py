@@ -11,9 +11,8 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason
 
 DESCRIPTION = """\
-Shares what a run has trained: config.json, model.safetensors, the tokenizer where there is one, the run's config.yaml,
-and a model card with its data, settings, figures (over seeds, where runs of other seeds lie beside it), commit,
-hardware and how to repeat it. A run that is not finished or not tested is refused unless told, a NaN always.
+Shares what a run has trained: a saved model with its tokenizer, the run's config.yaml, and a model card with its data,
+settings, figures and how to repeat it. A run that is not finished or not tested is refused unless told, a NaN always.
 
 DESTINATION is a folder (./models/s4d), a repository of the Hub (owner/name, or hf://owner/name; created where it is
 missing; the token is huggingface_hub's: HF_TOKEN, or `hf auth login`), or wandb:entity/project/name."""

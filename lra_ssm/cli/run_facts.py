@@ -16,8 +16,7 @@ _OF_THE_MACHINE = {"": ("runs_dir",), "trainer": ("logger", "default_root_dir"),
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration without what belongs to its machine: folders and loggers, for which defaults hold; of other
-    places on it the last part."""
+    """A run's configuration without its machine's folders and loggers; of other places on it the last part."""
     config = _without_folders(copy.deepcopy(config))
     for section, names in _OF_THE_MACHINE.items():
         node: Any = config.get(section) if section else config
@@ -61,8 +60,7 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
 
 
 def test_of(run: RunRecord, file: Path) -> dict[str, float]:
-    """Metrics of the whole test split of this very checkpoint; empty where no test was of it, or those that were are of
-    other data, of a part of the split, or of before the checkpoint was written."""
+    """Metrics of the whole test split, of this very checkpoint and the run's data; empty where there are none."""
     others = read_object(run.path / "test-others.json").get("others")
     for test in [run.tested, *reversed(others if isinstance(others, list) else [])]:
         test = test if isinstance(test, dict) else {}
@@ -79,8 +77,7 @@ def test_of(run: RunRecord, file: Path) -> dict[str, float]:
 
 
 def _before(test: dict[str, Any], run: RunRecord, file: Path) -> bool:
-    """Whether the checkpoint was written after the test, by the record; where it does not say, by the files' times,
-    which a copy of the folder may not keep."""
+    """Whether the checkpoint was written after the test: by the record, else by the files' times."""
     if run.last_start.get("ended"):
         return not is_of_the_end(test, [run.last_start])
     written = run.path / "test.json"
@@ -96,8 +93,7 @@ def _validation(run: RunRecord, file: Path) -> dict[str, float]:
 
 
 def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[str, Any]:
-    """Mean and standard deviation of the test metrics over this run and those beside it that differ in the seed alone;
-    of two runs of one seed the first one by name."""
+    """Mean and standard deviation of the test metrics over this run and those beside it of other seeds."""
     by_seed = {run.seed: tested}
     for path in sorted(run.path.resolve().parent.glob("*/run.json")):
         other = read_run(path.parent)

@@ -81,7 +81,7 @@ def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
 
 
 def _could_be_imported(path: str) -> bool:
-    """Whether a text names what could be imported: a file's name has the same form."""
+    """A file's name has the same form."""
     try:
         return importlib.util.find_spec(path.partition(".")[0]) is not None
     except (ImportError, ValueError):
@@ -89,8 +89,7 @@ def _could_be_imported(path: str) -> bool:
 
 
 class StartingWeights:
-    """What --init_from names, or the saved model of a command's --ckpt_path: a checkpoint, a folder, or a repository of
-    the Hub."""
+    """What --init_from names, or the saved model of a command's --ckpt_path."""
 
     def __init__(self, name: str, allow_pickle: bool) -> None:
         self.name, self.allow_pickle = name, allow_pickle
@@ -98,9 +97,7 @@ class StartingWeights:
         self.files = None if of_a_checkpoint else ModelFiles(name)  # of a saved model
 
     def load(self, task: Any) -> None:
-        """Gives a task the weights of a .ckpt, or its network those of a saved model.
-
-        Raises InputError: there is no such thing, or it does not fit."""
+        """Gives them to a task, or its network. Raises InputError: there are none, or they do not fit."""
         if self.files is None:
             path = existing(self.name)
             state = load_checkpoint(path)
@@ -122,16 +119,16 @@ class StartingWeights:
                 print(squeeze(f"note: {self.files.name} was made with other settings: {differing}"))
 
     def check_tokenizer(self, data: Any) -> None:
-        """The data's tokenizer is that of the weights, as far as both name theirs; data is prepared.
-
-        Raises InputError where a checkpoint or a saved model of ours has another. Of other layouts a line says it: the
-        same tokenizer may be written in more than one way there.
-        """
+        """See `check_start_tokenizer`."""
         check_start_tokenizer(self.name, self.files, data)
 
 
 def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> None:
-    """See `StartingWeights.check_tokenizer`; of a checkpoint there are no files."""
+    """The data's tokenizer is that of the weights, as far as both name theirs; of a checkpoint there are no files.
+
+    Raises InputError where a model of ours has another. Of other layouts a line says it: there the same tokenizer may
+    be written in more than one way.
+    """
     if files is None:
         check_tokenizer(Path(given), data)
         return
