@@ -1,6 +1,6 @@
-"""Which operators work here: each, by each of its backends, on a tiny case against its float64 truth, and how fast.
+"""Which operators work here: each by each backend, on a tiny case against its float64 truth, and how fast.
 
-Shapes as in the operators.  (B batch, D channels, N states (conjugate pairs where complex), L length, V vocabulary.)
+Shapes as in the operators.  (B batch, D channels, N states, conjugate pairs where complex, L length.)
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Check:
-    """What one backend does of one operator: it cannot here (`refused` says why), it fails, or it has run.
+    """What one backend does of one operator: it is refused here, it fails, or it has run.
 
     Attributes:
         error: the largest difference from the truth, of y and of every gradient, over its largest value.

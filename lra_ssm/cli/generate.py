@@ -33,7 +33,7 @@ examples:
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm generate", DESCRIPTION, EXAMPLE)
     made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=A_MODEL)
-    made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given more than once")
+    made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be repeated")
     made.add_argument("--prompt_file", metavar="FILE", help="more prompts, one a line; - for standard input")
     made.add_argument("--num_samples", type=count, default=1, metavar="N", help="texts for each prompt; default: 1")
     made.add_argument("--max_new_tokens", type=count, default=100, metavar="N", help="of each text; default: 100")
@@ -41,13 +41,13 @@ def parser() -> PlainParser:
     made.add_argument("--temperature", type=float, default=0.8, metavar="T", help=said)
     said = "draw from the K most probable tokens; 0 for all; default: 50"
     made.add_argument("--top_k", type=int, default=50, metavar="K", help=said)
-    said = "draw from the most probable tokens whose probabilities sum to P; default: 1, all"
+    said = "draw from the most probable tokens that sum to P; default: 1, all"
     made.add_argument("--top_p", type=float, default=1.0, metavar="P", help=said)
     said = "above 1: tokens of the text so far become less probable; default: 1"
     made.add_argument("--repetition_penalty", type=float, default=1.0, metavar="X", help=said)
     said = "of what is drawn; default: another each time, which is told"
     made.add_argument("--seed", type=int, metavar="S", help=said)
-    said = "end a text behind this; may be given more than once"
+    said = "end a text behind this; may be repeated"
     made.add_argument("--stop", action="append", default=[], metavar="TEXT", help=said)
     said = "put the end-of-text token before a prompt; default: where the model is ours"
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
@@ -204,7 +204,7 @@ class _Text:
 
 
 class _Screen:
-    """Standard output: a heading over each of several texts; in a terminal prompts are bold, and nothing is obeyed."""
+    """Standard output: a heading over each of several texts; in a terminal prompts are bold."""
 
     def __init__(self, count: int) -> None:
         from rich.console import Console
@@ -214,7 +214,7 @@ class _Screen:
         self._count, self._number = count, 0
 
     def show(self, texts: list[_Text]) -> None:
-        """Shows what is new of the first text, and takes it away if it has ended: then of the next."""
+        """Shows what is new of the first text; of one that has ended, then of the next."""
         while texts:
             text = texts[0]
             if not text.begun:

@@ -38,11 +38,11 @@ examples:
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
     made.add_argument("checkpoint", metavar="CHECKPOINT", help=A_MODEL)
-    made.add_argument("--against", metavar="OTHER", help="another one, shown below the first on the same scales")
-    said = "where inspect.html and inspect.png go; default: the run's directory, of a saved model the current folder"
+    made.add_argument("--against", metavar="OTHER", help="another one, shown below the first")
+    said = "where the report goes; default: the run's directory, of a saved model the current folder"
     made.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     made.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
-    said = "a setting of its data, as fit takes it, such as --data.source=./digits; --data=CLASS is other data"
+    said = "a setting of its data, as in fit; --data=CLASS is other data"
     made.add_argument("--data.NAME", metavar="VALUE", help=said)
     made.add_argument("--random", action="store_true", help="random inputs of the first one's form, no data")
     made.add_argument("--examples", type=count, default=2, metavar="N", help="validation examples; default: 2")
@@ -63,7 +63,7 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError(f"--out {folder}: is no existing folder")
     import torch
 
-    # Gradients of a model that diverged, or forgets, are full of numbers that a processor takes 50 times as long for.
+    # Gradients of a model that forgets are full of numbers that a processor takes 50 times as long for.
     torch.set_flush_denormal(True)
     try:
         examples, sources = _inputs(named, options.random, of_data, options.root, options.examples)

@@ -23,7 +23,7 @@ class Data(NamedTuple):
 
 
 def data_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of data as fit takes them, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
+    """The options of data, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
     of_data, rest, given = [], [], iter(arguments)
     for argument in given:
         if re.match(r"--data[.=]|--data$", argument):
@@ -89,7 +89,7 @@ def _unprepared(module: Any, settings: dict[str, Any]) -> str:
 
 
 def check_takes(one: "NamedNetwork", module: Any) -> None:
-    """The model can read such inputs, and they mean to it what they mean to the data. Raises InputError."""
+    """Raises InputError: the model cannot read such inputs, or they mean something else to it."""
     from lra_ssm.cli.starting_weights import check_start_tokenizer
     from lra_ssm.runs.checks import check_data, check_vocabulary
 
@@ -108,7 +108,7 @@ def check_takes(one: "NamedNetwork", module: Any) -> None:
 
 
 def other_data(one: "NamedNetwork", data: Data) -> list[str]:
-    """What a page says of a model that was trained on data of other settings than it is measured on."""
+    """What a page says of a model that was trained with other settings of data."""
     from lra_ssm.cli.prepared_settings import LOADING
     from lra_ssm.runs.checks import differing_settings
 
@@ -180,7 +180,7 @@ def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], s
 
 
 def _length(data: dict[str, Any]) -> int:
-    """Positions of a random input: the data's, where its settings say it."""
+    """The data's, where its settings say it."""
     from lra_ssm.layers.spec import import_object
 
     settings = data.get("init_args") or {}

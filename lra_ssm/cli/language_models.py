@@ -1,4 +1,4 @@
-"""A language model and its tokenizer by whatever names it: a run, a checkpoint, a saved folder, a name of the Hub."""
+"""A language model and its tokenizer by whatever names it."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Loaded(NamedTuple):
     """`model` in eval mode, which draws none but the tokenizer's tokens.
 
-    begins: whether it was trained as our data is: with the end-of-text token before each document's first token.
+    begins: whether it was trained with the end-of-text token before each document's first token.
     """
 
     model: "LanguageModel"
@@ -65,7 +65,7 @@ def _named(tokenizer: str) -> "TextTokenizer":
 
 
 def tokenizer_of(named: NamedNetwork) -> "TextTokenizer | None":
-    """The tokenizer that a model brings along: that of the data it was trained on. None where it has none."""
+    """The tokenizer that a model brings along; None where it has none."""
     from lra_ssm.datamodules.language.choosing import load_tokenizer, read_tokenizer
     from lra_ssm.runs.checkpoints import load_checkpoint
 

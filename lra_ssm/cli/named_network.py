@@ -1,4 +1,4 @@
-"""What a name means, a run's directory, a .ckpt, or a saved model's folder or name, and the network in it."""
+"""Which checkpoint or saved model a name means, and the network in it."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -94,7 +94,7 @@ def read_config(file: Path, name: str) -> dict[str, Any]:
 
 
 def _only_run(folder: Path) -> Path:
-    """The run of an experiment's folder that holds one; else the folder itself. Raises InputError: it holds several."""
+    """The run of an experiment's folder that holds one; else the folder itself."""
     runs = [] if (folder / "checkpoints").is_dir() else sorted(p.parent for p in folder.glob("*/checkpoints"))
     if len(runs) > 1:
         raise InputError(f"{folder} holds {len(runs)} runs: give one of them, such as {runs[-1]}")
@@ -102,8 +102,7 @@ def _only_run(folder: Path) -> Path:
 
 
 def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] = ()) -> NamedNetwork:
-    """Raises InputError: there is no such thing, or it cannot be read. allow_pickle, trust: of a saved model, as
-    `from_pretrained` has them."""
+    """Raises InputError: it cannot be read. allow_pickle, trust: of a saved model, as `from_pretrained` has them."""
     return _saved(name, allow_pickle, trust) if is_saved(name) else _of_a_run(name, find(name))
 
 

@@ -23,7 +23,7 @@ def add_trust(parser: PlainParser) -> None:
     """What a saved model is read with: `allow_pickle` and `trust`."""
     said = "read a saved model's weights from a pickle, tensors alone"
     parser.add_argument("--allow-pickle", action="store_true", help=said)
-    said = "a class of others that a saved model, or its data, may be made with; may be given more than once"
+    said = "a class of others that a saved model, or its data, may be made with; repeated"
     parser.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
 
 
@@ -32,7 +32,7 @@ def add_device(parser: PlainParser) -> None:
 
 
 def device_of(name: str | None) -> "torch.device":
-    """The device that `--device` names, cuda where there is one without. Raises InputError: it is not here."""
+    """The device that `--device` names. Raises InputError: it is not here."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""`predict`: of a run or a saved model, on a split of its data (LightningCLI, run.py) or on files of the user's own."""
+"""`predict`: on a split of a run's data (LightningCLI, run.py) or on files of the user's own."""
 
 import csv
 from collections.abc import Sequence
@@ -91,10 +91,7 @@ def _names_files(arguments: list[str]) -> bool:
 
 
 def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
-    """A classifier by its name, in evaluation mode.
-
-    Raises InputError: there is none, it is none, or nothing says how its inputs are made.
-    """
+    """Raises InputError: it is no classifier, or nothing says how its inputs are made."""
     from lra_ssm.models import LanguageModel, Regressor
 
     named = named_network(name, allow_pickle, trust)
@@ -103,10 +100,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
     if isinstance(named.network, Regressor):
         raise InputError(f"{name}: predicts values, not classes: it predicts splits of its data, with --split")
     if named.data is None:
-        raise InputError(
-            f"{name}: has no config.yaml with a data module, which says how inputs are made: give a run, or a model"
-            " that was pushed from one"
-        )
+        raise InputError(f"{name}: has no config.yaml with a data module, which says how inputs are made: give a run")
     return named
 
 
@@ -136,7 +130,7 @@ def _class_names(named: NamedNetwork, datamodule: Any) -> list[str]:
 
 
 def classify(named: NamedNetwork, examples: "OwnExamples", batch_size: int, device: "torch.device") -> "Tensor":
-    """Probabilities (examples, classes) float32, on the CPU. Raises InputError: the network, or an example, cannot."""
+    """Probabilities (examples, classes) float32, on the CPU."""
     import numpy as np
     import torch
 

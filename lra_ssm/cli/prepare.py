@@ -104,7 +104,7 @@ def _parser_of_all() -> PlainParser:
     parser.usage = USAGE
     one = parser.add_mutually_exclusive_group(required=True)
     one.add_argument("--summary", action="store_true", help="a table of what is prepared, and what is not finished")
-    said = "remove what was begun and not finished; not while machines make shares of a dataset (--shard)"
+    said = "remove what was begun and not finished; not while machines make shares"
     one.add_argument("--clean", action="store_true", help=said)
     parser.add_argument("--root", metavar="FOLDER", help="data root; default: LRA_SSM_DATA, else ./data")
     return parser
@@ -203,7 +203,7 @@ def show_prepared(root: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Removes what preparations left that did not end; waits for those that go on, but for shares of several."""
+    """Removes what preparations left that did not end; waits for those that go on."""
     for path in unfinished(root):
         with locked(path.parent / LOCK, "prepares this dataset", keep=True):
             if not path.exists():

@@ -32,7 +32,7 @@ def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
 
 
 def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: dict[str, Any]) -> list[str] | None:
-    """What a configuration whose data has the arguments `own` must be told to find the data prepared with `settings`.
+    """What a configuration of data with the arguments `own` must be told to find what is prepared with `settings`.
 
     None where it cannot find it: its files were changed or removed since.
     """

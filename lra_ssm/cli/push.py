@@ -1,4 +1,4 @@
-"""`lra-ssm push`: a trained run as a saved model with its card, in a folder, on the Hub, or as an artifact of wandb."""
+"""`lra-ssm push`: a trained run as a saved model with its card, in a folder, on the Hub, or on wandb."""
 
 import re
 import tempfile
@@ -28,15 +28,15 @@ examples:
 
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm push", DESCRIPTION, EXAMPLE)
-    made.add_argument("run", metavar="RUN", help="a run's directory, or the folder of an experiment that holds one")
+    made.add_argument("run", metavar="RUN", help="a run's directory")
     made.add_argument("destination", metavar="DESTINATION", help="a folder, owner/name, or wandb:entity/project/name")
     made.add_argument("--last", action="store_true", help="last.ckpt instead of best.ckpt")
-    said = "the weights' licence, by the Hub's names; default: the card says that none is stated"
+    said = "the weights' licence, by the Hub's names; default: none is stated"
     made.add_argument("--license", metavar="NAME", help=said)
     made.add_argument("--unfinished", action="store_true", help="also a run that is not finished, or not tested")
     made.add_argument("--force", action="store_true", help="replace a model that is in the folder")
     made.add_argument("--private", action="store_true", help="a repository that is created is private")
-    made.add_argument("--revision", metavar="BRANCH", help="of the repository, made where it is missing; default: main")
+    made.add_argument("--revision", metavar="BRANCH", help="of the repository; default: main")
     made.add_argument("--pull-request", action="store_true", help="open a pull request on the repository instead")
     made.add_argument("--message", metavar="TEXT", help="of the commit; default: the run's name")
     return made
@@ -132,7 +132,7 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
 
 
 def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
-    """One commit on a repository, which is created where it is missing; files of an older model go with it."""
+    """One commit on a repository; files of an older model go with it."""
     from huggingface_hub import HfApi, errors
 
     from lra_ssm.checkpoints.layout import PICKLE, REPLACED
@@ -164,7 +164,7 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
 
 
 def _to_wandb(folder: Path, given: str, run: Any) -> str:
-    """An artifact of type model, logged by the wandb run of the training, where that is in the project."""
+    """An artifact of type model, logged by the wandb run of the training."""
     import wandb
 
     from lra_ssm.checkpoints.files import read_json

@@ -92,7 +92,7 @@ def _table(groups: list["Group"], by: list[str], form: str, options: Namespace) 
 
 
 def runs_of_sweep(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The runs of a sweep file or folder: their directories, and what each changes, the experiment among it."""
+    """The directories of a sweep's runs, and what each changes, the experiment among it."""
     folder = SweepFolder.find(path)
     base = folder.path.parent.parent
     found = [(run.directory.path, run.changes) for run in folder.runs]

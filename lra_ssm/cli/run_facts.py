@@ -1,4 +1,4 @@
-"""What a run's directory knows of a checkpoint, for whoever gets it: "source" of a saved model's config.json."""
+"""What a run's directory knows of a checkpoint: "source" of a saved model's config.json."""
 
 import copy
 import re
@@ -43,7 +43,7 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
         "parameters": parameters,
         "seed": run.seed,
         "status": run.status,
-        "data": {**_without_paths(known), "digests": data_digests(data)} if known else None,
+        "data": {**_without_folders(known), "digests": data_digests(data)} if known else None,
         "metrics": {"validation": _validation(run, file), "test": tested},
         "seeds": _over_seeds(run, file, tested),
         "git": starts[0].get("git"),
@@ -146,13 +146,6 @@ def _config_file(command: str | None) -> str | None:
     """The config of ours that it was started with."""
     words = re.split(r"[\s=]", command or "")
     return next((word for word in words if word.startswith("configs/") and word.endswith(".yaml")), None)
-
-
-def _without_paths(value: Any) -> Any:
-    """Without texts that are places on this machine."""
-    if isinstance(value, dict):
-        return {k: _without_paths(v) for k, v in value.items() if not (isinstance(v, str) and Path(v).is_absolute())}
-    return [_without_paths(item) for item in value] if isinstance(value, list) else value
 
 
 def check_shareable(run: RunRecord, file: Path, unfinished: bool) -> None:

@@ -1,4 +1,4 @@
-"""Weights that a command starts from: a checkpoint's, or a saved model's by its name, whose config may come with it."""
+"""Weights that a command starts from: a checkpoint's, or a saved model's, whose config may come with it."""
 
 import argparse
 import importlib.util
@@ -58,7 +58,7 @@ def options_of(name: str, rest: list[str]) -> list[str]:
 
 
 def _files(config: Any, folder: Path) -> Iterator[str]:
-    """Texts that are files seen from a folder, but for what is data: jsonargparse would read settings out of them."""
+    """Texts that are files, but for data's: jsonargparse would read settings out of them."""
     if isinstance(config, str):
         with suppress(OSError, ValueError):  # no name of a file
             if (folder / config).is_file():
@@ -70,8 +70,8 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
 
 
 def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
-    """A saved model's configuration, or a part of it, names nothing that could be imported but what is trusted, and
-    what lra_ssm, lightning, torch and torchmetrics have for a run. Raises InputError."""
+    """Raises InputError: a saved model's configuration names something that could be imported, is not trusted, and is
+    no class that lra_ssm, lightning, torch or torchmetrics has for a run."""
     for said in import_paths(config):
         if said not in trust and _could_be_imported(said) and not is_known(said, _OF_A_RUN):
             raise InputError(
