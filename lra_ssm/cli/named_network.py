@@ -116,7 +116,7 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
     files, config = ModelFiles(name), dict[str, Any]()
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     if path := files.find(RUN_CONFIG):
-        from lra_ssm.cli.starting_weights import check_trusted
+        from lra_ssm.cli.trust import check_trusted
 
         config = read_config(path, f"{files.name}: {RUN_CONFIG}")
         check_trusted(files.name, config.get("data"), trust)  # nothing else of it is made

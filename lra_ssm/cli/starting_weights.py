@@ -1,34 +1,20 @@
 """Weights that a command starts from: a checkpoint's, or a saved model's, whose config may come with it."""
 
 import argparse
-import importlib.util
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
 from lra_ssm.cli.named_network import find, is_saved, read_config
+from lra_ssm.cli.trust import check_trusted
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
-from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
+from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
-
-# What configurations name by class_path; LightningModules and metrics are nn.Modules.
-_OF_A_RUN = (
-    nn.Module, Optimizer, LRScheduler, LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator,
-    Precision, CheckpointIO, ClusterEnvironment, LayerSync,
-)  # fmt: skip
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
@@ -67,25 +53,6 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
         for name, value in config.items() if isinstance(config, dict) else enumerate(config):
             if name not in ("source", "tokenizer") or not isinstance(value, str):
                 yield from _files(value, folder)
-
-
-def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
-    """Raises InputError: a saved model's configuration names something that could be imported, is not trusted, and is
-    no class that lra_ssm, lightning, torch or torchmetrics has for a run."""
-    for said in import_paths(config):
-        if said not in trust and _could_be_imported(said) and not is_known(said, _OF_A_RUN):
-            raise InputError(
-                f"{name}: its {RUN_CONFIG} names {said}, which is no class that {one_of_known()} has for a run, and"
-                f" would be imported: if it is to be trusted, give --trust {said}"
-            )
-
-
-def _could_be_imported(path: str) -> bool:
-    """A file's name has the same form."""
-    try:
-        return importlib.util.find_spec(path.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return True
 
 
 class StartingWeights:
