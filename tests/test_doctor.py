@@ -101,11 +101,6 @@ def test_the_commands_of_this_installation(bare):
     assert "not on the PATH" in command("lightning").text and "-m lra_ssm is the same" in command("lightning").notes[0]
     ours(bare / "lightning")
     assert command("lightning") == doctor_checks.Finding(f"{bare / 'lightning'}, ours")
-    for head in (f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n", "#!/usr/bin/env python3.99\n"):
-        script(bare / "lightning", f"{head}from lra_ssm.cli import main\nmain()\n")
-        (bare / "python3.99").unlink(missing_ok=True)
-        (bare / "python3.99").symlink_to(sys.executable)
-        assert command("lightning").text.endswith((", ours", "of another installation"))
     script(
         bare / "lightning",
         f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\nfrom lra_ssm.cli import main\n",
@@ -114,13 +109,9 @@ def test_the_commands_of_this_installation(bare):
 
 
 def test_another_environments_command(bare, tmp_path):
-    other = script(tmp_path / "other/bin/python", f"#!/bin/sh\necho {tmp_path}/other/lib/lra_ssm/__init__.py\n")
-    ours(bare / "lightning", str(other))
+    ours(bare / "lightning", str(tmp_path / "other/bin/python"))
     found = command("lightning")
-    assert found.text.endswith("of another installation") and str(tmp_path / "other/lib/lra_ssm") in found.wrong[0]
-    assert "first on the PATH" in found.wrong[0]
-    script(other, "#!/bin/sh\nexit 1\n")
-    assert f"{other} finds no lra_ssm" in command("lightning").wrong[0]
+    assert found.text.endswith("of another installation") and "first on the PATH" in found.wrong[0]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import yaml
 
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
-from lra_ssm.cli.find_checkpoint import find, load_network
 from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
-from lra_ssm.cli.named_network import NamedNetwork
+from lra_ssm.cli.named_network import NamedNetwork, find, load_network
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError

@@ -116,7 +116,7 @@ def test_the_class_names_travel_with_the_model(at_pushed):
         (["fine.png", "--split=test"], "--split is a part of the model's own data: leave it out, or the files"),
         (["fine.png", "--output=no/where.csv"], "--output no/where.csv: its folder does not exist"),
         (["fine.png", "--output=folder"], "--output folder: is a folder"),
-        (["fine.png", "--batch_size=0"], "--batch_size is 0; it must be at least 1"),
+        (["fine.png", "--batch_size=0"], "--batch_size: 0, but it must be at least 1"),
         (["fine.png", "--device=abacus"], "--device abacus: "),
     ],
 )

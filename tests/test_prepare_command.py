@@ -115,7 +115,7 @@ def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["txet"], "unknown dataset 'txet'; did you mean 'text'?"),
-        (["--summary", "--verify"], "unknown dataset '--verify'"),
+        (["--summary", "--verify"], "unrecognized arguments: --verify"),
         (["text", "--limt=3"], "unknown option --limt; did you mean 'limit'?"),
         (["text", "--batch_size=3"], "unknown option --batch_size"),
         (["listops", "--limit=0"], "ListOps limit 0: must be at least 1"),

@@ -3,9 +3,11 @@
 import pytest
 
 from lra_ssm import tables
-from lra_ssm.cli.summary import COLUMNS, LEFT
 from lra_ssm.tables import duration, table, terminal_width, wrapped
 
+COLUMNS = ("dataset", "source", "inputs", "split", "examples", "classes", "class shares", "tokens", "length mean",
+           "max")  # fmt: skip
+LEFT = 4
 ROW = ("pathfinder", "generated, hard, limit 160000", "32×32×1 symmetric", "train", "160,000", "2",
        "49.9% to 50.1%", "", "1,024.0", "1,024")  # fmt: skip
 

@@ -111,11 +111,7 @@ def _hold_signals_back() -> set[int] | None:
 
 
 def _wait_asleep() -> None:
-    """Threads that wait for each other sleep, unless the user chose otherwise; read when torch is loaded.
-
-    Spinning, the default of OpenMP's runtimes, is up to a third faster on an idle machine and three times slower, or
-    more, beside one other busy process: docs/threads.md has the figures.
-    """
+    """Threads that wait for each other sleep, unless the user chose otherwise: docs/threads.md says why."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
         os.environ["OMP_WAIT_POLICY"] = "passive"
 

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.images.transforms import PixelSequence
@@ -16,11 +16,7 @@ CHANNEL_COLORS = {1: (INK,), 3: ("#c0392b", "#27833b", "#2a5db0")}
 
 
 def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
-    """What can be wrong with a picture before hours of preparing.
-
-    Raises:
-        InputError: the dataset has no images, or no file can be written there.
-    """
+    """Raises InputError before hours of preparing: the dataset has no images, or no file can be written there."""
     if not hasattr(datamodule, "image_size"):
         raise InputError(f"picture {path}: {type(datamodule).__name__} is no dataset of images")
     if path.is_dir() or not path.name:
@@ -29,27 +25,21 @@ def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
         raise InputError(f"picture {path}: {path.parent} is no existing folder that can be written")
 
 
-def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["train", "val"] = "train") -> None:
-    """Draws a batch of a prepared image dataset into a PNG file.
-
-    Every image is the sequence put back into rows, after normalization, augmentation and permutation: position 0 is at
-    the top left. Above each is its class; the bar shows what value is how bright; below is one sequence as a curve.
-
-    Args:
-        datamodule: prepared; Image, SCIFAR, MNIST, Pathfinder, or another whose datasets have a PixelSequence.
-        path: where to; its folder exists.
-        split: of which split the first batch is drawn: train is shuffled and may be augmented.
+def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
+    """Draws the first training batch of a prepared image dataset into a PNG file: each sequence put back into rows,
+    after normalization, augmentation and permutation, below its class; then one sequence as a curve.
 
     Raises:
-        InputError: not prepared, no dataset of images, or the file cannot be written.
+        InputError: not prepared, or no dataset of images.
+        OSError: the file cannot be written.
     """
     from matplotlib.figure import Figure
 
     datamodule.setup("fit")
-    dataset = datamodule._datasets[split]
+    dataset = datamodule._datasets["train"]
     if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
         raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
-    batch = next(iter(datamodule.train_dataloader() if split == "train" else datamodule.val_dataloader()))
+    batch = next(iter(datamodule.train_dataloader()))
     assert isinstance(batch, Batch)
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     values = inputs[..., None] if inputs.ndim == 2 else inputs
@@ -99,7 +89,8 @@ def draw_batch(datamodule: PreparedDataModule, path: Path, *, split: Literal["tr
     facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}" + _permuted(dataset)
     facts = facts.replace("-", "−")
     figure.text(0.065, 1 - 0.47 / figure.get_figheight(), facts, fontsize=8.5, color=FAINT)
-    _save(figure, path)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def _title(datamodule: PreparedDataModule) -> str:
@@ -120,11 +111,3 @@ def _permuted(dataset: ImageDataset) -> str:
     if permutation is None:
         return "; pixels row by row"
     return "; pixels " + ", ".join(map(str, permutation[:6].tolist())) + ", … put row by row"
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        with replacing(path, "wb") as file:
-            figure.savefig(file, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
+from lra_ssm.bars import with_bar
 from lra_ssm.cli.doctor_checks import Finding, cache, command, gpus, hub, requirements, slurm, space, wandb
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import open_all, summary_tables
@@ -18,9 +16,8 @@ from lra_ssm.runs.provenance import environment
 from lra_ssm.tables import terminal_width, wrapped
 
 DESCRIPTION = """\
-Shows what a bug report needs: versions, hardware, which commands are on the PATH, free space, Slurm, the Hub, wandb;
-runs every operator by every backend on a tiny case, compares it with float64 and times it; and lists prepared data.
-What is wrong comes last, each in a line that says what would be right; the exit code is 1 then. No token is shown."""
+Shows what a bug report needs: versions, hardware, commands, free space, Slurm, the Hub, wandb, prepared data; and runs
+every operator by every backend. What is wrong comes last; the exit code is 1 then. No token is shown."""
 
 EXAMPLE = """\
 examples:
@@ -131,7 +128,7 @@ def _show_operators(device: str) -> Finding:
 
 
 def _show_prepared(root: Path, verify: bool) -> list[str]:
-    """Shows what is prepared; returns what of it is damaged."""
+    """Returns what of it is damaged."""
     opened, damaged = open_all(root)
     print(f"\nprepared data below {squeeze(str(root))}" + ("" if opened or damaged else ": none"))
     for prepared in opened:
@@ -148,14 +145,13 @@ def _show_prepared(root: Path, verify: bool) -> list[str]:
 
 
 def _with_wrong_digests(opened: list[PreparedDataset]) -> list[str]:
-    """What is wrong with those whose files do not have their recorded digests; reads everything."""
+    """What is wrong with files' digests; reads everything."""
     wrong = []
-    with Progress(console=Console(stderr=True)) as progress:
-        for prepared in progress.track(opened, description="comparing digests"):
-            try:
-                open_prepared(prepared.folder, verify=True)
-            except InputError as error:
-                wrong.append(str(error))
+    for prepared in with_bar(opened, "comparing digests", len(opened)):
+        try:
+            open_prepared(prepared.folder, verify=True)
+        except InputError as error:
+            wrong.append(str(error))
     return wrong
 
 

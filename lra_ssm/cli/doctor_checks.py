@@ -1,15 +1,10 @@
-"""What `lra-ssm doctor` finds out about an installation and its machine, apart from the operators and the data.
-
-Each check gives what it shows and what it has to say: `wrong` is what does not do what it should, `notes` is what the
-package goes on without. None of them raises.
-"""
+"""What `lra-ssm doctor` finds out about an installation and its machine, apart from the operators and the data."""
 
 import netrc
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -21,10 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import lra_ssm
 from lra_ssm.errors import InputError
 
-_OURS = Path(lra_ssm.__file__).resolve().parent
 _LITTLE = 1e9  # bytes free: less is said
 _HUB_PATIENCE = 2.5  # seconds
 _WANDB = "https://api.wandb.ai"
@@ -32,7 +25,7 @@ _WANDB = "https://api.wandb.ai"
 
 @dataclass
 class Finding:
-    """text: what is shown behind the check's name."""
+    """text: what is shown behind the check's name; wrong: what must be mended; notes: what is gone on without."""
 
     text: str
     wrong: list[str] = field(default_factory=list)
@@ -92,51 +85,17 @@ def command(name: str) -> Finding:
     if given is None:
         said = f"{name} is not on the PATH: {own} is the same, or add {sysconfig.get_path('scripts')} to the PATH"
         return Finding("not on the PATH", notes=[said])
-    interpreter = _interpreter(Path(given))
-    if interpreter is None:
+    script = Path(given).read_bytes()[: 1 << 14]
+    if b"lra_ssm.cli" not in script:
         said = f"{name} on the PATH is {given}, which is not lra_ssm's: another package has taken the name"
         repair = "pip install --force-reinstall --no-deps lra-ssm (in a checkout: -e .)"
         return Finding(f"{given}, not ours", [f"{said}; use {own}, or install this package again: {repair}"])
-    place = _package_of(interpreter)
-    if place == _OURS:
+    # In the first line, or where its path is long or has blanks in a shell's command below.
+    if os.fsencode(Path(sys.executable).with_name("python")) in script:
         return Finding(f"{given}, ours")
-    said = f"{name} on the PATH is {given}, of another installation ({place or f'{interpreter} finds no lra_ssm'})"
+    said = f"{name} on the PATH is {given}, of another installation"
     repair = f"put {sysconfig.get_path('scripts')} first on the PATH"
     return Finding(f"{given}, of another installation", [f"{said}; use {own}, or {repair}"])
-
-
-def _interpreter(script: Path) -> str | None:
-    """The Python that a command of this package's runs with; None where the file is no such command.
-
-    As pip, uv and others write them: `#!/path/python`, `#!/usr/bin/env python`, or for long paths and those with
-    blanks a shell's `exec "/path/python"` below `#!/bin/sh`.
-    """
-    try:
-        with open(script, "rb") as file:
-            text = file.read(1 << 14).decode("utf-8", "replace")
-    except OSError:
-        return None
-    if not text.startswith("#!") or not re.search(r"\blra_ssm\.cli\b", text):
-        return None
-    first, _, rest = text[2:].partition("\n")
-    words = first.split()
-    if words and Path(words[0]).name == "sh" and (found := re.match(r"'''exec' (\"[^\"]+\"|\S+)", rest)):
-        return found[1].strip('"')
-    if words and Path(words[0]).name == "env":
-        return shutil.which(words[-1]) or words[-1]
-    return first.strip()
-
-
-def _package_of(interpreter: str) -> Path | None:
-    """The folder from which that Python takes lra_ssm."""
-    if Path(interpreter) == Path(sys.executable):
-        return _OURS
-    code = "import lra_ssm; print(lra_ssm.__file__)"
-    try:  # from the root folder, in which no lra_ssm lies
-        said = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=5, cwd=os.sep)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return Path(said.stdout.strip()).resolve().parent if said.returncode == 0 and said.stdout.strip() else None
 
 
 # --- the machine ---

@@ -1,6 +1,6 @@
-"""Which operators work here: each, by each of its backends, on a tiny case against its float64 truth, and how fast.
+"""Which operators work here: each by each backend, on a tiny case against its float64 truth, and how fast.
 
-Shapes as in the operators.  (B batch, D channels, N states (conjugate pairs where complex), L length, V vocabulary.)
+Shapes as in the operators.  (B batch, D channels, N states, conjugate pairs where complex, L length.)
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Shape(NamedTuple):
 
 
 TINY = Shape(batch=1, channels=32, states=8, length=256)
-# Of float32 against float64, over the largest value: thirty times what the largest was where this was measured (3e-6 on
-# a CPU, of B2S6's gradients).
+# Of float32 against float64, over the largest value; thirty times what B2S6's gradients have on a CPU.
 MOST = 1e-4
 _GROUPS, _VOCABULARY = 8, 256
 _SECONDS = 0.05  # of timing; the calls before it, for the results, pay for what is loaded and compiled
@@ -87,7 +86,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Check:
-    """What one backend does of one operator: it cannot here (`refused` says why), it fails, or it has run.
+    """What one backend does of one operator: it is refused here, it fails, or it has run.
 
     Attributes:
         error: the largest difference from the truth, of y and of every gradient, over its largest value.
@@ -109,10 +108,7 @@ class Check:
 def check_operators(
     device: torch.device, shape: Shape = TINY, begun: Callable[[str, str], None] = lambda operator, backend: None
 ) -> Iterator[Check]:
-    """Checks of all operators, one after the other.
-
-    begun: told the operator and the backend before it runs, which compiles what is compiled at its first use.
-    """
+    """Checks of all operators, one after the other. begun: told operator and backend before each runs."""
     reasons = scan_backends(device)
     running = [name for name, reason in reasons.items() if reason is None]
     for backend, reason in reasons.items():
@@ -182,7 +178,7 @@ def _cases(shape: Shape, device: torch.device, backends: list[str]) -> Iterator[
 
 
 def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backends: list[str]) -> Iterator[Case]:
-    """S6's selective scan, B2S6's (complex, zero-order hold, blocks of channels, a bias), and the linear scan."""
+    """S6's selective scan, B2S6's, and the linear scan."""
     B, D, N, L = shape
     sequences = {
         "u": randn(B, D, L),

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lra_ssm.cli.find_checkpoint import find
-from lra_ssm.cli.named_network import NamedNetwork, named_network
+from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
@@ -56,7 +55,7 @@ def main(command: str, arguments: list[str]) -> int:
         source = {"averaged": [str(file) for file in files]}
     state = model.network.state_dict()
     check_finite(state, files[-1].name if not several else "their mean")
-    save_network(options.to, model.specification, state, tokenizer_of(files[-1]), source, options.format)
+    save_network(options.to, model.specification, state, tokenizer_of(model), source, options.format)
     print(squeeze(f"{options.to}: {type(model.network).__name__}, {model.parameters:,} parameters"))
     return 0
 
@@ -68,14 +67,11 @@ def check_destination(folder: Path, force: bool) -> None:
 
 
 def average(model: NamedNetwork, files: Sequence[Path]) -> str:
-    """Gives the network of the last file the mean of all; returns what was done, in one line.
+    """Gives the network of the last file the mean of all, summed in float64; returns what was done, in one line.
 
-    Sums are made in float64. Whole numbers (counts of batches) are the last file's. Raises InputError: they are of
-    different networks.
+    Whole numbers (counts of batches) are the last file's. Raises InputError: they are of different networks.
     """
     import torch
-
-    from lra_ssm.cli.find_checkpoint import load_network
 
     def wide(x: "Tensor") -> "Tensor":
         return x.to(torch.complex128 if x.is_complex() else torch.float64)

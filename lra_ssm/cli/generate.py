@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, printable
 
@@ -33,29 +33,25 @@ examples:
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm generate", DESCRIPTION, EXAMPLE)
     made.add_argument("model", metavar="CHECKPOINT_OR_NAME", help=A_MODEL)
-    made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given more than once")
+    made.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be repeated")
     made.add_argument("--prompt_file", metavar="FILE", help="more prompts, one a line; - for standard input")
-    made.add_argument("--num_samples", type=int, default=1, metavar="N", help="texts for each prompt; default: 1")
-    made.add_argument("--max_new_tokens", type=int, default=100, metavar="N", help="of each text; default: 100")
+    made.add_argument("--num_samples", type=count, default=1, metavar="N", help="texts for each prompt; default: 1")
+    made.add_argument("--max_new_tokens", type=count, default=100, metavar="N", help="of each text; default: 100")
     said = "divides the logits; 0 takes the most probable token; default: 0.8"
     made.add_argument("--temperature", type=float, default=0.8, metavar="T", help=said)
     said = "draw from the K most probable tokens; 0 for all; default: 50"
     made.add_argument("--top_k", type=int, default=50, metavar="K", help=said)
-    said = "draw from the most probable tokens whose probabilities sum to P; default: 1, all"
+    said = "draw from the most probable tokens that sum to P; default: 1, all"
     made.add_argument("--top_p", type=float, default=1.0, metavar="P", help=said)
     said = "above 1: tokens of the text so far become less probable; default: 1"
     made.add_argument("--repetition_penalty", type=float, default=1.0, metavar="X", help=said)
-    said = (
-        "of what is drawn; a text depends on it and on the prompt's number; default: another each time, which is told"
-    )
+    said = "of what is drawn; default: another each time, which is told"
     made.add_argument("--seed", type=int, metavar="S", help=said)
-    said = "end a text behind this; may be given more than once"
+    said = "end a text behind this; may be repeated"
     made.add_argument("--stop", action="append", default=[], metavar="TEXT", help=said)
-    said = (
-        "put the end-of-text token before a prompt, as before documents in training; default: where the model is ours"
-    )
+    said = "put the end-of-text token before a prompt; default: where the model is ours"
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
-    made.add_argument("--batch_size", type=int, default=8, metavar="B", help="prompts at a time; default: 8")
+    made.add_argument("--batch_size", type=count, default=8, metavar="B", help="prompts at a time; default: 8")
     add_device(made)
     said = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
     made.add_argument("--tokenizer", metavar="NAME", help=said)
@@ -65,9 +61,6 @@ def parser() -> PlainParser:
 
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
-    for name in ("num_samples", "max_new_tokens", "batch_size"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name} is {getattr(options, name)}; it must be at least 1")
     if "" in options.stop:
         raise InputError("--stop is empty: every text would end at once")
     prompts = [prompt for prompt in _prompts(options) for _ in range(options.num_samples)]
@@ -91,8 +84,6 @@ def _prompts(options: Any) -> list[str]:
         try:
             data = sys.stdin.buffer.read() if options.prompt_file == "-" else Path(options.prompt_file).read_bytes()
             lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-        except OSError as error:
-            raise InputError(f"--prompt_file {where}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
             raise InputError(f"--prompt_file {where}: is not UTF-8, at byte {error.start}") from error
         if not lines:
@@ -141,10 +132,7 @@ def _generate(options: Any, prompts: list[str]) -> str:
 
 
 def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
-    """A batch: its texts are shown one behind the other, the first that goes on as far as it has come.
-
-    Returns tokens and seconds of the prompts with the first token of each text, and of the tokens behind it.
-    """
+    """Shows a batch's texts. Returns tokens and seconds of the prompts with each first token, and of those behind."""
     import torch
 
     waiting = list(texts)
@@ -216,7 +204,7 @@ class _Text:
 
 
 class _Screen:
-    """Standard output: a heading over each of several texts; in a terminal prompts are bold, and nothing is obeyed."""
+    """Standard output: a heading over each of several texts; in a terminal prompts are bold."""
 
     def __init__(self, count: int) -> None:
         from rich.console import Console
@@ -226,7 +214,7 @@ class _Screen:
         self._count, self._number = count, 0
 
     def show(self, texts: list[_Text]) -> None:
-        """Shows what is new of the first text, and takes it away if it has ended: then of the next."""
+        """Shows what is new of the first text; of one that has ended, then of the next."""
         while texts:
             text = texts[0]
             if not text.begun:

@@ -1,4 +1,4 @@
-"""What `--help` of the run commands shows: our classes by their names, then the options, Lightning's briefly."""
+"""What `--help` of the run commands shows: our classes, then the options, Lightning's briefly."""
 
 import inspect
 import re

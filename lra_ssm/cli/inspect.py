@@ -14,7 +14,7 @@ from lra_ssm.cli.inspect_inputs import (
     random_examples,
 )
 from lra_ssm.cli.named_network import NamedNetwork, named_network
-from lra_ssm.cli.options import A_MODEL, add_trust
+from lra_ssm.cli.options import A_MODEL, add_trust, count
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from lra_ssm.analysis.network import Example
 
 DESCRIPTION = """\
-Writes a report on a trained model: per layer what it remembers and for how long, how Δ moves with the input, which
-parameters sit near instability, what one large input does to memory, and where gradients grow; of two models side by
-side, on the same inputs. Measured on a few validation examples of the first one's data, which must be prepared;
---data.NAME=VALUE changes its settings as in fit, --random takes random inputs instead."""
+Writes a report on a trained model: what each layer remembers, how Δ moves with the input, what is near instability,
+what one large input does to memory, and where gradients grow; of two models side by side. Measured on a few validation
+examples of the first one's data, which must be prepared."""
 
 EXAMPLE = """\
 examples:
@@ -39,14 +38,14 @@ examples:
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
     made.add_argument("checkpoint", metavar="CHECKPOINT", help=A_MODEL)
-    made.add_argument("--against", metavar="OTHER", help="another one, shown below the first on the same scales")
-    said = "where inspect.html and inspect.png go; default: the run's directory, of a saved model the current folder"
+    made.add_argument("--against", metavar="OTHER", help="another one, shown below the first")
+    said = "where the report goes; default: the run's directory, of a saved model the current folder"
     made.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     made.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
-    said = "a setting of its data, as fit takes it, such as --data.source=./digits; --data=CLASS is other data"
+    said = "a setting of its data, as in fit; --data=CLASS is other data"
     made.add_argument("--data.NAME", metavar="VALUE", help=said)
     made.add_argument("--random", action="store_true", help="random inputs of the first one's form, no data")
-    made.add_argument("--examples", type=int, default=2, metavar="N", help="validation examples; default: 2")
+    made.add_argument("--examples", type=count, default=2, metavar="N", help="validation examples; default: 2")
     add_trust(made)
     return made
 
@@ -56,8 +55,6 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(rest)
     if options.random and of_data:
         raise InputError(f"--random takes no data: leave it out, or {of_data[0]}")
-    if options.examples < 1:
-        raise InputError(f"--examples is {options.examples}; it must be at least 1")
     given = [options.checkpoint, *([options.against] if options.against else [])]
     named = [named_network(name, options.allow_pickle, options.trust) for name in given]
     first = named[0].found
@@ -66,7 +63,7 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError(f"--out {folder}: is no existing folder")
     import torch
 
-    # Gradients of a model that diverged, or forgets, are full of numbers that a processor takes 50 times as long for.
+    # Gradients of a model that forgets are full of numbers that a processor takes 50 times as long for.
     torch.set_flush_denormal(True)
     try:
         examples, sources = _inputs(named, options.random, of_data, options.root, options.examples)
@@ -97,8 +94,7 @@ def _facts(one: NamedNetwork) -> list[str]:
 def _inputs(
     named: Sequence[NamedNetwork], random: bool, of_data: Sequence[str], root: str | None, count: int
 ) -> tuple[list["Example"], list[list[str]]]:
-    """The inputs that all models are measured on, and what the page says of them to each. Raises InputError: one of
-    them cannot take them."""
+    """The inputs that all models are measured on, and what the page says of them to each."""
     if random:
         sizes = RandomInputs(named[0])
         for one in named:
@@ -114,23 +110,14 @@ def _inputs(
 
 def _measured(named: Sequence[NamedNetwork], examples: list["Example"], sources: list[list[str]]) -> list[Any]:
     """Measures every checkpoint under a progress bar."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from lra_ssm.analysis.measure import measure, steps
+    from lra_ssm.bars import Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    results = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("loading", total=sum(steps(one.network, examples) for one in named))
-
-        def tick(text: str) -> None:
-            progress.update(task, description=text)
-            progress.advance(task)
-
-        for one, source in zip(named, sources, strict=True):
-            results.append(measure(one.network, examples, _title(one), [*_facts(one), *source], tick))
-    return results
+    with Bar("measuring", sum(steps(one.network, examples) for one in named)) as bar:
+        return [
+            measure(one.network, examples, _title(one), [*_facts(one), *source], lambda _: bar.advance(1))
+            for one, source in zip(named, sources, strict=True)
+        ]
 
 
 def _write(folder: Path, networks: list[Any]) -> None:
@@ -138,9 +125,6 @@ def _write(folder: Path, networks: list[Any]) -> None:
     from lra_ssm.files import replacing
 
     for name, content in (("inspect.html", page(networks).encode()), ("inspect.png", picture(networks))):
-        try:
-            with replacing(folder / name, "wb") as file:
-                file.write(content)
-        except OSError as error:
-            raise InputError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
+        with replacing(folder / name, "wb") as file:
+            file.write(content)
         print(folder / name)

@@ -16,14 +16,14 @@ _SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
 
 
 class Data(NamedTuple):
-    """A data module that is ready to be read, and the settings that it was made with, as a configuration has them."""
+    """A data module that is ready to be read, and its settings as a configuration has them."""
 
     module: Any
     settings: dict[str, Any]
 
 
 def data_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of data as fit takes them, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
+    """The options of data, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
     of_data, rest, given = [], [], iter(arguments)
     for argument in given:
         if re.match(r"--data[.=]|--data$", argument):
@@ -69,7 +69,7 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
 
 
 def _unprepared(module: Any, settings: dict[str, Any]) -> str:
-    """That this data is not there, and what to write: the options of what is prepared, else the command for it."""
+    """What to write instead: the options of what is prepared, else the command for it."""
     from lra_ssm.cli.prepare import DATASETS
     from lra_ssm.cli.prepared_settings import fit_options, what_is_prepared
 
@@ -89,7 +89,7 @@ def _unprepared(module: Any, settings: dict[str, Any]) -> str:
 
 
 def check_takes(one: "NamedNetwork", module: Any) -> None:
-    """The model can read such inputs, and they mean to it what they mean to the data. Raises InputError."""
+    """Raises InputError: the model cannot read such inputs, or they mean something else to it."""
     from lra_ssm.cli.starting_weights import check_start_tokenizer
     from lra_ssm.runs.checks import check_data, check_vocabulary
 
@@ -108,7 +108,7 @@ def check_takes(one: "NamedNetwork", module: Any) -> None:
 
 
 def other_data(one: "NamedNetwork", data: Data) -> list[str]:
-    """What a page says of a model that was trained on data of other settings than it is measured on."""
+    """What a page says of a model that was trained with other settings of data."""
     from lra_ssm.cli.prepared_settings import LOADING
     from lra_ssm.runs.checks import differing_settings
 
@@ -152,7 +152,7 @@ class RandomInputs:
 
 
 def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], str]:
-    """Random inputs of the network's form and its data's length, with random labels; and what the page says of them."""
+    """Random inputs of the data's length with random labels, and what the page says of them."""
     import torch
 
     from lra_ssm.analysis.network import Example
@@ -180,7 +180,7 @@ def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], s
 
 
 def _length(data: dict[str, Any]) -> int:
-    """Positions of a random input: the data's, where its settings say it."""
+    """The data's, where its settings say it."""
     from lra_ssm.layers.spec import import_object
 
     settings = data.get("init_args") or {}

@@ -1,10 +1,9 @@
-"""A language model and its tokenizer by whatever names it: a run, a checkpoint, a saved folder, a name of the Hub."""
+"""A language model and its tokenizer by whatever names it."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lra_ssm.cli.find_checkpoint import find, is_saved, load_network
+from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.errors import InputError
 
 if TYPE_CHECKING:
@@ -12,13 +11,10 @@ if TYPE_CHECKING:
     from lra_ssm.models import LanguageModel
 
 
-_Parts = tuple["LanguageModel", "TextTokenizer | None", bool]
-
-
 class Loaded(NamedTuple):
     """`model` in eval mode, which draws none but the tokenizer's tokens.
 
-    begins: whether it was trained as our data is: with the end-of-text token before each document's first token.
+    begins: whether it was trained with the end-of-text token before each document's first token.
     """
 
     model: "LanguageModel"
@@ -32,18 +28,23 @@ def load_language_model(
     """Finds and reads both.
 
     Args:
-        name: a run's directory, a .ckpt, a saved model's folder, or a name of the Hub.
-        tokenizer: another than the model's own, or of one that has none: as data modules of text take it, but for those
-            that are made of a corpus.
-        allow_pickle: of a saved model, as `from_pretrained` has it.
-        trust: likewise.
+        name, allow_pickle, trust: see `named_network`.
+        tokenizer: another than the model's own, as data modules of text take it, but for those made of a corpus.
 
     Raises:
         InputError: there is none, it is no language model, it has no tokenizer, or one of other tokens.
     """
-    model, own, begins = _saved(name, allow_pickle, trust) if is_saved(name) else _of_a_run(find(name).file)
-    if tokenizer is not None:
-        own = _named(tokenizer)
+    from lra_ssm.models import LanguageModel
+    from lra_ssm.models.pretrained import FORMAT
+
+    named = named_network(name, allow_pickle, trust)
+    model = named.network
+    if not isinstance(model, LanguageModel):
+        where = named.found.file if named.found else name
+        raise InputError(f"{where}: is no language model; its network is a {type(model).__name__}")
+    # Others' models have seen nothing before a text; transformers puts nothing there either.
+    begins = named.files is None or named.files.config().get("format") == FORMAT
+    own = tokenizer_of(named) if tokenizer is None else _named(tokenizer)
     if own is None:
         said = "such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba's; LanguageModel.generate needs none"
         raise InputError(f"{name}: has no tokenizer; name one, {said}")
@@ -63,38 +64,20 @@ def _named(tokenizer: str) -> "TextTokenizer":
     return choice.open()
 
 
-def _of_a_run(file: Path) -> _Parts:
-    from lra_ssm.models import LanguageModel
-
-    network, spec, _ = load_network(file)
-    if not isinstance(network, LanguageModel):
-        raise InputError(f"{file}: is no language model; its network is a {spec['class_path'].rpartition('.')[2]}")
-    return network.eval(), tokenizer_of(file), True
-
-
-def tokenizer_of(file: Path) -> "TextTokenizer | None":
-    """The tokenizer that a checkpoint brings along: that of the data it was trained on. None where it has none."""
-    from lra_ssm.datamodules.language.choosing import read_tokenizer
+def tokenizer_of(named: NamedNetwork) -> "TextTokenizer | None":
+    """The tokenizer that a model brings along; None where it has none."""
+    from lra_ssm.datamodules.language.choosing import load_tokenizer, read_tokenizer
     from lra_ssm.runs.checkpoints import load_checkpoint
 
+    if named.files is not None:
+        path = named.files.tokenizer()
+        return None if path is None else load_tokenizer(path)
+    assert named.found is not None
     # The state of a data module of text is there under the module's name.
-    states = [
-        part["tokenizer"] for part in load_checkpoint(file).values() if isinstance(part, dict) and "tokenizer" in part
-    ]
-    if states and isinstance(states[0], dict) and isinstance(states[0].get("text"), str):
-        data, end = states[0]["text"].encode(), states[0].get("end_of_text")
-        return read_tokenizer(data, f"{file}, its tokenizer", end)
+    for part in load_checkpoint(named.found.file).values():
+        state = part.get("tokenizer") if isinstance(part, dict) else None
+        if isinstance(state, dict) and isinstance(state.get("text"), str):
+            return read_tokenizer(
+                state["text"].encode(), f"{named.found.file}, its tokenizer", state.get("end_of_text")
+            )
     return None
-
-
-def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> _Parts:
-    from lra_ssm.checkpoints import ModelFiles
-    from lra_ssm.datamodules.language.choosing import load_tokenizer
-    from lra_ssm.models import LanguageModel, load_pretrained
-    from lra_ssm.models.pretrained import FORMAT
-
-    files = ModelFiles(name)
-    model = load_pretrained(files, LanguageModel, allow_pickle=allow_pickle, trust=trust)
-    path = files.tokenizer()
-    # Others' models have seen nothing before a text; transformers puts nothing there either.
-    return model, None if path is None else load_tokenizer(path), files.config().get("format") == FORMAT

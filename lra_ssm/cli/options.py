@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import argparse
 from typing import TYPE_CHECKING
 
 from lra_ssm.cli.output import PlainParser
@@ -11,11 +12,18 @@ if TYPE_CHECKING:
 A_MODEL = "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder"
 
 
+def count(text: str) -> int:
+    """The type of an option that is a number of things."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number}, but it must be at least 1")
+    return number
+
+
 def add_trust(parser: PlainParser) -> None:
     """What a saved model is read with: `allow_pickle` and `trust`."""
     said = "read a saved model's weights from a pickle, tensors alone"
     parser.add_argument("--allow-pickle", action="store_true", help=said)
-    said = "a class of others that a saved model, or its data, may be made with; may be given more than once"
+    said = "a class of others that a saved model, or its data, may be made with; repeated"
     parser.add_argument("--trust", action="append", default=[], metavar="module.Class", help=said)
 
 
@@ -24,7 +32,7 @@ def add_device(parser: PlainParser) -> None:
 
 
 def device_of(name: str | None) -> "torch.device":
-    """The device that `--device` names, cuda where there is one without. Raises InputError: it is not here."""
+    """The device that `--device` names. Raises InputError: it is not here."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""`predict`: of a run or a saved model, on a split of its data (LightningCLI, run.py) or on files of the user's own."""
+"""`predict`: on a split of a run's data (LightningCLI, run.py) or on files of the user's own."""
 
 import csv
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lra_ssm.cli.named_network import NamedNetwork, named_network
-from lra_ssm.cli.options import A_MODEL, add_device, add_trust, device_of
+from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
@@ -42,8 +42,6 @@ def main(command: str, arguments: list[str]) -> int:
     if any(argument.partition("=")[0] == "--split" for argument in arguments):
         raise InputError("--split is a part of the model's own data: leave it out, or the files")
     options = parser().parse_intermixed_args(arguments)
-    if options.batch_size is not None and options.batch_size < 1:
-        raise InputError(f"--batch_size is {options.batch_size}; it must be at least 1")
     output = Path(options.output)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"--output {output}: {'is a folder' if output.is_dir() else 'its folder does not exist'}")
@@ -71,7 +69,7 @@ def parser() -> PlainParser:
     said = "CSV file, replaced where it exists; default: predictions.csv"
     made.add_argument("--output", default="predictions.csv", metavar="FILE", help=said)
     said = "examples at a time; default: the data module's eval_batch_size"
-    made.add_argument("--batch_size", type=int, metavar="B", help=said)
+    made.add_argument("--batch_size", type=count, metavar="B", help=said)
     add_device(made)
     add_trust(made)
     return made
@@ -93,10 +91,7 @@ def _names_files(arguments: list[str]) -> bool:
 
 
 def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
-    """A classifier by its name, in evaluation mode.
-
-    Raises InputError: there is none, it is none, or nothing says how its inputs are made.
-    """
+    """Raises InputError: it is no classifier, or nothing says how its inputs are made."""
     from lra_ssm.models import LanguageModel, Regressor
 
     named = named_network(name, allow_pickle, trust)
@@ -105,11 +100,8 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
     if isinstance(named.network, Regressor):
         raise InputError(f"{name}: predicts values, not classes: it predicts splits of its data, with --split")
     if named.data is None:
-        raise InputError(
-            f"{name}: has no config.yaml with a data module, which says how inputs are made: give a run, or a model"
-            " that was pushed from one"
-        )
-    return named._replace(network=named.network.eval())
+        raise InputError(f"{name}: has no config.yaml with a data module, which says how inputs are made: give a run")
+    return named
 
 
 def _data_module(named: NamedNetwork) -> Any:
@@ -138,7 +130,7 @@ def _class_names(named: NamedNetwork, datamodule: Any) -> list[str]:
 
 
 def classify(named: NamedNetwork, examples: "OwnExamples", batch_size: int, device: "torch.device") -> "Tensor":
-    """Probabilities (examples, classes) float32, on the CPU. Raises InputError: the network, or an example, cannot."""
+    """Probabilities (examples, classes) float32, on the CPU."""
     import numpy as np
     import torch
 

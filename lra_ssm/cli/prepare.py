@@ -10,7 +10,7 @@ from typing import Any
 from jsonargparse.typing import PositiveInt
 
 from lra_ssm.cli.batch_picture import check_picture, draw_batch
-from lra_ssm.cli.output import add_debug, filled
+from lra_ssm.cli.output import PlainParser, add_debug
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.prepared_settings import LOADING, fit_options, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
@@ -48,39 +48,25 @@ SYNTHETIC = {
     "noisy_cosines": "NoisyCosines",
     "teacher_student": "TeacherStudent",
 }
-HELP = f"""usage: lra-ssm prepare DATASET [options]
+USAGE = """\
+lra-ssm prepare DATASET [options]
        lra-ssm prepare --config CONFIG [options of fit]
        lra-ssm prepare --summary [--root=FOLDER]
-       lra-ssm prepare --clean [--root=FOLDER]
+       lra-ssm prepare --clean [--root=FOLDER]"""
 
-Makes a dataset ready below the data root (--root, else LRA_SSM_DATA, else ./data): downloaded, generated, or read from
-files you have. Atomic and locked: any number of processes may start it, at any moment it may be killed and started
-again; a download is resumed.
+DESCRIPTION = f"""\
+Makes a dataset ready below the data root: downloaded, generated, or read from files you have. Atomic and locked: any
+number of processes may start it, at any moment it may be killed and started again; a download is resumed.
 
 datasets: {", ".join(DATASETS)}
 
-The synthetic tasks ({", ".join(list(SYNTHETIC)[:3])},
-{", ".join(list(SYNTHETIC)[3:])}) need no preparation: a fit makes their examples as it goes.
+The synthetic tasks ({", ".join(SYNTHETIC)}) need no preparation: a fit makes their examples as it goes.
 
-options of every dataset:
-  --root FOLDER     data root
-  --source SOURCE   where from: the publisher (downloaded), a generator, or a folder of yours
-                    (of text, image and scifar an archive too)
-  --limit N         at most N examples in each split, for trying out
-                    (not of text for language models)
-  --summary         a table of everything that is prepared below the root: counts, classes,
-                    vocabularies, lengths; and what was begun and not finished
-  --clean           removes what was begun and not finished, of all datasets below the root;
-                    not while machines make shares of one (--shard)
-  --picture FILE    of image tasks: one training batch as the model sees it, as a PNG file
+`lra-ssm prepare DATASET --help` lists a dataset's options: --source, where from; --limit, for trying out; of images
+--picture, one training batch as a PNG file; of text for language models ({", ".join(LANGUAGE)})
+--tokenizer, and how processes or machines share the work."""
 
-of text for language models ({", ".join(LANGUAGE)}):
-  --tokenizer T     bytes, characters, words, bpe:16000 (trained on this corpus), a tokenizer.json
-                    or its folder, or a name of the Hub (gpt2)
-  --processes N     that tokenise at a time; one on each core unless told
-  --shard I/N       the I-th of N shares alone, on any machine that sees the data root, in any order
-  --merge           puts all shares together
-
+EXAMPLE = """\
 examples:
   lra-ssm prepare listops
   lra-ssm prepare text
@@ -88,38 +74,40 @@ examples:
   lra-ssm prepare corpus --source=FOLDER --tokenizer=bpe:16000
   lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
   lra-ssm prepare --summary
-
-`lra-ssm prepare DATASET --help` lists a dataset's options.
 """
 
 
 def main(command: str, arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(filled(HELP))
+        print(_parser_of_all().format_help(), end="")
         return 0
     if arguments[0].startswith(("--config", "-c")):
         _prepare_configured(arguments)
         return 0
     # `--data.root` as in fit is `--root` here.
     arguments = ["--" + a.removeprefix("--data.") if a.startswith("--data.") else a for a in arguments]
-    summary = "--summary" in arguments
-    arguments = [a for a in arguments if a != "--summary"]
-    if summary and (not arguments or arguments[0].startswith("--root")):
-        show_prepared(resolve_root(_root(arguments)))
-        return 0
-    if arguments[0] == "--clean":
-        clean(resolve_root(_root(arguments[1:])))
-        return 0
     name, *rest = arguments
-    if name in SYNTHETIC:
+    if name.startswith("-"):
+        options = _parser_of_all().parse_args(arguments)
+        (clean if options.clean else show_prepared)(resolve_root(options.root))
+    elif name in SYNTHETIC:
         print(f"{name}: nothing to prepare; a fit with --data={SYNTHETIC[name]} makes its examples as it goes")
-        return 0
-    if name not in DATASETS:
+    elif name in DATASETS:
+        _prepare_named(name, rest)
+    else:
         raise InputError(f"unknown dataset {name!r}; {hint(name, [*DATASETS, *SYNTHETIC])}")
-    datamodule = _prepare_named(name, rest)
-    if summary:
-        show_prepared(datamodule.data_root)
     return 0
+
+
+def _parser_of_all() -> PlainParser:
+    parser = PlainParser("lra-ssm prepare", DESCRIPTION, EXAMPLE)
+    parser.usage = USAGE
+    one = parser.add_mutually_exclusive_group(required=True)
+    one.add_argument("--summary", action="store_true", help="a table of what is prepared, and what is not finished")
+    said = "remove what was begun and not finished; not while machines make shares"
+    one.add_argument("--clean", action="store_true", help=said)
+    parser.add_argument("--root", metavar="FOLDER", help="data root; default: LRA_SSM_DATA, else ./data")
+    return parser
 
 
 def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
@@ -137,11 +125,12 @@ def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
     else:
         what = "image tasks: draw one training batch as the model sees it"
         parser.add_argument("--picture", type=str | None, help=what)
+    parser.add_argument("--summary", action="store_true", help="then show a table of everything that is prepared")
     add_debug(parser)
     return parser
 
 
-def _prepare_named(name: str, options: list[str]) -> PreparedDataModule:
+def _prepare_named(name: str, options: list[str]) -> None:
     """Prepares a dataset, or a share of it, as its own options say."""
     class_path, defaults = DATASETS[name]
     cls = import_object(class_path)
@@ -149,6 +138,7 @@ def _prepare_named(name: str, options: list[str]) -> PreparedDataModule:
     parser.set_defaults(defaults)
     settings = parser.parse_args(options).as_dict()
     picture, processes, shard, merge = (settings.pop(key, None) for key in ("picture", "processes", "shard", "merge"))
+    summary = settings.pop("summary")
     if shard is not None and merge:
         raise InputError("--shard and --merge: one after the other; all shares first")
     datamodule = cls(**settings)
@@ -160,7 +150,7 @@ def _prepare_named(name: str, options: list[str]) -> PreparedDataModule:
         datamodule.fetch()
         if shard is not None:
             print(squeeze(datamodule.tokenise(Turn.parse(shard))))
-            return datamodule
+            return
         datamodule.merge()
     _prepare(datamodule, settings)
     chosen = fit_options(datamodule, {}, settings) or []
@@ -170,7 +160,8 @@ def _prepare_named(name: str, options: list[str]) -> PreparedDataModule:
     if picture is not None:
         draw_batch(datamodule, Path(picture))
         print(squeeze(picture))
-    return datamodule
+    if summary:
+        show_prepared(datamodule.data_root)
 
 
 def _prepare_configured(options: list[str]) -> None:
@@ -212,25 +203,10 @@ def show_prepared(root: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Removes what preparations left that did not end; waits for those that go on, but for shares of several."""
+    """Removes what preparations left that did not end; waits for those that go on."""
     for path in unfinished(root):
         with locked(path.parent / LOCK, "prepares this dataset", keep=True):
             if not path.exists():
                 continue
-            try:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except OSError as error:
-                raise InputError(f"{path}: cannot be removed ({error.strerror})") from error
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
             print(f"removed: {path}")
-
-
-def _root(arguments: list[str]) -> str | None:
-    """The value of `--root=FOLDER` or `--root FOLDER`, which must be all there is."""
-    match arguments:
-        case []:
-            return None
-        case [one] if one.startswith("--root="):
-            return one.removeprefix("--root=")
-        case ["--root", folder]:
-            return folder
-    raise InputError("prepare --summary and --clean without a dataset take --root=FOLDER alone")

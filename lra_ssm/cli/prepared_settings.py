@@ -24,7 +24,7 @@ _SHOWN = 3  # prepared folders in a message
 
 
 def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
-    """Writes beside prepared data which settings it was first prepared with; on a root that cannot be written, not."""
+    """Writes beside prepared data, where it can, which settings it was first prepared with."""
     file = datamodule.prepared_folder / SETTINGS
     with suppress(OSError):
         if not file.exists():
@@ -32,7 +32,7 @@ def remember(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
 
 
 def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: dict[str, Any]) -> list[str] | None:
-    """What a configuration whose data has the arguments `own` must be told to find the data prepared with `settings`.
+    """What a configuration of data with the arguments `own` must be told to find what is prepared with `settings`.
 
     None where it cannot find it: its files were changed or removed since.
     """
@@ -61,8 +61,7 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
 
 
 def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str:
-    """What `prepare` made of this dataset below the root, and the options that a configuration takes it with; else
-    nothing."""
+    """What `prepare` made of this dataset below the root, with the options that take it; else nothing."""
     found = []
     for folder in prepared_folders(datamodule.data_root):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # of another hand, or damaged
@@ -81,8 +80,7 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
 
 
 def with_config(message: str, arguments: list[str]) -> str:
-    """What a fit without its data says: where a data module names `lra-ssm prepare DATASET`, the fit's own options
-    prepare all that it needs."""
+    """A data module's message with `lra-ssm prepare` and the fit's own options in place of `… DATASET`."""
     if not arguments[0].startswith(("--config", "-c")):
         return message
     command = f"`lra-ssm prepare {' '.join(map(shlex.quote, arguments))}`"

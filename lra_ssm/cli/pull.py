@@ -10,8 +10,7 @@ from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
 
 DESCRIPTION = """\
-Fetches a saved model and verifies it: its digests, its weights, and that the network of its config can be built and has
-just these. Only a model's own files are fetched; what is there already is not fetched again.
+Fetches a saved model and verifies it: its digests, and that its network can be built and has just these weights.
 
 NAME is a model that comes with lra_ssm, a repository of the Hub (owner/name, or owner/name@revision with a branch, tag
 or commit; endpoint, token and cache are huggingface_hub's: HF_ENDPOINT, HF_TOKEN, HF_HOME), an artifact

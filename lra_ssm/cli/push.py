@@ -1,4 +1,4 @@
-"""`lra-ssm push`: a trained run as a saved model with its card, in a folder, on the Hub, or as an artifact of wandb."""
+"""`lra-ssm push`: a trained run as a saved model with its card, in a folder, on the Hub, or on wandb."""
 
 import re
 import tempfile
@@ -11,9 +11,8 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason
 
 DESCRIPTION = """\
-Shares what a run has trained: config.json, model.safetensors, the tokenizer where there is one, the run's config.yaml,
-and a model card with its data, settings, figures (over seeds, where runs of other seeds lie beside it), commit,
-hardware and how to repeat it. A run that is not finished or not tested is refused unless told, a NaN always.
+Shares what a run has trained: a saved model with its tokenizer, the run's config.yaml, and a model card with its data,
+settings, figures and how to repeat it. A run that is not finished or not tested is refused unless told, a NaN always.
 
 DESTINATION is a folder (./models/s4d), a repository of the Hub (owner/name, or hf://owner/name; created where it is
 missing; the token is huggingface_hub's: HF_TOKEN, or `hf auth login`), or wandb:entity/project/name."""
@@ -29,15 +28,15 @@ examples:
 
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm push", DESCRIPTION, EXAMPLE)
-    made.add_argument("run", metavar="RUN", help="a run's directory, or the folder of an experiment that holds one")
+    made.add_argument("run", metavar="RUN", help="a run's directory")
     made.add_argument("destination", metavar="DESTINATION", help="a folder, owner/name, or wandb:entity/project/name")
     made.add_argument("--last", action="store_true", help="last.ckpt instead of best.ckpt")
-    said = "the weights' licence, by the Hub's names; default: the card says that none is stated"
+    said = "the weights' licence, by the Hub's names; default: none is stated"
     made.add_argument("--license", metavar="NAME", help=said)
     made.add_argument("--unfinished", action="store_true", help="also a run that is not finished, or not tested")
     made.add_argument("--force", action="store_true", help="replace a model that is in the folder")
     made.add_argument("--private", action="store_true", help="a repository that is created is private")
-    made.add_argument("--revision", metavar="BRANCH", help="of the repository, made where it is missing; default: main")
+    made.add_argument("--revision", metavar="BRANCH", help="of the repository; default: main")
     made.add_argument("--pull-request", action="store_true", help="open a pull request on the repository instead")
     made.add_argument("--message", metavar="TEXT", help="of the commit; default: the run's name")
     return made
@@ -47,8 +46,7 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     kind, destination = _destination(options)
     from lra_ssm.cli.export import check_destination
-    from lra_ssm.cli.find_checkpoint import find
-    from lra_ssm.cli.named_network import named_network
+    from lra_ssm.cli.named_network import find, named_network
     from lra_ssm.cli.run_facts import check_shareable
     from lra_ssm.results.collect import read_run
 
@@ -130,11 +128,11 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
         RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),
         CARD: model_card(name, model.specification, source, license).encode(),
     }
-    save_network(folder, model.specification, state, tokenizer_of(file), source, beside=beside)
+    save_network(folder, model.specification, state, tokenizer_of(model), source, beside=beside)
 
 
 def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
-    """One commit on a repository, which is created where it is missing; files of an older model go with it."""
+    """One commit on a repository; files of an older model go with it."""
     from huggingface_hub import HfApi, errors
 
     from lra_ssm.checkpoints.layout import PICKLE, REPLACED
@@ -166,7 +164,7 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
 
 
 def _to_wandb(folder: Path, given: str, run: Any) -> str:
-    """An artifact of type model, logged by the wandb run of the training, where that is in the project."""
+    """An artifact of type model, logged by the wandb run of the training."""
     import wandb
 
     from lra_ssm.checkpoints.files import read_json

@@ -64,11 +64,8 @@ def main(command: str, arguments: list[str]) -> int:
     if options.out is None:
         print(text.rstrip("\n"))
     else:
-        try:
-            with replacing(options.out) as file:
-                file.write(text.rstrip("\n") + "\n")
-        except OSError as error:
-            raise InputError(f"--out {options.out}: cannot be written ({error.strerror or error})") from error
+        with replacing(options.out) as file:
+            file.write(text.rstrip("\n") + "\n")
         print(options.out)
     if options.curves is not None:
         from lra_ssm.results.pictures import draw_curves
@@ -95,7 +92,7 @@ def _table(groups: list["Group"], by: list[str], form: str, options: Namespace) 
 
 
 def runs_of_sweep(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The runs of a sweep file or folder: their directories, and what each changes, the experiment among it."""
+    """The directories of a sweep's runs, and what each changes, the experiment among it."""
     folder = SweepFolder.find(path)
     base = folder.path.parent.parent
     found = [(run.directory.path, run.changes) for run in folder.runs]

@@ -12,11 +12,10 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
-from lra_ssm.cli.find_checkpoint import options_of_named
 from lra_ssm.cli.output import quiet
 from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
 from lra_ssm.cli.run_options import RunOptions
-from lra_ssm.cli.starting_weights import StartingWeights
+from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
@@ -38,7 +37,7 @@ def main(command: str, arguments: list[str]) -> int:
     try:
         with ending(command) as signals:
             if command != "fit" and arguments and not arguments[0].startswith("-"):
-                arguments = options_of_named(arguments[0], arguments[1:])
+                arguments = options_of(arguments[0], arguments[1:])
             options = RunOptions(command, arguments)
             _fit(options, signals) if command == "fit" else _score(options, signals)
     except Ended as end:

@@ -1,4 +1,4 @@
-"""What a run's directory knows of a checkpoint, for whoever gets it: "source" of a saved model's config.json."""
+"""What a run's directory knows of a checkpoint: "source" of a saved model's config.json."""
 
 import copy
 import re
@@ -16,8 +16,7 @@ _OF_THE_MACHINE = {"": ("runs_dir",), "trainer": ("logger", "default_root_dir"),
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration without what belongs to its machine: folders and loggers, for which defaults hold; of other
-    places on it the last part."""
+    """A run's configuration without its machine's folders and loggers; of other places on it the last part."""
     config = _without_folders(copy.deepcopy(config))
     for section, names in _OF_THE_MACHINE.items():
         node: Any = config.get(section) if section else config
@@ -29,25 +28,13 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, Any]:
-    """What is known of a checkpoint of a run; what nobody recorded is left out.
-
-    Args:
-        run: its record.
-        file: the checkpoint.
-        step: at which it was saved.
-        parameters: of its network.
-    """
+    """What is known of a checkpoint of a run, of its step and its network's parameters; what nobody recorded is left
+    out."""
     record, last = run.record, run.last_start
     starts = record.get("starts") or [{}]
     tested, data = test_of(run, file), record.get("data") or {}
-    known = run.tested.get("data") or {k: data[k] for k in ("dataset", "source") if k in data}
-    for key in ("vocabulary", "num_classes"):
-        if key in data:
-            known = {**known, key: data[key]}
-    # The second is where runs of older versions have them.
-    if names := data.get("class_names") or (data.get("source") or {}).get("class_names"):
-        known = {**known, "class_names": names}
-    seconds = run.seconds
+    known = {**(run.tested.get("data") or {k: data[k] for k in ("dataset", "source") if k in data})}
+    known |= {key: data[key] for key in ("vocabulary", "num_classes", "class_names") if key in data}
     found = {
         "experiment": run.experiment,
         "run": run.path.resolve().name,
@@ -56,25 +43,24 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
         "parameters": parameters,
         "seed": run.seed,
         "status": run.status,
-        "data": {**_without_paths(known), "digests": data_digests(data)} if known else None,
+        "data": {**_without_folders(known), "digests": data_digests(data)} if known else None,
         "metrics": {"validation": _validation(run, file), "test": tested},
         "seeds": _over_seeds(run, file, tested),
         "git": starts[0].get("git"),
         "versions": last.get("versions"),
         "hardware": {k: v for k, v in (last.get("hardware") or {}).items() if k != "host"},
         "begun": starts[0].get("time"),
-        "seconds": None if seconds is None else seconds[0],
+        "seconds": run.seconds and run.seconds[0],
         "starts": len(starts),
-        "command": _command(starts[0].get("command")),
+        "command": (command := _command(starts[0].get("command"))),
         "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
-        "config": _config_file(_command(starts[0].get("command"))),
+        "config": _config_file(command),
     }
     return {key: value for key, value in found.items() if value not in (None, {}, [])}
 
 
 def test_of(run: RunRecord, file: Path) -> dict[str, float]:
-    """Metrics of the whole test split of this very checkpoint; empty where no test was of it, or those that were are of
-    other data, of a part of the split, or of before the checkpoint was written."""
+    """Metrics of the whole test split, of this very checkpoint and the run's data; empty where there are none."""
     others = read_object(run.path / "test-others.json").get("others")
     for test in [run.tested, *reversed(others if isinstance(others, list) else [])]:
         test = test if isinstance(test, dict) else {}
@@ -91,8 +77,7 @@ def test_of(run: RunRecord, file: Path) -> dict[str, float]:
 
 
 def _before(test: dict[str, Any], run: RunRecord, file: Path) -> bool:
-    """Whether the checkpoint was written after the test, by the record; where it does not say, by the files' times,
-    which a copy of the folder may not keep."""
+    """Whether the checkpoint was written after the test: by the record, else by the files' times."""
     if run.last_start.get("ended"):
         return not is_of_the_end(test, [run.last_start])
     written = run.path / "test.json"
@@ -108,8 +93,7 @@ def _validation(run: RunRecord, file: Path) -> dict[str, float]:
 
 
 def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[str, Any]:
-    """Mean and standard deviation of the test metrics over this run and those beside it that differ in the seed alone;
-    of two runs of one seed the first one by name."""
+    """Mean and standard deviation of the test metrics over this run and those beside it of other seeds."""
     by_seed = {run.seed: tested}
     for path in sorted(run.path.resolve().parent.glob("*/run.json")):
         other = read_run(path.parent)
@@ -162,13 +146,6 @@ def _config_file(command: str | None) -> str | None:
     """The config of ours that it was started with."""
     words = re.split(r"[\s=]", command or "")
     return next((word for word in words if word.startswith("configs/") and word.endswith(".yaml")), None)
-
-
-def _without_paths(value: Any) -> Any:
-    """Without texts that are places on this machine."""
-    if isinstance(value, dict):
-        return {k: _without_paths(v) for k, v in value.items() if not (isinstance(v, str) and Path(v).is_absolute())}
-    return [_without_paths(item) for item in value] if isinstance(value, list) else value
 
 
 def check_shareable(run: RunRecord, file: Path, unfinished: bool) -> None:

@@ -1,59 +1,50 @@
-"""Weights that a command starts from: a checkpoint's, or a saved model's by its name, whose config may come with it."""
+"""Weights that a command starts from: a checkpoint's, or a saved model's, whose config may come with it."""
 
 import argparse
-import importlib.util
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, LayerSync, Precision
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
+from lra_ssm.cli.named_network import find, is_saved, read_config
+from lra_ssm.cli.trust import check_trusted
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
-from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, is_known, load_pretrained, one_of_known
+from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
 from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, load_checkpoint
-
-# What configurations name by class_path; LightningModules and metrics are nn.Modules.
-_OF_A_RUN = (
-    nn.Module, Optimizer, LRScheduler, LightningDataModule, Callback, Logger, Profiler, Strategy, Accelerator,
-    Precision, CheckpointIO, ClusterEnvironment, LayerSync,
-)  # fmt: skip
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
-    """The options with which validate, test and predict take a saved model that brings its run's config along.
+    """The options with which validate, test and predict take a run by its directory or checkpoint, or a saved model
+    that brings its run's config along.
 
-    rest: the options given, `--trust module.Class` among them. Raises InputError: it brings none along, or one that
-    names something that would be imported and that nobody trusts: see `check_trusted`.
+    rest: the options given, `--trust module.Class` among them. Raises InputError: there is none, or its config names
+    something that would be imported and that nobody trusts: see `check_trusted`.
     """
+    if not is_saved(name):
+        found = find(name)
+        if not found.config:
+            raise InputError(f"{name} has no run's config.yaml: give --config, and --ckpt_path={found.file}")
+        return [f"--config={found.run}/config.yaml", f"--ckpt_path={found.file}", *rest]
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--trust", action="append", default=[])
     given, rest = reader.parse_known_args(rest)
     files = ModelFiles(name)
-    config = run_config(files)
-    if config is None:
-        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
-    check_trusted(files.name, config, given.trust)
     path = files.find(RUN_CONFIG)
-    assert path is not None
+    if path is None:
+        raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
+    config = read_config(path, f"{files.name}: {RUN_CONFIG}")
+    check_trusted(files.name, config, given.trust)
     if file := next(_files(config, path.parent), None):
         raise InputError(f"{files.name}: its {RUN_CONFIG} names the file {file}: settings of another file are not read")
     return [f"--config={path}", f"--ckpt_path={name}", *rest]
 
 
 def _files(config: Any, folder: Path) -> Iterator[str]:
-    """Texts that are files seen from a folder, but for what is data: jsonargparse would read settings out of them."""
+    """Texts that are files, but for data's: jsonargparse would read settings out of them."""
     if isinstance(config, str):
         with suppress(OSError, ValueError):  # no name of a file
             if (folder / config).is_file():
@@ -64,40 +55,8 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
                 yield from _files(value, folder)
 
 
-def run_config(files: ModelFiles) -> Any:
-    """The configuration of its run that a saved model brings along, as plain values; None where it has none.
-
-    Raises InputError: it cannot be had, or is no YAML.
-    """
-    path = files.find(RUN_CONFIG)
-    try:
-        return None if path is None else yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{files.name}: {RUN_CONFIG} is no YAML ({error})") from error
-
-
-def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
-    """A saved model's configuration, or a part of it, names nothing that could be imported but what is trusted, and
-    what lra_ssm, lightning, torch and torchmetrics have for a run. Raises InputError."""
-    for said in import_paths(config):
-        if said not in trust and _could_be_imported(said) and not is_known(said, _OF_A_RUN):
-            raise InputError(
-                f"{name}: its {RUN_CONFIG} names {said}, which is no class that {one_of_known()} has for a run, and"
-                f" would be imported: if it is to be trusted, give --trust {said}"
-            )
-
-
-def _could_be_imported(path: str) -> bool:
-    """Whether a text names what could be imported: a file's name has the same form."""
-    try:
-        return importlib.util.find_spec(path.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return True
-
-
 class StartingWeights:
-    """What --init_from names, or the saved model of a command's --ckpt_path: a checkpoint, a folder, or a repository of
-    the Hub."""
+    """What --init_from names, or the saved model of a command's --ckpt_path."""
 
     def __init__(self, name: str, allow_pickle: bool) -> None:
         self.name, self.allow_pickle = name, allow_pickle
@@ -105,9 +64,7 @@ class StartingWeights:
         self.files = None if of_a_checkpoint else ModelFiles(name)  # of a saved model
 
     def load(self, task: Any) -> None:
-        """Gives a task the weights of a .ckpt, or its network those of a saved model.
-
-        Raises InputError: there is no such thing, or it does not fit."""
+        """Gives them to a task, or its network. Raises InputError: there are none, or they do not fit."""
         if self.files is None:
             path = existing(self.name)
             state = load_checkpoint(path)
@@ -129,16 +86,16 @@ class StartingWeights:
                 print(squeeze(f"note: {self.files.name} was made with other settings: {differing}"))
 
     def check_tokenizer(self, data: Any) -> None:
-        """The data's tokenizer is that of the weights, as far as both name theirs; data is prepared.
-
-        Raises InputError where a checkpoint or a saved model of ours has another. Of other layouts a line says it: the
-        same tokenizer may be written in more than one way there.
-        """
+        """See `check_start_tokenizer`."""
         check_start_tokenizer(self.name, self.files, data)
 
 
 def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> None:
-    """See `StartingWeights.check_tokenizer`; of a checkpoint there are no files."""
+    """The data's tokenizer is that of the weights, as far as both name theirs; of a checkpoint there are no files.
+
+    Raises InputError where a model of ours has another. Of other layouts a line says it: there the same tokenizer may
+    be written in more than one way.
+    """
     if files is None:
         check_tokenizer(Path(given), data)
         return

@@ -3,12 +3,13 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.bars import with_bar
+from lra_ssm.cli.options import count
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cluster.folder import FolderRun, Resolved, SweepFolder, folder_of, in_common, shown
 from lra_ssm.cluster.script import Profile, ranges, read_profile
@@ -50,8 +51,6 @@ _HELP = {
 
 def main(command: str, arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
-    if given.local is not None and given.local < 1:
-        raise InputError(f"--local is {given.local}; it is the number of runs at a time")
     _profile(given)  # an error in it is said before anything is written
     folder = _folder(given.sweep)
     _show_runs(folder)
@@ -88,7 +87,7 @@ def _parser() -> PlainParser:
     parser = PlainParser("lra-ssm submit", DESCRIPTION, EXAMPLE)
     parser.add_argument("sweep", metavar="SWEEP", help="a sweep file, or the folder of a sweep")
     parser.add_argument("--dry-run", action="store_true", help="write the scripts, print the array's, submit nothing")
-    parser.add_argument("--local", type=int, metavar="N", help="run them here, N at a time, without Slurm")
+    parser.add_argument("--local", type=count, metavar="N", help="run them here, N at a time, without Slurm")
     parser.add_argument("--resume", action="store_true", help="submit what failed, was stopped or is missing, alone")
     parser.add_argument("--results", action="store_true", help="also a job that writes the table when all have ended")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="settings of a cluster; options go before it")
@@ -121,15 +120,7 @@ def _folder(given: str) -> SweepFolder:
         configured = read_fit_options(run.options(run.config))
         return Resolved(configured.path, configured.stored_data)
 
-    return SweepFolder.make(sweep, resolve, _bar)
-
-
-def _bar(runs: list[SweepRun]) -> Iterable[SweepRun]:
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(runs, "checking the runs", console=console, transient=True, disable=not console.is_terminal)
+    return SweepFolder.make(sweep, resolve, lambda runs: with_bar(runs, "checking the runs", len(runs)))
 
 
 def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:

@@ -8,32 +8,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED
 from lra_ssm.tables import table
 
-COLUMNS = (
-    "dataset",
-    "source",
-    "inputs",
-    "split",
-    "examples",
-    "classes",
-    "class shares",
-    "tokens",
-    "length mean",
-    "max",
-)
-LEFT = 4  # so many columns of text; the others are figures
-TEXT_COLUMNS = (
-    "dataset",
-    "source",
-    "tokenizer",
-    "split",
-    "part",
-    "documents",
-    "tokens",
-    "share",
-    "vocabulary",
-    "bytes/token",
-)
-_TEXT_LEFT = 5
+Row = dict[str, str]  # the cells of a table's row, by their columns' names
+_LEFT, _TEXT_LEFT = 4, 5  # so many columns of text; the others are figures
 
 
 def prepared_folders(root: Path) -> list[Path]:
@@ -61,32 +37,31 @@ def summary_tables(opened: list[PreparedDataset], width: int | None) -> list[str
     """Tables of what is prepared: of examples, and of text for language models; those that have rows."""
     manifests = [prepared.manifest for prepared in opened]
     examples = [row for manifest in manifests if "tokenizer" not in manifest for row in summary_rows(manifest)]
-    texts = [row for manifest in manifests if "tokenizer" in manifest for row in text_rows(manifest)]
-    both = ((COLUMNS, examples, LEFT), (TEXT_COLUMNS, texts, _TEXT_LEFT))
-    return [table(columns, rows, left, width) for columns, rows, left in both if rows]
+    texts = [row for manifest in manifests if "tokenizer" in manifest for row in _text_rows(manifest)]
+    both = [(rows, left) for rows, left in ((examples, _LEFT), (texts, _TEXT_LEFT)) if rows]
+    return [table(list(rows[0]), [list(row.values()) for row in rows], left, width) for rows, left in both]
 
 
-def text_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row per split, and where it has several sources one for each, the largest first; as TEXT_COLUMNS."""
-    rows: list[tuple[str, ...]] = []
+def _text_rows(manifest: dict[str, Any]) -> list[Row]:
+    """One row per split, and where it has several sources one for each, the largest first."""
+    rows = []
     for name, split in manifest["splits"].items():
         sources = sorted(split["sources"].items(), key=lambda item: -item[1]["tokens"])
         for part, counts in [("all", split), *(sources if len(sources) > 1 else [])]:
             tokens = counts["tokens"]
-            rows.append(
-                (
-                    manifest["dataset"],
-                    _kind(manifest["source"]),
-                    manifest["tokenizer"]["specification"],
-                    name,
-                    part,
-                    f"{counts['documents']:,}",
-                    f"{tokens:,}",
-                    f"{tokens / split['tokens']:.1%}",
-                    f"{manifest['vocab_size']:,}",
-                    f"{counts['bytes'] / tokens:.2f}" if tokens else "",
-                )
-            )
+            row = {
+                "dataset": manifest["dataset"],
+                "source": _kind(manifest["source"]),
+                "tokenizer": manifest["tokenizer"]["specification"],
+                "split": name,
+                "part": part,
+                "documents": f"{counts['documents']:,}",
+                "tokens": f"{tokens:,}",
+                "share": f"{tokens / split['tokens']:.1%}",
+                "vocabulary": f"{manifest['vocab_size']:,}",
+                "bytes/token": f"{counts['bytes'] / tokens:.2f}" if tokens else "",
+            }
+            rows.append(row)
     return rows
 
 
@@ -100,29 +75,23 @@ def _kind(source: dict[str, Any]) -> str:
     )
 
 
-def summary_rows(manifest: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row per split, in the order of COLUMNS."""
-    source = manifest["source"]
-    tokens = vocab_size(manifest)
-    rows: list[tuple[str, ...]] = []
+def summary_rows(manifest: dict[str, Any]) -> list[Row]:
+    """One row per split."""
+    source, rows = manifest["source"], []
     for name, split in manifest["splits"].items():
-        shares = [count / split["examples"] for count in split.get("class_counts", [])]
-        item = split["arrays"].get("images", {"shape": []})["shape"][1:]
-        length = split["length"]
-        rows.append(
-            (
-                manifest["dataset"],
-                _kind(source),
-                " ".join(["×".join(map(str, item)), source.get("pixels", "")]).rstrip()
-                if item
-                else source.get("inputs", "tokens"),
-                name,
-                f"{split['examples']:,}",
-                str(manifest.get("num_classes", "")),
-                f"{100 * min(shares):.1f}–{100 * max(shares):.1f}%" if shares else "",
-                str(tokens) if tokens else "",
-                f"{length['mean']:,.1f}",
-                f"{length['max']:,}",
-            )
-        )
+        shares = [100 * count / split["examples"] for count in split.get("class_counts", [])]
+        image = "×".join(map(str, split["arrays"].get("images", {"shape": []})["shape"][1:]))
+        row = {
+            "dataset": manifest["dataset"],
+            "source": _kind(source),
+            "inputs": f"{image} {source.get('pixels', '')}".rstrip() if image else source.get("inputs", "tokens"),
+            "split": name,
+            "examples": f"{split['examples']:,}",
+            "classes": str(manifest.get("num_classes", "")),
+            "class shares": f"{min(shares):.1f}–{max(shares):.1f}%" if shares else "",
+            "tokens": str(vocab_size(manifest) or ""),
+            "length mean": f"{split['length']['mean']:,.1f}",
+            "max": f"{split['length']['max']:,}",
+        }
+        rows.append(row)
     return rows

@@ -162,7 +162,7 @@ def test_what_is_done_with_other_data_or_weights_is_told(here, capsys):
         ),
         ({"set": {"trainer.max_epochs": "x"}}, [], "run 1 (max_epochs x): "),
         ({}, ["--nodes=0"], "nodes is 0; it must be a whole number, at least 1"),
-        ({}, ["--local=0"], "--local is 0; it is the number of runs at a time"),
+        ({}, ["--local=0"], "--local: 0, but it must be at least 1"),
         ({}, ["--extra=exclude"], "extra has 'exclude'; these are options of sbatch"),
         ({}, ["--profile=none.yaml"], "profile none.yaml cannot be read: No such file"),
     ],

@@ -126,7 +126,7 @@ def test_what_was_begun_is_named_and_removed(root, texts, capsys):
     assert not left(root) and main(["prepare", "--summary"]) == 0
     assert capsys.readouterr().out.splitlines() == table
     assert main(["prepare", "--clean", "corpus"]) == 2
-    assert "take --root=FOLDER alone" in capsys.readouterr().err
+    assert "unrecognized arguments: corpus" in capsys.readouterr().err
 
 
 def test_reviews_are_documents(root, tmp_path):
