@@ -12,7 +12,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO, DamagedCheckpoint, load_checkpoint
 from lra_ssm.runs.saving import keep_as_previous
-from tests.runner import FIT, in_process, only_run, run, succeed
+from tests.runner import FIT, SHORT, in_process, only_run, run, succeed
 
 TEST = ["test", *FIT[1:]]
 
@@ -238,3 +238,12 @@ def test_a_plain_lightning_checkpoint_of_the_same_task_is_gone_on_from(checkpoin
     (checkpoints / "last.previous.ckpt").unlink()
     changed(checkpoints / "last.ckpt", lambda s: None)
     assert in_process(FIT, capsys)[0] == 0 and same(weights(checkpoints), expected)
+
+
+def test_weights_alone_can_be_scored_and_a_run_fitted_without_lightnings_checkpoints(tmp_path):
+    command = [*FIT, *SHORT, "--trainer.enable_checkpointing=false"]
+    succeed(command, tmp_path)
+    state = torch.load(only_run(tmp_path) / "checkpoints/best.ckpt", weights_only=True)
+    torch.save({key: state[key] for key in ("state_dict", "hyper_parameters")}, tmp_path / "weights.ckpt")
+    scored = succeed(["test", *command[1:], "--ckpt_path=weights.ckpt"], tmp_path)
+    assert "test/loss" in scored.out

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -494,3 +495,41 @@ def test_more_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
 def test_damage_to_a_finished_run_ends_well_or_with_one_line(seed, stopped, interrupted, capsys):
     assert in_process(FIT, capsys)[0] == 0
     try_damage(seed, interrupted, capsys)
+
+
+CELL = """
+import dataclasses
+
+class Layer:
+    @property
+    def rate(self):
+        return 1
+
+    @staticmethod
+    def act(x):
+        return x
+
+@dataclasses.dataclass
+class Data:
+    n: int = 1
+
+    def forward(self):
+        return self.n
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [("return 1", "return 2", "Layer"), ("return x", "return -x", "Layer"), ("return self.n", "return 7", "Data")],
+)
+def test_every_method_of_a_notebooks_class_counts(before, after, name, monkeypatch):
+    notebook = types.ModuleType("cells")
+    monkeypatch.setitem(sys.modules, "cells", notebook)
+
+    def digests(code, cell):
+        monkeypatch.setitem(linecache.cache, cell, (len(code), None, code.splitlines(True), cell))
+        exec(compile(code, cell, "exec"), notebook.__dict__)
+        return user_source({}, [notebook.Layer(), notebook.Data()])
+
+    first, second = digests(CELL, "<first>"), digests(CELL.replace(before, after), "<second>")
+    assert {key for key in first if first[key] != second[key]} == {f"cells.{name}"}

@@ -339,6 +339,28 @@ def test_the_code_version_is_of_what_computes(tmp_path, monkeypatch):
     assert changed == {"ops/a.py", "ops/backends/native/a.cpp", "callbacks.py"}
 
 
+class Failing(Callback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_train_batch_start(self, *args):
+        try:
+            {}["the first cause"]
+        except KeyError:
+            raise self.error  # noqa: B904
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), FileNotFoundError(2, "No such file", "x")], ids=repr)
+def test_an_error_reaches_a_notebook_as_itself_with_its_context(error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task, data = parts("data")
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": [Failing(error)]})
+    with pytest.raises(type(error)) as raised:
+        run.fit(Trainer(**run.trainer_arguments()), task, data)
+    assert raised.value is error and isinstance(error.__context__, KeyError)
+    assert run.record["status"] == "failed"
+
+
 def test_callbacks_that_would_overrule_the_run_are_refused():
     task, data = parts("data")
     for callback in (LearningRateFinder(), StochasticWeightAveraging(swa_lrs=0.1)):

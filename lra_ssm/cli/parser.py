@@ -83,7 +83,8 @@ class RunParser(LightningArgumentParser):
         levels = [i for i, error in enumerate(chain) if type(error) is TypeError and _KEY.match(str(error))]
         if not levels:
             return message
-        keys = ".".join(dict.fromkeys(_KEY.match(str(chain[i]))[1] for i in levels))  # type: ignore[index]
+        named = [_KEY.match(str(chain[i]))[1] for i in levels]  # type: ignore[index]
+        keys = "trainer" if set(named) == {"trainer"} else ".".join(named)
         own, cause = str(chain[levels[-1]]), chain[-1]
         told = next((error for error in chain if isinstance(error, _Told)), None)
         return f"{keys}: {told or _wrong_class(keys, cause) or _wrong_value(own, cause)}"
@@ -92,7 +93,7 @@ class RunParser(LightningArgumentParser):
         """What of a dotted name this parser, or that of its command, does not have; and what an error says behind."""
         commands = [a.choices.values() for a in self._actions if isinstance(a.choices, dict)]
         parsers = [self, *(parser for parsers in commands for parser in parsers)]
-        actions = [action for parser in parsers for action in parser._actions if action.help != SUPPRESS]
+        actions = [a for parser in parsers for a in parser._actions if SUPPRESS not in (a.help, a.dest)]
         valid = [a.dest for a in actions if a.dest not in ("help", "subcommand") and not a.dest.endswith(".help")]
         head = name.partition(".")[0]
         if not any(option.partition(".")[0] == head for option in valid):

@@ -21,10 +21,10 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
-from lra_ssm.runs.run import Run, chosen_loggers, final_metrics, trainer_arguments
+from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, trainer_arguments
 from lra_ssm.runs.signals import Ended, Signals
 from lra_ssm.runs.source import changed_weights, user_source
-from lra_ssm.runs.start import fit, make_ready, restoring
+from lra_ssm.runs.start import fit, make_ready, restoring, tensors_alone
 from lra_ssm.runs.wandb_logging import finish, identify, summarize
 
 _OF_A_RUN = (None, "best", "last")  # values of --ckpt_path
@@ -56,7 +56,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
         run.given, run.checkpoints = made.trainer, made.checkpoints
         arguments = run.trainer_arguments()
     else:
-        own = fit_callbacks(given.seed_everything, made.trainer["callbacks"] or ())
+        own = fit_callbacks(given.seed_everything, as_list(made.trainer["callbacks"]))
         arguments = {**trainer_arguments(made.trainer, own, False), "enable_checkpointing": False}
     begun_from = run.begun_from if run is not None else None
     weights = StartingWeights(begun_from, given.allow_pickle) if begun_from else None
@@ -98,7 +98,8 @@ def _score(options: RunOptions, signals: Signals) -> None:
         identify(loggers, run, run.record)
     if command == "predict":
         callbacks.append(WritePredictions((run.path if run else Path()) / _choose_split(given.split, made.data)))
-    arguments = {**trainer_arguments(made.trainer, callbacks, loggers), "enable_checkpointing": False}
+    ours = trainer_arguments(made.trainer, callbacks, loggers, scoring=True)
+    arguments = {**ours, "enable_checkpointing": False}
     trainer = _trainer({**arguments, "default_root_dir": str(run.path) if run else None})
     weights = None if checkpoint else StartingWeights(given.ckpt_path, given.allow_pickle)
     prepare, source = _preparing(options, made.data), user_source(options.resolved)
@@ -110,8 +111,9 @@ def _score(options: RunOptions, signals: Signals) -> None:
             # What is logged belongs to the step that is scored; Lightning would say 0.
             trainer.fit_loop.load_state_dict(load_checkpoint(checkpoint)["loops"]["fit_loop"])
     with restoring(checkpoint):
-        method = {**made.method, "ckpt_path": checkpoint and str(checkpoint), "weights_only": True}
-        getattr(trainer, command)(made.task, datamodule=made.data, **method)
+        method = getattr(trainer, command)
+        path = checkpoint and str(checkpoint)
+        method(made.task, datamodule=made.data, **{**made.method, "ckpt_path": path, **tensors_alone(method)})
     if not trainer.is_global_zero or command == "predict":
         return
     if run is not None:

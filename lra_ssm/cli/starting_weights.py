@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ class StartingWeights:
 
     def __init__(self, name: str, allow_pickle: bool) -> None:
         self.name, self.allow_pickle = name, allow_pickle
-        of_a_checkpoint = Path(name).is_file() or name.endswith(".ckpt")
-        self.files = None if of_a_checkpoint else ModelFiles(name)  # of a saved model
+
+    @cached_property
+    def files(self) -> ModelFiles | None:
+        """Of a saved model; wandb's are fetched here. None for a checkpoint."""
+        of_a_checkpoint = Path(self.name).is_file() or self.name.endswith(".ckpt")
+        return None if of_a_checkpoint else ModelFiles(self.name)
 
     def load(self, task: Any) -> None:
         """Gives them to a task, or its network. Raises InputError: there are none, or they do not fit."""

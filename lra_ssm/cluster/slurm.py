@@ -80,11 +80,16 @@ def submit(folder: SweepFolder, indices: list[int], profile: Profile, results: b
 
 
 def submissions(folder: SweepFolder) -> list[dict[str, Any]]:
-    """The submissions of a sweep, the last one last."""
+    """The submissions of a sweep, the last one last. Raises InputError where their file is damaged."""
+    file = folder.path / "submissions.json"
     try:
-        return list(json.loads((folder.path / "submissions.json").read_bytes()))
+        return list(json.loads(file.read_bytes()))
     except FileNotFoundError:
         return []
+    except ValueError as error:
+        raise InputError(
+            f"{file} is damaged ({error}); move it away, and status shows what the runs recorded"
+        ) from error
 
 
 def queue_of(folder: SweepFolder, patience: float = 5.0) -> Queue:

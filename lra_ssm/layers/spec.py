@@ -6,6 +6,7 @@ num_blocks=8)`; both are stored as the same plain dict, so that checkpoints load
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -22,6 +23,8 @@ LayerFactory = Callable[[int], nn.Module]  # d_model ->
 BlockFactory = Callable[[int, LayerFactory], nn.Module]  # d_model, layer ->
 HeadFactory = Callable[[int, int], nn.Module]  # d_model, num_classes ->
 NetworkFactory = Callable[[], nn.Module]
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 class ModuleSpec:
@@ -134,16 +137,27 @@ class NetworkSpec(ModuleSpec):
     kind, builder_gives = "network", ()
 
 
+class _OneArgument(ModuleSpec):
+    """What is built of one number: a layer, or a norm or another part of a user's own."""
+
+    builder_gives = ("d_model",)
+
+
 # What an argument is annotated with -> the specification of what is given there.
-_NESTED = {LayerFactory: LayerSpec, BlockFactory: BlockSpec, HeadFactory: HeadSpec, NetworkFactory: NetworkSpec}
+_NESTED = {LayerFactory: _OneArgument, BlockFactory: BlockSpec, HeadFactory: HeadSpec, NetworkFactory: NetworkSpec}
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations by parameter, also where they are written as text; none where one of them cannot be resolved."""
+    """Annotations by parameter, also where they are written as text; without those that cannot be resolved."""
+    own = function.__init__ if inspect.isclass(function) else function
     try:
-        return get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except (NameError, AttributeError, TypeError):  # imported for type checkers alone; a function of C
-        return {}
+        return get_type_hints(own)
+    except (NameError, AttributeError, TypeError):  # one of them: imported for type checkers alone; a function of C
+        found = {}
+        for name, hint in getattr(own, "__annotations__", {}).items():
+            with suppress(Exception):
+                found[name] = eval(hint, getattr(own, "__globals__", {})) if isinstance(hint, str) else hint
+        return found
 
 
 def wants_specification(hint: Any) -> bool:
@@ -169,6 +183,8 @@ def _is_spec(value: Any) -> bool:
 
 def _specification(value: Any, hint: Any) -> ModuleSpec:
     """A nested specification, of the kind that the annotation says."""
+    if isinstance(value, ModuleSpec) and value.builder_gives is not None:
+        return value
     return next((_NESTED[one] for one in _members(hint) if one in _NESTED), ModuleSpec).of(value)
 
 
@@ -198,6 +214,8 @@ def _stored(value: Any, hint: Any, where: str) -> Any:
 
 def import_object(path: str, kind: str = "module") -> Any:
     """What an import path names; a nested class too. Raises ValueError where it cannot be imported."""
+    if not _IMPORT_PATH.fullmatch(path):  # resolve_name knows another form too, module:name
+        raise ValueError(f"{kind} class_path {path!r} is no import path, such as package.module.Class")
     module, _, name = path.rpartition(".")
     try:
         try:

@@ -26,7 +26,7 @@ from lra_ssm.models.mamba_checkpoints import from_mamba, hf_config, network_of_m
 FORMAT = "lra_ssm/1"
 SavedFormat = Literal["lra_ssm", "hf"]
 _Network = TypeVar("_Network", bound=nn.Module)
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*\..+")  # what stands before the first dot would be imported
 KNOWN = ("lra_ssm", "lightning", "torch", "torchmetrics")  # whose classes may be made unasked
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+import lightning
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
@@ -26,6 +27,8 @@ _NEEDED = {
     "optimizer_states": list, "lr_schedulers": list,
 }  # fmt: skip
 
+_OF_TRAINING = ("loops", "optimizer_states", "lr_schedulers")
+
 
 class DamagedCheckpoint(InputError):
     """What a checkpoint holds is not what was written, or no checkpoint: the one before may be whole."""
@@ -35,7 +38,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and renames it: whoever reads it finds the old one or the new one, whole.
 
     (Lightning's own write goes through the system's temporary folder, and is a copy where that is another disk.)
+
+    Args:
+        scoring: of what it reads, the weights are wanted alone; how training would go on may be missing or wrong.
     """
+
+    def __init__(self, scoring: bool = False) -> None:
+        self.scoring = scoring
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +55,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
         if Path(path).is_file():  # else what fsspec opens: an address
             _verify(Path(path))
-        return super().load_checkpoint(path, *args, **options)
+        state = super().load_checkpoint(path, *args, **options)
+        if self.scoring:
+            state = {key: value for key, value in state.items() if key not in _OF_TRAINING}
+            state.setdefault("pytorch-lightning_version", lightning.__version__)
+        return state
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

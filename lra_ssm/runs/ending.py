@@ -49,7 +49,8 @@ def ending(command: str | None = None) -> Iterator[Signals]:
             failure = input_error(error)
             if signals.run is not None:
                 signals.run.fail(str(failure or repr(error)))
-            if failure in (None, error):
+            ours = isinstance(failure, UserCodeError) or isinstance(error, RuntimeError)
+            if failure in (None, error) or command is None and not ours:  # Python's callers catch what was raised
                 raise
             raise failure from error
         finally:

@@ -145,7 +145,8 @@ class Run(RunDirectory):
         # Ours is last: `self.logger` in a module is the one that its user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]
         added = [*own, progress, best, last, EndFit(last)]
-        return {**trainer_arguments(self.given, added, loggers), "default_root_dir": str(self.path)}
+        ours = trainer_arguments(self.given, added, loggers)
+        return {**ours, "enable_checkpointing": True, "default_root_dir": str(self.path)}
 
     # -- a fit, from its start to its end --------------------------------------------------------------------------
 
@@ -166,13 +167,14 @@ class Run(RunDirectory):
             with ending() as signals:
                 return fit(trainer, task, data, signals, self)
         except UserCodeError as failure:
-            if (error := failure.__cause__) is None:
+            if failure.__cause__ is None:
                 raise
-            error.add_note(str(failure))  # the traceback ends with what says most
-            raise error from error.__cause__
+            theirs = failure.__cause__
+            theirs.add_note(str(failure))  # the traceback ends with what says most
         except Ended as end:
             keyboard = isinstance(end, Stopped) and end.signum == signal.SIGINT
             raise (KeyboardInterrupt if keyboard else SystemExit(end.code)) from None
+        raise theirs  # out here, where it keeps its own context
 
     def _check_parts(self, trainer: Trainer, task: LightningModule, data: LightningDataModule) -> None:
         """These are what the run was made of. Raises InputError."""
@@ -330,9 +332,13 @@ def is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
-def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: Any) -> dict[str, Any]:
+def trainer_arguments(
+    given: Mapping[str, Any], added: Sequence[Any], loggers: Any, scoring: bool = False
+) -> dict[str, Any]:
     """What a Trainer of ours is given: the user's arguments, with our callbacks behind theirs, and checkpoints that
-    are written whole. Raises InputError for a callback that would overrule the configuration."""
+    are written whole; scoring: as of `AtomicCheckpointIO`.
+
+    Raises InputError for a callback that would overrule the configuration."""
     own = as_list(given.get("callbacks"))
     check_callbacks(own)
     return {
@@ -340,7 +346,7 @@ def trainer_arguments(given: Mapping[str, Any], added: Sequence[Any], loggers: A
         "callbacks": [*own, *shown_by_us(given, own), *added],
         "enable_model_summary": False,  # ours is among the callbacks, or the user's
         "logger": loggers,
-        "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO()],
+        "plugins": [*as_list(given.get("plugins")), AtomicCheckpointIO(scoring)],
     }
 
 

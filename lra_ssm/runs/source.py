@@ -42,7 +42,7 @@ def user_source(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[
             with suppress(OSError, TypeError):  # typed into a prompt, or Python's own
                 if text := _text(each):
                     found[f"{each.__module__}.{each.__qualname__}"] = _digest(text.encode())
-        elif not is_installed(Path(file)) and not Path(file).is_relative_to(_OURS):
+        elif Path(file).is_file() and not is_installed(Path(file)) and not Path(file).is_relative_to(_OURS):
             path = Path(file).resolve()
             module = each.__module__.replace(".", "/") + ("/__init__" if path.stem == "__init__" else "")
             found[f"{module}{path.suffix}"] = _digest(path.read_bytes())
@@ -99,8 +99,14 @@ def _imported(path: str) -> Iterator[Any]:
 
 
 def _text(thing: Any) -> str:
-    functions = [f for f in vars(thing).values() if inspect.isfunction(f)] if inspect.isclass(thing) else [thing]
-    return "\n".join(inspect.getsource(function) for function in functions)
+    """The source of a function, or of a class's; those that Python makes, as a dataclass's, have none."""
+    texts = []
+    for held in vars(thing).values() if inspect.isclass(thing) else [thing]:
+        parts = (held.fget, held.fset) if isinstance(held, property) else (getattr(held, "__func__", held),)
+        for function in filter(inspect.isfunction, parts):
+            with suppress(OSError):
+                texts.append(inspect.getsource(function))
+    return "\n".join(texts)
 
 
 def _digest(text: bytes) -> str:

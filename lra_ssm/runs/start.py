@@ -63,9 +63,7 @@ def fit(
     if run is not None:
         run.begin(trainer, task, data)  # takes the directory, and writes the record
     with restoring(checkpoint):
-        # Lightning 2.6 took this up; before, weights alone were what a checkpoint of ours held.
-        known = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
-        trainer.fit(task, datamodule=data, ckpt_path=checkpoint and str(checkpoint), **known)
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint and str(checkpoint), **tensors_alone(trainer.fit))
     return run.end(trainer) if run is not None else {}
 
 
@@ -114,6 +112,11 @@ def make_ready(
         weights.check_tokenizer(data)
 
 
+def tensors_alone(method: Callable[..., Any]) -> dict[str, bool]:
+    """The Trainer's option to read no other objects from a checkpoint, which Lightning has from 2.6 on."""
+    return {"weights_only": True} if "weights_only" in inspect.signature(method).parameters else {}
+
+
 @contextmanager
 def restoring(checkpoint: Path | None) -> Iterator[None]:
     """What Lightning cannot take up of the checkpoint is one line, in the words of what failed."""
@@ -122,7 +125,9 @@ def restoring(checkpoint: Path | None) -> Iterator[None]:
     except Exception as error:
         names = {frame.f_code.co_name.lstrip("_") for frame, _ in traceback.walk_tb(error.__traceback__)}
         restores = any(name.startswith(("restore", "resume_start")) for name in names)
-        if isinstance(error, (InputError, OSError)) or not restores or in_user_code(error):
+        # Want of memory, and the end of a process beside this one, are RuntimeErrors too.
+        other = isinstance(error, RuntimeError) and not str(error).startswith("Error(s) in loading state_dict")
+        if other or isinstance(error, (InputError, OSError)) or not restores or in_user_code(error):
             raise
         said = f"checkpoint {checkpoint} does not fit: {type(error).__name__}: {error}"
         raise InputError(f"{said}; --init_from starts from its weights") from error

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lra_ssm.layers import B2S6, S4D, BlockSpec, LayerSpec, MambaBlock, NetworkSpec, S4Block
+from lra_ssm.layers.spec import LayerFactory, import_object
 from lra_ssm.models import Classifier, LastPooling, NLIHead
 from lra_ssm.tasks import Classification
 
@@ -197,3 +198,37 @@ def test_defaults_that_are_no_plain_values_stay_the_classs_own():
     assert "act" not in spec.as_dict()["init_args"]
     with pytest.raises(ValueError, match="argument dtype is a dtype; plain values"):
         NetworkSpec(Odd, inner=nn.Identity, dtype=torch.float64).as_dict()
+
+
+class Norm(nn.Module):
+    """A part of one number that is no layer."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, d_model: int, layer: LayerFactory, norm: Callable[[int], nn.Module] = Norm) -> None:
+        super().__init__()
+        self.layer, self.norm = layer(d_model), norm(d_model)
+
+    def forward(self, x, lengths=None):
+        return self.norm(self.layer(x, lengths))
+
+
+@pytest.mark.parametrize("norm", [{}, {"norm": LayerSpec(S4D)}, {"norm": nn.LayerNorm}], ids=str)
+def test_a_part_built_of_one_number_need_not_be_a_layer(norm):
+    spec = LayerSpec(Wrapped, layer=LayerSpec(S4D, d_state=4), **norm)
+    x = torch.randn(2, 5, 4)
+    for built in (spec(4), LayerSpec.of(spec.as_dict())(4)):
+        assert built(x).shape == x.shape
+
+
+@pytest.mark.parametrize("path", ["shutil:os.system", "tests.layers.a-b", "S4D", "lra_ssm.layers.S4D()", ""])
+def test_what_is_no_import_path_is_never_imported(path):
+    with pytest.raises(ValueError, match="is no import path"):
+        import_object(path)

@@ -197,6 +197,20 @@ def test_classes_of_others_are_imported_where_they_are_trusted_alone(
         sys.modules.pop("others", None)
 
 
+@pytest.mark.parametrize("path", ["shutil:os.system", "others.a-b"])
+def test_what_only_looks_like_no_import_path_is_not_run_either(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "others.py").write_text(MARKED)
+    network = {"class_path": path, "init_args": {"command": "touch imported"}}
+    save_network("saved", network, {"w": torch.zeros(2)})
+    with pytest.raises((InputError, ValueError), match="is no module of lra_ssm|is no import path"):
+        load_pretrained("saved", nn.Module)
+    assert "others" not in sys.modules and not Path("imported").exists()
+
+
 def test_torchs_own_modules_need_no_trust(tmp_path: Path) -> None:
     spec = NetworkSpec(nn.Linear, in_features=2, out_features=3)
     network, x = spec(), torch.randn(4, 2)

@@ -79,6 +79,11 @@ class HubDataset:
             return None
         return folder if complete else None
 
+    def there(self, root: Path) -> Path | None:
+        """As `found`; or where an earlier version saved it by `datasets`."""
+        folder = root / self.below
+        return folder if any((folder / marker).is_file() for marker in MARKERS) else self.found(root)
+
     def fetch(self, root: Path) -> Path:
         """Makes sure that the files are below the data root, which is created if only it is missing.
 

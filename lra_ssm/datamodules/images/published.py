@@ -177,11 +177,12 @@ class PublishedImages(PreparedDataModule):
 
     def _usual_path(self) -> Path | None:
         """Where the source's files are below the root; None if they are not."""
-        places, there = self.files.USUAL_PLACES, self.files.is_published
         if self.source == "huggingface":
             # The second is for what a user has saved, on a machine that reaches the Hub or of another revision.
-            places, there = (self.files.HUB.below, f"{self.dataset}/huggingface"), is_hub_dataset
-        return next((self.data_root / place for place in places if there(self.data_root / place)), None)
+            own = self.data_root / self.dataset / "huggingface"
+            return self.files.HUB.there(self.data_root) or (own if is_hub_dataset(own) else None)
+        places = (self.data_root / place for place in self.files.USUAL_PLACES)
+        return next((place for place in places if self.files.is_published(place)), None)
 
 
 def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indices]:

@@ -38,8 +38,7 @@ class Reviews:
 
 def find_huggingface(root: Path) -> Path | None:
     """What has been fetched of the Hub, as parquet or as older versions saved it; None if nothing."""
-    folder = root / HUB.below
-    return folder if hub.is_hub_dataset(folder) else None
+    return HUB.there(root)
 
 
 def find_at(path: Path) -> Path:
