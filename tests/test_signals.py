@@ -365,7 +365,9 @@ def test_a_loader_that_is_killed_is_one_line(tmp_path):
     """As the kernel does it when memory is short."""
     (tmp_path / "short_of_memory.py").write_text(DYING)
     result = run([*FIT, "--data=short_of_memory.Dying", "--data.num_workers=1"], tmp_path)
-    (line,) = [line for line in result.err.splitlines() if "error" in line or "Traceback" in line]
+    lines = [line for line in result.err.splitlines() if "error" in line or "Traceback" in line]
+    assert len(lines) == 1, result.err[-3000:]
+    line = lines[0]
     assert result.code == 2 and line.startswith("lra-ssm: error: DataLoader worker") and "num_workers 0" in line
     (record,) = tmp_path.glob("runs/tiny/*/run.json")
     assert json.loads(record.read_text())["status"] == "failed"
