@@ -247,3 +247,14 @@ def test_prepare_says_what_it_made_and_refuses_what_it_cannot(tmp_path):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
     assert "unknown dataset 'lisops'; did you mean 'listops'?" in fail(["prepare", "lisops"], tmp_path)
     assert "num_trian" in fail(["prepare", "listops", "--num_trian=3"], tmp_path)
+
+
+def test_a_key_within_a_key_of_the_same_name_is_named_whole(capsys):
+    wrapped = ["--model.network.layer=tests.layers.test_spec.Wrapped", "--model.network.layer.layer=lra_ssm.layers.S4D"]
+    said = refused([*FIT, *wrapped, "--model.network.layer.layer.d_state=x"], capsys)
+    assert said.startswith("model.network.layer.layer.d_state: Expected a int")
+
+
+def test_a_wrong_option_of_prepare_is_named(capsys):
+    assert "--rot" in refused(["prepare", "--rot=data"], capsys)
+    assert "a dataset, --config CONFIG, --summary or --clean" in refused(["prepare", "--root=data"], capsys)

@@ -89,6 +89,8 @@ def main(command: str, arguments: list[str]) -> int:
     name, *rest = arguments
     if name.startswith("-"):
         options = _parser_of_all().parse_args(arguments)
+        if not (options.clean or options.summary):
+            raise InputError("prepare needs a dataset, --config CONFIG, --summary or --clean")
         (clean if options.clean else show_prepared)(resolve_root(options.root))
     elif name in SYNTHETIC:
         print(f"{name}: nothing to prepare; a fit with --data={SYNTHETIC[name]} makes its examples as it goes")
@@ -102,7 +104,7 @@ def main(command: str, arguments: list[str]) -> int:
 def _parser_of_all() -> PlainParser:
     parser = PlainParser("lra-ssm prepare", DESCRIPTION, EXAMPLE)
     parser.usage = USAGE
-    one = parser.add_mutually_exclusive_group(required=True)
+    one = parser.add_mutually_exclusive_group()
     one.add_argument("--summary", action="store_true", help="a table of what is prepared, and what is not finished")
     said = "remove what was begun and not finished; not while machines make shares"
     one.add_argument("--clean", action="store_true", help=said)

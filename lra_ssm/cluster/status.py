@@ -138,7 +138,7 @@ def _never_started(folder: SweepFolder) -> tuple[State, str]:
 def _reached(path: Path, progress: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     """Step, rate and metrics of a run that was started."""
     logged = latest(path / "metrics.csv")
-    step, monitor = progress.get("step"), progress.get("monitor", "")
+    step, monitor = progress.get("step"), str(progress.get("monitor", ""))
     if step is None and "step" in logged:
         step = int(logged["step"]) + 1
     tested = read_object(path / "test.json").get("metrics") if record.get("status") == "finished" else {}
@@ -148,13 +148,13 @@ def _reached(path: Path, progress: dict[str, Any], record: dict[str, Any]) -> di
         "rate": progress.get("rate"),
         "train": {name: logged[name] for name in ("train/loss",) if name in logged},
         "val": _chosen(logged, "val/", monitor),
-        "test": _chosen(tested or {}, "test/", monitor.replace("val/", "test/", 1)),
+        "test": _chosen(tested if isinstance(tested, dict) else {}, "test/", monitor.replace("val/", "test/", 1)),
     }
 
 
 def _chosen(metrics: dict[str, float], prefix: str, monitor: str) -> dict[str, float]:
     """The metric that the best checkpoint is chosen by, else the first one that is no loss."""
-    names = [name for name in metrics if name.startswith(prefix)]
+    names = [name for name, value in metrics.items() if name.startswith(prefix) and isinstance(value, (int, float))]
     names.sort(key=lambda name: (name != monitor, name.endswith("/loss"), name))
     return {name: metrics[name] for name in names[:1]}
 

@@ -172,8 +172,9 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _item_of(hint: Any) -> Any:
-    """What a list or tuple of this annotation holds."""
-    return next((get_args(one)[0] for one in _members(hint) if get_origin(one) in (list, tuple)), None)
+    """What a list, tuple or dict of this annotation holds."""
+    held = (get_args(one) for one in _members(hint) if get_origin(one) in (list, tuple, dict))
+    return next((args[-1] if args[-1] is not ... else args[0] for args in held if args), None)
 
 
 def _is_spec(value: Any) -> bool:
@@ -192,9 +193,13 @@ def _passed(value: Any, hint: Any) -> Any:
     """An argument as the class takes it."""
     if isinstance(value, (list, tuple)):
         return type(value)(_passed(item, _item_of(hint)) for item in value)
+    if isinstance(value, dict) and not _is_spec(value):
+        return {key: _passed(item, _item_of(hint)) for key, item in value.items()}
     wants_module = any(inspect.isclass(one) and issubclass(one, nn.Module) for one in _members(hint))
     if _is_spec(value) or wants_module and inspect.isclass(value):
         spec = _specification(value, hint)
+        if any(get_origin(one) is type for one in _members(hint)):
+            return spec.cls
         return spec() if wants_module else spec
     return value
 
@@ -206,7 +211,7 @@ def _stored(value: Any, hint: Any, where: str) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_stored(item, _item_of(hint), where) for item in value)
     if isinstance(value, dict):
-        return {key: _stored(item, None, where) for key, item in value.items()}
+        return {key: _stored(item, _item_of(hint), where) for key, item in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise ValueError(f"{where} is a {type(value).__name__}; plain values and specifications alone can be stored")

@@ -171,6 +171,15 @@ def test_what_files_hold_breaks_nothing(folder):
         assert status_table(folder, states(folder), states(folder), 80)
 
 
+def test_a_monitor_and_metrics_of_another_kind_are_passed_over(folder):
+    path = run_left(folder, 1, "finished", step=100, tested=True)
+    (path / "progress.json").write_text('{"step": 100, "of": 100, "monitor": 3}')
+    for metrics in ('{"test/accuracy": "high", "test/loss": 0.5}', "3", "[]"):
+        (path / "test.json").write_text(f'{{"metrics": {metrics}}}')
+        assert status_table(folder, states(folder), states(folder), 80)
+        assert only(folder).test in ({"test/loss": 0.5}, {})
+
+
 def test_the_reason_in_a_long_log_is_found_from_its_end(folder):
     log = log_left(folder, 1, ago=500)
     with open(log, "a") as file:

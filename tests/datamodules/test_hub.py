@@ -57,6 +57,17 @@ def test_files_that_are_whole_stay(hub: Hub, tmp_path: Path) -> None:
     assert hub.asked[asked:] == ["listing", *TRAIN[1:]]
 
 
+def test_files_that_were_not_compared_are_not_there(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(path: Path) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lra_ssm.datamodules.fetch.hub.sha256", stopped)
+        DATASET.fetch(tmp_path)
+    assert visible(tmp_path / BELOW) == {TRAIN[0]} and DATASET.there(tmp_path) is None
+    assert DATASET.fetch(tmp_path) == DATASET.there(tmp_path)
+
+
 def test_a_wrong_digest(hub: Hub, tmp_path: Path) -> None:
     hub.wrong = {TRAIN[0]}
     with pytest.raises(InputError, match=r"train-0\.parquet has the sha256 .* instead of the published .* start again"):

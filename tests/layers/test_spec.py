@@ -211,6 +211,29 @@ class Norm(nn.Module):
         return self.norm(x)
 
 
+class Several(nn.Module):
+    def __init__(
+        self,
+        d_model: int,
+        by: dict[str, LayerFactory],
+        act: nn.Module,
+        drop: type[nn.Module],
+        unknown: "Nowhere" = 0,  # noqa: F821
+    ) -> None:
+        super().__init__()
+        assert isinstance(drop, type)
+        self.by, self.act = nn.ModuleDict({name: layer(d_model) for name, layer in by.items()}), act
+
+    def forward(self, x, lengths=None):
+        return self.act(sum(layer(x) for layer in self.by.values()))
+
+
+def test_dicts_of_specifications_are_built_and_an_annotation_that_is_unknown_is_alone():
+    spec = LayerSpec(Several, by={"a": LayerSpec(S4D, d_state=4), "b": LayerSpec(S4D)}, act=nn.GELU, drop=nn.Dropout)
+    for built in (spec(4), LayerSpec.of(spec.as_dict())(4)):
+        assert isinstance(built.act, nn.GELU) and built(torch.randn(2, 5, 4)).shape == (2, 5, 4)
+
+
 class Wrapped(nn.Module):
     def __init__(self, d_model: int, layer: LayerFactory, norm: Callable[[int], nn.Module] = Norm) -> None:
         super().__init__()
