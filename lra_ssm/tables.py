@@ -53,7 +53,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, 
 
     cells = [[printable(" ".join(cell.split())) for cell in row] for row in (columns, *rows)]
     widths = _longest(cells, lambda cell: [cell])
-    if width is not None:
+    if width is not None:  # by rich's own widths (15.0) a number loses its last digit where a text could take two lines
         room = width - len(columns) + 1
         least = _longest(cells, str.split)
         if sum(least) > room:  # then words are broken behind / and _, and where that is not enough the longest anywhere
