@@ -4,23 +4,20 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# As the package's commands have it: threads that wait for each other sleep. Read when torch is loaded.
-if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
-    os.environ["OMP_WAIT_POLICY"] = "passive"
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from lra_ssm.ops import scan_backends  # noqa: E402
-from lra_ssm.runs.provenance import environment  # noqa: E402
-from measure import (  # noqa: E402  # noqa: E402
+from lra_ssm.ops import scan_backends
+from lra_ssm.runs.provenance import environment
+from lra_ssm.tables import table, terminal_width
+from measure import (
     BOTH,
     FAILURES,
     FORWARD,
@@ -30,16 +27,28 @@ from measure import (  # noqa: E402  # noqa: E402
     Timing,
     errors_against,
     interleave,
-    median_and_spread,
     peak_memory,
     reason,
 )
+from plots import Bar, bar_plot
 
-LEGEND = (
-    "ratio: median over rounds of a contender's time over that of the base, taken in turn. (…): interquartile range as"
-    " a share of the median. MB: peak memory beyond the inputs. error, gradient's: largest relative error of the"
-    " result, and of the worst gradient, against a float64 run."
-)
+LEGEND = """\
+ratio: a contender's time over that of the base, taken in turn; the median over rounds
+(…): interquartile range as a share of the median
+MB: peak memory beyond the inputs
+error, gradient's: largest relative error of the result, and of the worst gradient, against a float64 run
+"""
+
+
+def start(main: Callable[[], None]) -> None:
+    """Runs a script whose threads sleep while they wait, as those of the package's commands.
+
+    torch reads this when it is loaded, so the script begins anew.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & set(os.environ):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    main()
 
 
 def positive(text: str) -> int:
@@ -57,24 +66,28 @@ def lengths(text: str) -> list[int]:
 
 
 def options(description: str, example: str) -> argparse.ArgumentParser:
-    """The options of all scripts; each adds its own."""
-    parser = argparse.ArgumentParser(description=description, epilog=f"example:  {example}", allow_abbrev=False)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    parser.add_argument("--repeats", type=positive, default=15, metavar="N", help="samples of each contender")
-    parser.add_argument("--budget", type=positive, default=10, metavar="SECONDS",
-                        help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
-    parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU; default: torch's")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
-    parser.add_argument("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
-                        help="where NAME.json and NAME.png go; default: bench-results")  # fmt: skip
+    """The options of all scripts; each adds its own. description: its first line is shown."""
+    first = description.split("\n")[0]
+    parser = argparse.ArgumentParser(description=first, epilog=f"example:  {example}", allow_abbrev=False)
+    add = parser.add_argument
+    add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add("--repeats", type=positive, default=15, metavar="N", help="samples of each contender")
+    add("--budget", type=positive, default=10, metavar="SECONDS",
+        help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
+    add("--threads", type=positive, metavar="N", help="of the CPU; default: torch's")
+    add("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
+    add("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
+        help="where NAME.json and NAME.png go; default: bench-results")  # fmt: skip
     return parser
 
 
 def device_of(given: argparse.Namespace) -> torch.device:
-    device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and not torch.cuda.is_available():
+    device = given.device
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: --device cuda: torch sees no GPU here")
-    return device
+    return torch.device(device)
 
 
 class Contender(NamedTuple):
@@ -108,189 +121,210 @@ class Row:
     extra: dict[str, float | str] = field(default_factory=dict)
 
     def set_timing(self, timing: Timing, base: str, base_timing: Timing) -> None:
-        self.ms, self.base, self.ratio = 1e3 * timing.median, base, timing.over(base_timing)
-        self.spread = median_and_spread(list(timing.seconds.values()))[1]
-        self.samples_ms = {number: 1e3 * seconds for number, seconds in timing.seconds.items()}
+        self.base = base
+        self.ratio = timing.over(base_timing)
+        self.ms = 1e3 * timing.median
+        self.spread = timing.spread
+        self.samples_ms = {i: 1e3 * seconds for i, seconds in timing.seconds.items()}
+
+    def cells(self) -> dict[str, str]:
+        """As the table has it."""
+        cells = {"contender": self.contender, "mode": self.mode}
+        if self.ratio is not None:
+            cells["ratio"] = "{:.2f}x ({:.0%})".format(*self.ratio)
+        if self.ms is not None:
+            cells["ms"] = f"{self.ms:.2f} ({self.spread:.0%})"
+            cells["samples"] = str(len(self.samples_ms))
+        if self.megabytes is not None:
+            cells["MB"] = f"{self.megabytes:.1f}"
+        if self.error is not None:
+            cells["error"] = f"{self.error:.1e}"
+        if self.gradient_error is not None:
+            cells["gradient's"] = f"{self.gradient_error:.1e}"
+        for name, value in self.extra.items():
+            cells[name] = value if isinstance(value, str) else f"{value:,.4g}"
+        return cells
 
 
 class Bench:
     """One script's run: its options, what it has measured so far, and where that is written."""
 
     def __init__(self, name: str, given: argparse.Namespace) -> None:
-        self.name, self.given, self.rows = name, given, list[Row]()
+        self.name = name
+        self.given = given
+        self.rows: list[Row] = []
+        self.more: dict[str, Any] = {}  # what the JSON has beside the rows
         self.device = device_of(given)
+        self.is_gpu = self.device.type == "cuda"
         if given.threads:
             torch.set_num_threads(given.threads)
         self.threads = torch.get_num_threads()
-        self.effort = Effort(min(given.repeats, 3), 0.2, 1, 0.0) if given.quick else Effort(given.repeats, given.budget)
+        self.effort = Effort(given.repeats, given.budget)
+        if given.quick:
+            self.effort = Effort(min(given.repeats, 3), budget=0.2, least=1, sample=0.0)
         try:
             given.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             sys.exit(f"error: --out {given.out} cannot be made: {error.strerror}")
+        self.file = given.out / f"{name}.json"
         self.machine = self._machine()
-        self.console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180, highlight=False)
-        self.console.print(f"{self.hardware}\n{LEGEND}\n")
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.type == "cuda"
+        print(self.hardware, LEGEND, sep="\n")
 
     def _machine(self) -> dict[str, Any]:
         """Hardware and versions, without the host's name and paths, and what else ran."""
         found = environment()
         found["hardware"].pop("host")
-        command = ["python", f"benchmarks/{self.name}.py", *found["command"][1:]]
-        load = os.getloadavg()[0]
-        return {**found, "command": command, "device": str(self.device), "threads": self.threads, "load before": load}
+        found["command"] = ["python", f"benchmarks/{self.name}.py", *found["command"][1:]]
+        found["device"] = str(self.device)
+        found["threads"] = self.threads
+        found["load before"] = os.getloadavg()[0]
+        return found
 
     @property
     def hardware(self) -> str:
         hardware, versions = self.machine["hardware"], self.machine["versions"]
+        cpu = hardware["cpu"] or hardware["machine"]
+        package = versions["lra_ssm"].split("+")[0]
         gpu = f"{hardware['gpus'][0]} · " if self.is_gpu else ""
-        cpu = f"{hardware['cpu'] or hardware['machine']}, {hardware['cpus']} cores, threads used: {self.threads}"
-        return f"{gpu}{cpu} · torch {versions['torch']} · lra_ssm {versions['lra_ssm'].split('+')[0]}"
+        cores = f"{hardware['cpus']} cores, threads used: {self.threads}"
+        return f"{gpu}{cpu}, {cores} · torch {versions['torch']} · lra_ssm {package}"
 
     def say(self, text: str) -> None:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
-    def backends(self, wanted: list[str] | None = None) -> list[str]:
+    def backends(self, wanted: list[str] | None) -> list[str]:
         """Of the selective scan, the fastest first: those asked for, else all that run here but the reference."""
         reasons = scan_backends(self.device)
-        for name in wanted or ():
-            why = reasons.get(name, f"no such backend; there are {', '.join(reasons)}")
+        if wanted is None:
+            # on a CPU Triton's interpreter is for tests
+            slow = {"reference"} if self.is_gpu else {"reference", "triton"}
+            return [name for name, why in reasons.items() if why is None and name not in slow]
+        unknown = f"no such backend; there are {', '.join(reasons)}"
+        for name in wanted:
+            why = reasons.get(name, unknown)
             if why is not None:
                 sys.exit(f"error: --backends: {name}: {why}")
-        slow = {"reference", *(["triton"] if not self.is_gpu else [])}  # on a CPU Triton's interpreter is for tests
-        return wanted or [name for name, why in reasons.items() if why is None and name not in slow]
+        return wanted
 
     def compare(
-        self, comparison: str, shape: Mapping[str, int], contenders: Sequence[Contender], base: str | None = None,
+        self,
+        comparison: str,
+        shape: Mapping[str, int],
+        contenders: Sequence[Contender],
+        base: str | None = None,
         modes: Sequence[str] = (FORWARD, BOTH),
-    ) -> list[Row]:  # fmt: skip
+    ) -> list[Row]:
         """Memory, then errors, then times; a contender that cannot run stays in the rows with the reason.
 
         base: what times are ratios to; the first contender that runs if not given.
         """
-        rows = {(c.name, mode): Row(comparison, c.name, mode, dict(shape)) for c in contenders for mode in modes}
-        prepared, truths = dict[str, Prepared](), dict[int, dict[str, Tensor]]()
-        for contender in contenders:
-            own = [rows[contender.name, mode] for mode in modes]
-            self.say(f"{comparison}: memory and errors of {contender.name}")
+        rows = {mode: {c.name: Row(comparison, c.name, mode, dict(shape)) for c in contenders} for mode in modes}
+        prepared: dict[str, Prepared] = {}
+        truths: dict[Any, dict[str, Tensor]] = {}
+        for name, build, truth in contenders:
+            self.say(f"{comparison}: memory and errors of {name}")
+            own = [rows[mode][name] for mode in modes]
             try:
-                for mode, megabytes in peak_memory(contender.build, list(modes), self.device).items():
-                    rows[contender.name, mode].megabytes = megabytes
-                prepared[contender.name] = contender.build()
+                peaks = peak_memory(build, list(modes), self.device)
+                prepared[name] = build()
             except FAILURES as error:
                 for row in own:
                     row.note = reason(error)
                 continue
-            if contender.truth is not None:
-                self._set_errors(own, prepared[contender.name], contender.truth, truths)
+            for row in own:
+                row.megabytes = peaks.get(row.mode)
+            if truth is not None:
+                self._set_errors(own, prepared[name], truth, truths)
         truths.clear()
         for mode in modes:
             calls = {name: each.calls[mode] for name, each in prepared.items()}
-            self._time({name: rows[name, mode] for name in calls}, calls, base)
-        return self.keep(list(rows.values()))
+            self._time(rows[mode], calls, base, self.effort)
+        return self.keep([rows[mode][c.name] for c in contenders for mode in modes])
 
     def _set_errors(
-        self, rows: list[Row], prepared: Prepared, truth: Callable[[], Prepared], truths: dict[int, dict[str, Tensor]]
+        self, rows: list[Row], prepared: Prepared, truth: Callable[[], Prepared], truths: dict[Any, dict[str, Tensor]]
     ) -> None:
         try:
-            if id(truth) not in truths:
+            if truth not in truths:
                 truths.clear()  # one is held at a time: it may be large
-                truths[id(truth)] = truth().results()
-            value, gradient = errors_against(prepared.results(), truths[id(truth)])
+                truths[truth] = truth().results()
+            value, gradient = errors_against(prepared.results(), truths[truth])
         except FAILURES as error:  # it takes more memory than what is timed
-            value, gradient = None, None
             rows[0].note = f"errors not measured: {reason(error)}"
+            return
         for row in rows:
             row.error, row.gradient_error = value, gradient
 
     def times(
-        self, comparison: str, mode: str, shape: Mapping[str, int], calls: Mapping[str, Call], base: str | None = None,
-        missing: Mapping[str, str] | None = None, effort: Effort | None = None,
-    ) -> list[Row]:  # fmt: skip
-        """Times alone. missing: contenders that are not measured, and why."""
+        self,
+        comparison: str,
+        mode: str,
+        shape: Mapping[str, int],
+        calls: Mapping[str, Call],
+        base: str | None = None,
+        effort: Effort | None = None,
+    ) -> list[Row]:
+        """Times alone."""
         rows = {name: Row(comparison, name, mode, dict(shape)) for name in calls}
-        self._time(rows, calls, base, effort)
-        notes = [Row(comparison, name, mode, dict(shape), note=why) for name, why in (missing or {}).items()]
-        return [*rows.values(), *notes]
+        self._time(rows, calls, base, effort or self.effort)
+        return list(rows.values())
 
-    def _time(
-        self, rows: Mapping[str, Row], calls: Mapping[str, Call], base: str | None, effort: Effort | None = None
-    ) -> None:
+    def _time(self, rows: Mapping[str, Row], calls: Mapping[str, Call], base: str | None, effort: Effort) -> None:
         if not calls:
             return
-        first = next(iter(rows.values()))
+        names = list(calls)
+        first = rows[names[0]]
         self.say(f"{first.comparison}: {first.mode}")
-        to = base if base in calls else next(iter(calls))
         try:
-            timings = interleave(calls, effort or self.effort)
+            timings = interleave(calls, effort)
         except FAILURES as error:  # beside each other they may need more memory than each alone
-            for row in rows.values():
-                row.note = reason(error)
+            for name in names:
+                rows[name].note = reason(error)
             return
+        if base not in calls:
+            base = names[0]
         for name, timing in timings.items():
-            rows[name].set_timing(timing, to, timings[to])
-
-    def least_effort(self) -> Effort:
-        """What takes longer than the budget is called twice and not more."""
-        return replace(self.effort, least=1)
+            rows[name].set_timing(timing, base, timings[base])
 
     # -- what came out ---------------------------------------------------------------------------------------------
 
     def keep(self, rows: list[Row]) -> list[Row]:
         """Prints a comparison's table, and writes what has been measured so far: the rest may never come."""
         self.rows += rows
-        first = rows[0]
-        base = next((row.base for row in rows if row.base), "")
-        size = ", ".join(f"{name} {value:,}" for name, value in first.shape.items())
-        columns = ["contender", "mode", "ratio", "ms", "samples", "MB", "error", "gradient's", "notes"]
-        title = f"{first.comparison} ({size})" + (f"; ratios to {base}" if base else "")
-        self.table(title, columns, [_cells(row) for row in rows])
-        self.write({})
+        size = ", ".join(f"{name} {value:,}" for name, value in rows[0].shape.items())
+        title = f"{rows[0].comparison} ({size})"
+        base = next((row.base for row in rows if row.base), None)
+        if base is not None:
+            title += f"; ratios to {base}"
+        notes = dict.fromkeys(f"{row.contender}: {row.note}" for row in rows if row.note)
+        self.table(title, [row.cells() for row in rows], 2, notes)
+        self.write()
         return rows
 
-    def table(self, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], left: int = 2) -> None:
-        """Without the columns that are empty."""
-        table = Table(box=None, pad_edge=False)
-        used = [i for i in range(len(columns)) if any(line[i] for line in lines)]
-        for i in used:
-            table.add_column(
-                columns[i], justify="left" if i < left or columns[i] == "notes" else "right", overflow="fold"
-            )
-        for line in lines:
-            table.add_row(*(line[i] for i in used))
-        with self.console.capture() as text:
-            self.console.print(title, table, sep="\n")
-        print(*(line.rstrip() for line in text.get().splitlines()), "", sep="\n", flush=True)
+    def table(self, title: str, lines: Sequence[Mapping[str, str]], left: int = 1, notes: Iterable[str] = ()) -> None:
+        """lines: cells by column.  left: columns of words."""
+        frame = pd.DataFrame(lines).fillna("")
+        text = table(list(frame), frame.to_numpy().tolist(), left, terminal_width())
+        print(title, text, *notes, "", sep="\n", flush=True)
 
-    def write(self, more: Mapping[str, Any]) -> None:
+    def parts(self, title: str, parts: Mapping[str, float]) -> None:
+        """A table of what a step's parts take, in ms."""
+        total = sum(parts.values())
+        lines = [{"part": part, "share": f"{ms / total:.1%}", "ms": f"{ms:.1f}"} for part, ms in parts.items()]
+        self.table(title, lines)
+
+    def write(self) -> None:
         found = {"script": f"benchmarks/{self.name}.py", "machine": self.machine, "load after": os.getloadavg()[0]}
-        file = self.given.out / f"{self.name}.json"
-        beside = file.with_suffix(".json.part")
-        beside.write_text(json.dumps({**found, **more, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
-        beside.replace(file)
+        rows = [asdict(row) for row in self.rows]
+        beside = self.file.with_suffix(".json.part")
+        beside.write_text(json.dumps(found | self.more | {"rows": rows}, indent=1) + "\n")
+        beside.replace(self.file)
 
-    def finish(self, figure: Any, more: Mapping[str, Any] | None = None) -> None:
-        """more: what JSON has beside the rows."""
-        self.write(more or {})
-        figure.savefig(self.given.out / f"{self.name}.png", dpi=130)
-        self.console.print(f"{self.given.out / self.name}.json, {self.given.out / self.name}.png")
+    def finish(self, figure: Figure) -> None:
+        self.write()
+        picture = self.file.with_suffix(".png")
+        figure.savefig(picture, dpi=130)
+        print(f"{self.file}, {picture}")
 
-
-def _cells(row: Row) -> list[str]:
-    def shown(name: str, value: float | str) -> str:
-        return f"{name} {value if isinstance(value, str) else f'{value:,.4g}'}"
-
-    return [
-        row.contender,
-        row.mode,
-        f"{row.ratio[0]:.2f}x ({row.ratio[1]:.0%})" if row.ratio else "",
-        f"{row.ms:.2f} ({row.spread:.0%})" if row.ms is not None else "",
-        str(len(row.samples_ms) or ""),
-        f"{row.megabytes:.1f}" if row.megabytes is not None else "",
-        f"{row.error:.1e}" if row.error is not None else "",
-        f"{row.gradient_error:.1e}" if row.gradient_error is not None else "",
-        "; ".join(filter(None, [row.note, *(shown(name, value) for name, value in row.extra.items())])),
-    ]
+    def finish_bars(self, bars: Sequence[Bar], unit: str) -> None:
+        self.finish(bar_plot(bars, unit, f"{self.name}\n{self.hardware}"))

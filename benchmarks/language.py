@@ -10,6 +10,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench import Bench, Contender, Row, options, words
+from bench import Bench, Contender, Row, options, start, words
 from lra_ssm.ops import linear_cross_entropy
 from measure import BOTH, Call, Prepared, free_bytes, prepare, seeded
 from peers import Model, Products, Size, models
-from plots import Bar, bar_plot
+from plots import Bar
 from step_parts import parts_of_step
 
 EXAMPLE = "python benchmarks/language.py --sizes=small --threads=2 --budget=3 --repeats=7"
@@ -36,12 +37,14 @@ _PATIENCE = 2  # budgets of seconds
 
 
 class Comparison:
-    """Everything of one size; all its parts have the same models, which are built once."""
+    """Everything of one size, with models that are built once."""
 
     def __init__(self, name: str, size: Size, bench: Bench) -> None:
         self.name, self.size, self.bench = name, size, bench
-        self.models, self.missing = dict[str, Model](), dict[str, str]()
-        for label, build in models(size, bench.device, free_bytes(bench.device)).items():
+        self.models: dict[str, Model] = {}
+        self.missing: dict[str, str] = {}  # why a model is not measured
+        builds = models(size, bench.device, free_bytes(bench.device))
+        for label, build in builds.items():
             bench.say(f"{name}: building {label}")
             try:
                 self.models[label] = self._built(build)
@@ -58,27 +61,32 @@ class Comparison:
         model.module.to(self.bench.device)
         return model
 
-    def _times(
-        self, what: str, mode: str, calls: dict[str, Call], tokens: int, more: dict[str, str], **shape: int
-    ) -> list[Row]:
+    def _times(self, what: str, mode: str, calls: dict[str, Call], tokens: int, **shape: int) -> list[Row]:
+        """tokens: of a call."""
         gc.collect()
-        full = {"layers": self.size.layers, "D": self.size.D, "V": self.size.V, **shape}
-        effort = self.bench.least_effort()
-        rows = self.bench.times(f"{self.name}: {what}", mode, full, calls, PRODUCTS, more, effort)
+        comparison = f"{self.name}: {what}"
+        shape = {"layers": self.size.layers, "D": self.size.D, "V": self.size.V, **shape}
+        # what takes longer than the budget is called twice and not more
+        effort = replace(self.bench.effort, least=1)
+        rows = self.bench.times(comparison, mode, shape, calls, PRODUCTS, effort)
         for row in rows:
-            row.extra = {"tokens/s": 1e3 * tokens / row.ms} if row.ms else {}
+            if row.ms:
+                row.extra["tokens/s"] = 1e3 * tokens / row.ms
+        rows += [Row(comparison, label, mode, shape, note=why) for label, why in self.missing.items()]
         return self.bench.keep(rows)
 
     def training(self) -> dict[str, float]:
         """Rows of training; returns the parts of our step, in ms."""
-        tokens, missing = self.size.B * self.size.L, dict(self.missing)
+        tokens = self.size.B * self.size.L
         calls = {label: self._training(model) for label, model in self.models.items()}
+        missing = dict(self.missing)
         for mode in (BOTH, STEP):
-            own = {label: call[mode] for label, call in calls.items() if label not in missing}
-            own = {PRODUCTS: partial(self.products.both, tokens), **own}
-            for row in self._times("training", mode, own, tokens, missing, B=self.size.B, L=self.size.L):
+            own = {PRODUCTS: partial(self.products.both, tokens)}
+            own |= {label: call[mode] for label, call in calls.items() if label not in self.missing}
+            for row in self._times("training", mode, own, tokens, B=self.size.B, L=self.size.L):
                 if row.ms and row.ms > 1e3 * _PATIENCE * self.bench.effort.budget:
-                    missing[row.contender] = f"not measured: {mode} alone took {row.ms / 1e3:.0f} s"
+                    self.missing[row.contender] = f"not measured: {mode} alone took {row.ms / 1e3:.0f} s"
+        self.missing = missing  # of reading and generation
         return parts_of_step(calls["ours"][STEP], self.bench.device)[0]
 
     def _training(self, model: Model) -> dict[str, Call]:
@@ -106,21 +114,21 @@ class Comparison:
         ids = torch.randint(self.size.V, (1, length), generator=seeded()).to(self.bench.device)
         calls: dict[str, Call] = {PRODUCTS: partial(self.products.forward, length, 1)}
         calls |= {label: partial(_prompt, model, ids) for label, model in self.models.items()}
-        self._times("reading a prompt", "prompt", calls, length, self.missing, B=1, L=length)
-        for batch in (1, 8):
-            calls = {PRODUCTS: partial(self.products.token, batch), READING: self.products.read}
-            calls |= {label: _token(model, batch) for label, model in self.models.items()}
+        self._times("reading a prompt", "prompt", calls, length, B=1, L=length)
+        for B in (1, 8):
+            calls = {PRODUCTS: partial(self.products.token, B), READING: self.products.read}
+            calls |= {label: _token(model, B) for label, model in self.models.items()}
             calls = {label: partial(_repeatedly, call) for label, call in calls.items()}
-            self._times("generation", f"{_TOKENS} tokens", calls, _TOKENS * batch, self.missing, B=batch)
+            self._times("generation", f"{_TOKENS} tokens", calls, _TOKENS * B, B=B)
 
     def loss(self) -> None:
         """linear_cross_entropy beside F.cross_entropy of all logits."""
         shape = {"positions": self.size.B * self.size.L, "D": self.size.D, "V": self.size.V}
-        truth = partial(head_loss, False, *shape.values(), self.bench.device, torch.float64)
-        names = {"F.cross_entropy of all logits": False, "linear_cross_entropy": True}
-        builds = {n: partial(head_loss, ours, *shape.values(), self.bench.device) for n, ours in names.items()}
-        contenders = [Contender(name, build, truth) for name, build in builds.items()]
-        self.bench.compare(f"{self.name}: the head's loss", shape, contenders, modes=(BOTH,))
+        run = partial(head_loss, device=self.bench.device, **shape)
+        double = partial(run, False, dtype=torch.float64)
+        plain = Contender("F.cross_entropy of all logits", partial(run, False), double)
+        ours = Contender("linear_cross_entropy", partial(run, True), double)
+        self.bench.compare(f"{self.name}: the head's loss", shape, [plain, ours], modes=(BOTH,))
 
 
 @torch.inference_mode()
@@ -153,7 +161,8 @@ def head_loss(
 ) -> Prepared:
     """The summed loss of a head and its gradients: ours, or F.cross_entropy of all logits."""
     random = seeded()
-    inputs = {"x": torch.randn(positions, D, generator=random), "weight": torch.randn(V, D, generator=random) * D**-0.5}
+    x = torch.randn(positions, D, generator=random)
+    weight = torch.randn(V, D, generator=random) * D**-0.5
     targets = torch.randint(V, (positions,), generator=random).to(device)
 
     def loss(x: Tensor, weight: Tensor) -> Tensor:
@@ -161,32 +170,36 @@ def head_loss(
             return linear_cross_entropy(x, weight, targets, reduction="sum")
         return F.cross_entropy(F.linear(x, weight), targets, reduction="sum")
 
-    return prepare(loss, {name: x.to(device, dtype) for name, x in inputs.items()})
+    return prepare(loss, {"x": x.to(device, dtype), "weight": weight.to(device, dtype)})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser = options(__doc__, EXAMPLE)
     parser.add_argument("--sizes", type=words, default=list(SIZES), metavar="LIST",
                         help="small (8 x 256) and 130m, comma-separated; default: both")  # fmt: skip
     given = parser.parse_args(arguments)
-    if unknown := set(given.sizes) - set(SIZES):
+    unknown = set(given.sizes) - set(SIZES)
+    if unknown:
         parser.error(f"--sizes: there are {', '.join(SIZES)}, not {', '.join(unknown)}")
-    bench, profiles = Bench("language", given), {}
-    for name in given.sizes[:1] if given.quick else given.sizes:
-        size = Size(layers=2, D=16, V=64, L=32, B=2) if given.quick else SIZES[name]
+    bench = Bench("language", given)
+    sizes = {name: SIZES[name] for name in given.sizes}
+    if given.quick:
+        sizes = {given.sizes[0]: Size(layers=2, D=16, V=64, L=32, B=2)}
+    profiles = {}
+    for name, size in sizes.items():
         comparison = Comparison(name, size, bench)
         profiles[name] = comparison.training()
         comparison.generation()
         comparison.loss()
-        total = sum(profiles[name].values())
-        lines = [[part, f"{ms / total:.1%}", f"{ms:.1f}"] for part, ms in profiles[name].items()]
-        bench.table(f"{name}: one step, by part", ["part", "share", "ms"], lines, left=1)
-    bars = [
-        Bar(f"{row.comparison}, {row.mode}, B {row.shape.get('B')}", row.contender, float(row.extra["tokens/s"]))
-        for row in bench.rows if "tokens/s" in row.extra
-    ]  # fmt: skip
-    bench.finish(bar_plot(bars, "tokens/s", f"language\n{bench.hardware}"), {"profiles, ms": profiles})
+        bench.parts(f"{name}: one step, by part", profiles[name])
+    bench.more["profiles, ms"] = profiles
+    bars = []
+    for row in bench.rows:
+        if "tokens/s" in row.extra:
+            panel = f"{row.comparison}, {row.mode}, B {row.shape['B']}"
+            bars.append(Bar(panel, row.contender, row.extra["tokens/s"]))
+    bench.finish_bars(bars, "tokens/s")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,12 +1,13 @@
 """Measures batches of every task's loader, and what share of a training step they take.
 
-The data are random, in prepared folders of the real format, with lengths like the real ones. Loaders, transforms and
-batch sizes are the configs'. The step is that of the config's S4D model, the fastest: loading's share of other models'
-steps is smaller.
+The data are random, in prepared folders, with lengths like the real ones. Loaders, transforms and batch sizes are the
+configs'. The step is that of the config's S4D model, the fastest: loading's share of other models' steps is smaller.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 import yaml
 
-from bench import Bench, Row, options, positive
+from bench import Bench, Row, options, positive, start
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from measure import interleave
-from plots import Bar, bar_plot
+from plots import Bar
 from steps import CONFIGS, read, step
 
 EXAMPLE = "python benchmarks/loading.py --threads=2 --budget=2"
@@ -32,7 +33,7 @@ _SHARE = "% of a step"
 
 class Task(NamedTuple):
     """shape: of images (height, width, channels).  lengths: shortest and mean of sequences, drawn from an exponential
-    distribution and cut at the config's max_length; means over real data as in docs and datasets' papers."""
+    distribution and cut at the config's max_length; means as in docs and datasets' papers."""
 
     folder: str
     shape: tuple[int, int, int] | None = None
@@ -54,26 +55,27 @@ TASKS = {
 
 def write_random(folder: Path, task: Task, examples: int, longest: int, classes: int, vocabulary: int) -> None:
     """A prepared folder with a split to train on."""
-    random, labels = np.random.RandomState(0), np.arange(examples) % classes
+    random = np.random.RandomState(0)
+    labels = np.arange(examples) % classes
     if task.shape is not None:
         writer = DatasetWriter(folder, dataset="random", num_classes=classes)
         images = random.randint(0, 256, (examples, *task.shape), dtype=np.uint8)
         writer.images("train", task.shape).extend(images, labels)
     else:
         shortest, mean = task.lengths
-        lengths = shortest + random.exponential(mean - shortest, examples * task.per_example).astype(np.int64)
-        lengths = np.clip(lengths, 1, longest)
-        writer = DatasetWriter(
-            folder, dataset="random", num_classes=classes, vocabulary=[str(i) for i in range(vocabulary)],
-            max_length=longest, per_example=task.per_example,
-        )  # fmt: skip
+        lengths = shortest + random.exponential(mean - shortest, examples * task.per_example)
+        lengths = lengths.astype(np.int64).clip(1, longest)
+        sequences = {"max_length": longest, "per_example": task.per_example}
+        words = [str(i) for i in range(vocabulary)]
+        writer = DatasetWriter(folder, dataset="random", num_classes=classes, vocabulary=words, **sequences)
         writer.split("train").extend(random.randint(3, vocabulary, lengths.sum()), lengths, labels)
     writer.finish({"kind": "random"})
 
 
 def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> dict[str, ResumableLoader]:
     """The config's loader over random data, by number of workers."""
-    settings, network = config["data"]["init_args"], config["model"]["init_args"]["network"]["init_args"]
+    settings = config["data"]["init_args"]
+    network = config["model"]["init_args"]["network"]["init_args"]
     data = resolve_name(config["data"]["class_path"])(**settings)
     longest = 32 if quick else settings.get("max_length", 0)
     examples = (2 if quick else _BATCHES) * data.batch_size
@@ -84,7 +86,8 @@ def loaders(folder: Path, task: Task, config: dict[str, Any], quick: bool) -> di
 
 
 def measure(name: str, task: Task, bench: Bench) -> list[Row]:
-    given, file = bench.given, CONFIGS / task.folder / "s4d.yaml"
+    given = bench.given
+    file = CONFIGS / task.folder / "s4d.yaml"
     config = yaml.safe_load(file.read_text())
     if given.batch or given.quick:
         config["data"]["init_args"]["batch_size"] = given.batch or 2
@@ -92,9 +95,9 @@ def measure(name: str, task: Task, bench: Bench) -> list[Row]:
         found = loaders(Path(folder), task, config, given.quick)
         one, other = (list(loader) for loader in found.values())
         samples = sum(len(batch.labels) for batch in one)
-        positions = sum((batch.inputs[..., :1] if task.shape else batch.inputs).numel() for batch in one)
-        mean_length = positions // samples // task.per_example
-        calls = {workers: _pass(loader) for workers, loader in found.items()}
+        tokens = [batch.inputs[..., 0] if task.shape else batch.inputs for batch in one]
+        mean_length = sum(x.numel() for x in tokens) // samples // task.per_example
+        calls = {workers: partial(deque, loader, 0) for workers, loader in found.items()}
         shape = {"B": len(one[0].labels), "mean L": mean_length}
         rows = bench.times(f"{name}'s loader", "a pass", shape, calls)
     per_sample = _seconds_of_step(file, mean_length, bench)
@@ -110,14 +113,6 @@ def measure(name: str, task: Task, bench: Bench) -> list[Row]:
     return bench.keep(rows)
 
 
-def _pass(loader: ResumableLoader) -> Callable[[], None]:
-    def call() -> None:
-        for _ in loader:
-            pass
-
-    return call
-
-
 def _equal(one: Any, other: Any) -> bool:
     return all(x is y or torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
@@ -125,23 +120,25 @@ def _equal(one: Any, other: Any) -> bool:
 def _seconds_of_step(file: Path, length: int, bench: Bench) -> float:
     """Of one example, at the loader's mean length."""
     training = replace(read(file), length=length)
-    training = replace(training, batch=training.batch if bench.is_gpu else 2)
+    if not bench.is_gpu:
+        training = replace(training, batch=2)
     if bench.given.quick:
-        training = replace(training.changed(d_model=16, n_layers=1), length=min(length, 32))
+        training = training.tiny()
     call, _ = step(training, bench.device)
-    return interleave({"step": call}, replace(bench.effort, repeats=3))["step"].median / training.batch
+    timings = interleave({"step": call}, replace(bench.effort, repeats=3))
+    return timings["step"].median / training.batch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser = options(__doc__, EXAMPLE)
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the configs'")
     bench = Bench("loading", parser.parse_args(arguments))
     bars = []
     for name, task in TASKS.items():
         for row in measure(name, task, bench):
-            bars.append(Bar("", f"{name}, {row.contender}", float(row.extra[_SHARE])))
-    bench.finish(bar_plot(bars, "loading, % of an S4D training step", f"loading\n{bench.hardware}"))
+            bars.append(Bar("", f"{name}, {row.contender}", row.extra[_SHARE]))
+    bench.finish_bars(bars, "loading, % of an S4D training step")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -43,8 +43,9 @@ def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> Prepare
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     with torch.no_grad():
         y = run(**inputs)
-        # the same numbers in float32 and float64, in the memory layout of y
-        weights = torch.empty_like(y).copy_(torch.randn(y.shape, generator=seeded(1, y.device), device=y.device))
+    # the same numbers in float32 and float64, in the memory layout of y
+    numbers = torch.randn(y.shape, generator=seeded(1, y.device), device=y.device)
+    weights = torch.empty_like(y).copy_(numbers)
 
     @torch.no_grad()
     def forward() -> Tensor:
@@ -54,7 +55,10 @@ def prepare(run: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> Prepare
         return torch.autograd.grad(run(**leaves), list(leaves.values()), weights)
 
     def results() -> dict[str, Tensor]:
-        return {"y": forward()} | {f"gradient of {name}": x for name, x in zip(leaves, both(), strict=True)}
+        found = {"y": forward()}
+        for name, gradient in zip(leaves, both(), strict=True):
+            found[f"gradient of {name}"] = gradient
+        return found
 
     return Prepared({FORWARD: forward, BOTH: both}, results)
 
@@ -73,10 +77,14 @@ class Timing:
     def median(self) -> float:
         return median_and_spread(list(self.seconds.values()))[0]
 
+    @property
+    def spread(self) -> float:
+        return median_and_spread(list(self.seconds.values()))[1]
+
     def over(self, other: "Timing") -> tuple[float, float]:
-        """Median and spread of the ratio to another time, round by round, of the rounds that both took part in."""
+        """Median and spread of the ratio to another time, over the rounds that both took part in."""
         common = self.seconds.keys() & other.seconds.keys()
-        return median_and_spread([self.seconds[r] / other.seconds[r] for r in common])
+        return median_and_spread([self.seconds[i] / other.seconds[i] for i in common])
 
 
 def median_and_spread(values: list[float]) -> tuple[float, float]:
@@ -99,14 +107,18 @@ class Effort:
 def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], float] = timer) -> dict[str, Timing]:
     """Times every call once per round, in an order that rotates; round 0 has all, so that every pair has a ratio."""
     timers = {name: timeit.Timer(call, timer=clock) for name, call in calls.items()}
-    timings, rounds = dict[str, Timing](), dict[str, set[int]]()
+    timings: dict[str, Timing] = {}
+    rounds: dict[str, set[int]] = {}
     for name, each in timers.items():
-        seconds = max(each.timeit(1), 1e-9)
+        seconds = each.timeit(1)
         if seconds < effort.budget / effort.least:  # the first call also loads and compiles
-            seconds = max(each.timeit(1), 1e-9)
+            seconds = each.timeit(1)
+        seconds = max(seconds, 1e-9)
         inner = math.ceil(effort.sample / seconds) or 1
-        count = min(effort.repeats, max(effort.least, int(effort.budget / (seconds * inner))))
-        timings[name], rounds[name] = Timing(inner), {i * effort.repeats // count for i in range(count)}
+        affordable = int(effort.budget / (seconds * inner))
+        count = min(effort.repeats, max(effort.least, affordable))
+        timings[name] = Timing(inner)
+        rounds[name] = {i * effort.repeats // count for i in range(count)}
     names = list(calls)
     gc.freeze()  # what is there already: collections look at what the calls left alone
     for number in range(effort.repeats):
@@ -126,8 +138,8 @@ def interleave(calls: Mapping[str, Call], effort: Effort, clock: Callable[[], fl
 def peak_memory(build: Callable[[], Prepared], modes: list[str], device: torch.device) -> dict[str, float]:
     """Mode -> megabytes (10^6 bytes) beyond the inputs.
 
-    On a GPU the allocator counts them. On a CPU Linux counts them in a fresh process, which may take half of the memory
-    that is free; elsewhere nothing is measured.
+    On a GPU the allocator counts them. On a CPU Linux counts them in a fresh process, which may take half of the free
+    memory; elsewhere nothing is measured.
 
     Raises:
         RuntimeError: the call failed, or its process ended.
@@ -138,10 +150,11 @@ def peak_memory(build: Callable[[], Prepared], modes: list[str], device: torch.d
     if not _CLEAR.exists():
         return {}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "lra_ssm.tasks", "matplotlib.figure"])  # imported once for all
+    # imported once for all
+    context.set_forkserver_preload(["torch._dynamo", "lra_ssm.tasks", "matplotlib.figure"])
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_in_child, args=(sender, build, modes, torch.get_num_threads()))
-    process.daemon = True  # ends with the script
+    work = (sender, build, modes, torch.get_num_threads())
+    process = context.Process(target=_measure_in_child, args=work, daemon=True)  # ends with the script
     process.start()
     sender.close()
     try:
@@ -174,10 +187,12 @@ def _measure_in_child(sender: Any, build: Callable[[], Prepared], modes: list[st
 
 def _peaks_here(build: Callable[[], Prepared], modes: list[str], threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
-    resource.setrlimit(resource.RLIMIT_DATA, (_held("VmData") + free_bytes(torch.device("cpu")) // 2,) * 2)
+    most = _held("VmData") + free_bytes(torch.device("cpu")) // 2
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     # glibc is to give freed blocks back at once: memory left over from before would hide what a call takes
     ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
-    calls, peaks = build().calls, {}
+    calls = build().calls
+    peaks = {}
     for mode in modes:
         calls[mode]()  # loads libraries and starts threads
         _CLEAR.write_text("5")  # sets the high-water mark back
@@ -190,7 +205,9 @@ def _peaks_here(build: Callable[[], Prepared], modes: list[str], threads: int) -
 
 def _held(name: str, file: Path = _STATUS) -> int:
     """Bytes, by their name in a file of /proc."""
-    return int(next(x for x in file.read_text().splitlines() if x.startswith(f"{name}:")).split()[1]) * 1024
+    fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
+    kilobytes = fields[name].split()[0]
+    return int(kilobytes) * 1024
 
 
 def free_bytes(device: torch.device) -> int:
@@ -208,11 +225,15 @@ def errors_against(results: dict[str, Tensor], truth: dict[str, Tensor]) -> tupl
     """Largest absolute error over the truth's largest absolute value: of the result, and of the worst gradient."""
     relative = []
     for name, want in truth.items():
-        error, scale = float((results[name].to(want.dtype) - want).abs().max()), float(want.abs().max())
-        # a gradient that is zero throughout (A's at length 1) has no relative error; NaN is worse than anything
-        relative.append(math.inf if math.isnan(error) else error / (scale or 1.0))
+        found = results[name].to(want.dtype)
+        error = float((found - want).abs().max())
+        # a gradient that is zero throughout (A's at length 1) has no relative error
+        scale = float(want.abs().max()) or 1.0
+        # NaN is worse than anything
+        relative.append(math.inf if math.isnan(error) else error / scale)
     return relative[0], max(relative[1:], default=None)
 
 
 def reason(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0]

@@ -44,7 +44,8 @@ def scan_inputs(
     channels_last: the views that layers pass, projections of (B, L, D). half: sequences in bfloat16 beside small
     parameters in float32, as mixed precision has them.
     """
-    (B, D, N, L), random = shape, seeded(device=device)
+    B, D, N, L = shape
+    random = seeded(device=device)
     groups = 1 if kind == S6 else GROUPS
 
     def randn(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -85,7 +86,7 @@ def scan(
         function = partial(written_out_scan, WRITTEN_OUT[by], zoh=zoh)
     else:
         discretization = "zoh" if zoh else "euler"
-        function = partial(selective_scan, delta_softplus=True, discretization=discretization, backend=by)  # type: ignore[arg-type]
+        function = partial(selective_scan, delta_softplus=True, discretization=discretization, backend=by)
     inputs = scan_inputs(kind, shape, device, **layout)
     return prepare(function, in_float64(inputs) if dtype == torch.float64 else inputs)
 
@@ -106,17 +107,23 @@ def written_out_scan(
 ) -> Tensor:  # fmt: skip
     """`selective_scan` with softplus, on tensors (B, L, D, N) of everything."""
     delta = F.softplus(delta + delta_bias[:, None]).transpose(1, 2).unsqueeze(-1)
-    B, C = (x.repeat_interleave(u.shape[1] // x.shape[1], dim=1).permute(0, 3, 1, 2) for x in (B, C))
-    B = B if B_bias is None else B + B_bias
+    width = u.shape[1] // B.shape[1]  # of a group
+    B, C = (x.repeat_interleave(width, dim=1).permute(0, 3, 1, 2) for x in (B, C))
+    if B_bias is not None:
+        B = B + B_bias
     A_bar = torch.exp(delta * A)
     step = (A_bar - 1) / A if zoh else delta
-    y = recurrence(A_bar, step * B * u.transpose(1, 2).unsqueeze(-1), C).transpose(1, 2)
-    return (2 * y.real if y.is_complex() else y) + D[:, None] * u
+    v = step * B * u.transpose(1, 2).unsqueeze(-1)
+    y = recurrence(A_bar, v, C).transpose(1, 2)
+    if y.is_complex():
+        y = 2 * y.real
+    return y + D[:, None] * u
 
 
 def loop(A_bar: Tensor, v: Tensor, C: Tensor) -> Tensor:
     """x_k = A_bar_k x_{k-1} + v_k along the second dimension, one step after the other, and C_k x_k (B, L, D)."""
-    x, outputs = torch.zeros_like(v[:, 0]), []
+    x = torch.zeros_like(v[:, 0])
+    outputs = []
     for A_bar_k, v_k, C_k in zip(A_bar.unbind(1), v.unbind(1), C.unbind(1), strict=True):
         x = A_bar_k * x + v_k
         outputs.append((x * C_k).sum(-1))
@@ -154,7 +161,8 @@ def _pairwise(a: Tensor, v: Tensor) -> Tensor:
     even, odd, later = slice(0, L - 1, 2), slice(1, L, 2), slice(2, L, 2)
     x_odd = _pairwise(a[:, even] * a[:, odd], a[:, odd] * v[:, even] + v[:, odd])
     x = torch.empty_like(v)
-    x[:, 0], x[:, odd] = v[:, 0], x_odd
+    x[:, 0] = v[:, 0]
+    x[:, odd] = x_odd
     x[:, later] = a[:, later] * x_odd[:, : (L - 1) // 2] + v[:, later]
     return x
 
@@ -183,13 +191,17 @@ def _kernel_and_convolution(kernel: Callable[..., Tensor], u: Tensor, **system: 
 
 def s4d(part: str, shape: Shape, device: torch.device, dtype: torch.dtype = torch.float32) -> Prepared:
     """part: KERNEL, CONVOLUTION, S4D or NAIVE."""
-    (B, D, N, L), random = shape, seeded()
+    B, D, N, L = shape
+    random = seeded()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         delta = log_uniform_delta(D, 1e-3, 1e-1)
-    system = {"delta": delta, "A": initialize_A("legs", N).to(torch.complex64).repeat(D, 1)}
-    system |= {"B": torch.ones(D, N, dtype=torch.complex64)}
-    system |= {"C": torch.randn(D, N, generator=random, dtype=torch.complex64)}
+    system = {
+        "delta": delta,
+        "A": initialize_A("legs", N).to(torch.complex64).repeat(D, 1),
+        "B": torch.ones(D, N, dtype=torch.complex64),
+        "C": torch.randn(D, N, generator=random, dtype=torch.complex64),
+    }
     u = {"u": torch.randn(B, D, L, generator=random)}
     functions: dict[str, tuple[Callable[..., Tensor], dict[str, Tensor]]] = {
         KERNEL: (partial(s4d_kernel, L=L), system),

@@ -55,12 +55,15 @@ def parts_of_step(step: Callable[[], Any], device: torch.device) -> tuple[dict[s
                 torch.cuda.synchronize()
     events: list[Any] = list(profiler.events())
     spent = grouped(events, is_gpu)
-    return dict(sorted(spent.items(), key=lambda item: -item[1])), on_gpu(events) if is_gpu else {}
+    largest_first = sorted(spent, key=spent.__getitem__, reverse=True)
+    return {part: spent[part] for part in largest_first}, on_gpu(events) if is_gpu else {}
 
 
 def on_gpu(events: list[Any]) -> dict[str, float]:
-    """Of a step: ms that its kernels and copies take, how many the host launched, how often it waited for them. Where
-    they take less than the step, the host is the limit."""
+    """Of a step: ms that its kernels and copies take, how many the host launched, and how often it waited.
+
+    Where they take less than the step, the host is the limit.
+    """
     found = {"ms on the GPU": 0.0, "launches": 0, "waits": -1}  # one wait is the profile's own
     for event in events:
         if str(event.device_type).endswith("CUDA"):
@@ -95,8 +98,10 @@ def _part(event: Any, region_of_number: dict[int, str]) -> str:
     for ancestor in _ancestry(event):
         if ancestor.name.startswith(_OPTIMIZER):
             return "optimizer"
-        if ancestor.name.startswith(_BACKWARD) and (region := region_of_number.get(ancestor.sequence_nr, "")):
-            return f"{region}, backward"
+        if ancestor.name.startswith(_BACKWARD):
+            region = region_of_number.get(ancestor.sequence_nr)
+            if region:
+                return f"{region}, backward"
     for ancestor in _ancestry(event):
         name = ancestor.name.removeprefix("aten::")
         for part, beginnings in OPERATORS.items():
@@ -112,7 +117,10 @@ def _ancestry(event: Any) -> Iterator[Any]:
 
 
 def _region(event: Any) -> str:
-    return next((e.name.removeprefix(_MARK) for e in _ancestry(event) if e.name.startswith(_MARK)), "")
+    for ancestor in _ancestry(event):
+        if ancestor.name.startswith(_MARK):
+            return ancestor.name.removeprefix(_MARK)
+    return ""
 
 
 @contextmanager
@@ -123,7 +131,8 @@ def _marked_regions() -> Iterator[None]:
             for path in paths:
                 place, _, name = f"lra_ssm.{path}".rpartition(".")
                 owner = resolve_name(place)
-                stack.enter_context(patch.object(owner, name, _marked(part, getattr(owner, name))))
+                function = getattr(owner, name)
+                stack.enter_context(patch.object(owner, name, _marked(part, function)))
         yield
 
 

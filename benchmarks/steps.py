@@ -7,7 +7,6 @@ Shapes: inputs (B, L) or (B, L, features), lengths (B,), labels (B,).  (B batch,
 
 import argparse
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +18,12 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench import Bench, Contender, Row, device_of, options, positive, words
+from bench import Bench, Contender, Row, device_of, options, positive, start, words
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import parameter_groups, parameter_rates
 from measure import Call, Prepared, seeded
-from plots import Bar, bar_plot
+from plots import Bar
 from step_parts import parts_of_step
 
 EXAMPLE = "python benchmarks/steps.py --config=configs/lra/listops/b2s6.yaml --batch=8"
@@ -60,27 +59,34 @@ class Training:
 
     def changed(self, **arguments: Any) -> "Training":
         """With other arguments of the network."""
-        return replace(self, network={**self.network, "init_args": {**self.arguments, **arguments}})
+        network = {**self.network, "init_args": self.arguments | arguments}
+        return replace(self, network=network)
+
+    def tiny(self) -> "Training":
+        small = self.changed(d_model=16, n_layers=1)
+        return replace(small, length=min(self.length, 32))
 
     @property
     def without_bias(self) -> "Training | None":
         """Of a selective layer that has a bias."""
         layer = self.arguments["layer"]
         arguments = layer.get("init_args") or {}
-        return (
-            self.changed(layer={**layer, "init_args": {**arguments, "bias": False}}) if arguments.get("bias") else None
-        )
+        if not arguments.get("bias"):
+            return None
+        return self.changed(layer={**layer, "init_args": {**arguments, "bias": False}})
 
 
 def read(file: Path) -> Training:
     """Ends the script where it is no config of a classification."""
     try:
         config = yaml.safe_load(file.read_text())
-        model, data = config["model"]["init_args"], config["data"]["init_args"]
+        model = config["model"]["init_args"]
+        data = config["data"]["init_args"]
         name = config["data"]["class_path"].rpartition(".")[2]
         side = _SIDES.get(name) or data.get("resolution", 32)
         length = data["max_length"] if "max_length" in data else side**2
-        clip = (config.get("trainer") or {}).get("gradient_clip_val")
+        trainer = config.get("trainer") or {}
+        clip = trainer.get("gradient_clip_val")
         return Training(model["network"], model.get("optimizer") or {}, data["batch_size"], length, clip)
     except OSError as error:
         raise SystemExit(f"error: --config {file}: {error.strerror}") from error
@@ -91,14 +97,17 @@ def read(file: Path) -> Training:
 
 def random_batch(network: nn.Module, training: Training, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     """(inputs, lengths, labels): tokens with lengths, or features without; no padding, so that all positions count."""
-    arguments, random, B = training.arguments, seeded(), training.batch
+    B, L = training.batch, training.length
+    arguments = training.arguments
+    random = seeded()
     labels = torch.randint(arguments["num_classes"], (B,), generator=random).to(device)
     if arguments.get("d_input") is not None:
-        features = torch.randn(B, training.length, arguments["d_input"], generator=random)
+        features = torch.randn(B, L, arguments["d_input"], generator=random)
         return features.to(device, dtype), None, labels
     shape = (B, 2) if getattr(network, "per_example", 1) == 2 else (B,)
-    tokens = torch.randint(3, arguments.get("vocab_size") or 18, (*shape, training.length), generator=random)
-    return tokens.to(device), torch.full(shape, training.length, device=device), labels
+    vocabulary = arguments.get("vocab_size") or 18
+    tokens = torch.randint(3, vocabulary, (*shape, L), generator=random)
+    return tokens.to(device), torch.full(shape, L, device=device), labels
 
 
 def step(training: Training, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Call, nn.Module]:
@@ -111,8 +120,8 @@ def step(training: Training, device: torch.device, dtype: torch.dtype = torch.fl
     inputs, lengths, labels = random_batch(model, training, device, dtype)
 
     def one() -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16) if training.mixed else nullcontext():
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=training.mixed):
             loss = F.cross_entropy(model(inputs, lengths), labels)
         loss.backward()
         if training.clip is not None:
@@ -138,7 +147,9 @@ def prepared_step(training: Training, device: torch.device, dtype: torch.dtype =
 
 def trainings(given: argparse.Namespace, is_gpu: bool) -> dict[str, Training]:
     """Name -> what is trained, at the sizes asked for: small batches on a CPU, everything small with --quick."""
-    files = [Path(file) for file in given.config or [CONFIGS / f"{n}.yaml" for n in (PUBLISHED if is_gpu else ON_CPU)]]
+    files = [Path(file) for file in given.config or ()]
+    if not files:
+        files = [CONFIGS / f"{name}.yaml" for name in (PUBLISHED if is_gpu else ON_CPU)]
     found = {}
     for file in files:
         training = read(file)
@@ -146,10 +157,10 @@ def trainings(given: argparse.Namespace, is_gpu: bool) -> dict[str, Training]:
         if given.config is None and not is_gpu:
             found[f"{file.stem}, scifar"] = replace(training.changed(**_SCIFAR), length=1024)
     for name, training in found.items():
-        batch = given.batch or (training.batch if is_gpu else min(training.batch, 2))
+        batch = training.batch if is_gpu else min(training.batch, 2)
         if given.quick:
-            training = replace(training.changed(d_model=16, n_layers=1), length=min(training.length, 32))
-        found[name] = replace(training, batch=batch, length=given.length or training.length)
+            training = training.tiny()
+        found[name] = replace(training, batch=given.batch or batch, length=given.length or training.length)
     return found
 
 
@@ -170,14 +181,15 @@ def compare(found: dict[str, Training], bench: Bench) -> list[Row]:
 
     On a GPU without errors: a step in float64 takes longer than all else here, and operators.py has them.
     """
+    sizes: dict[tuple[int, int], list[Contender]] = {}
+    for name, training in found.items():
+        build = partial(prepared_step, training, bench.device)
+        truth = None if bench.is_gpu else partial(build, torch.float64)
+        same = sizes.setdefault((training.batch, training.length), [])
+        same.append(Contender(name, build, truth))
     rows = []
-    for batch, length in dict.fromkeys((training.batch, training.length) for training in found.values()):
-        contenders = []
-        for name, training in found.items():
-            if (training.batch, training.length) == (batch, length):
-                truth = None if bench.is_gpu else partial(prepared_step, training, bench.device, torch.float64)
-                contenders.append(Contender(name, partial(prepared_step, training, bench.device), truth))
-        rows += bench.compare("training steps", {"B": batch, "L": length}, contenders, modes=(STEP,))
+    for (B, L), contenders in sizes.items():
+        rows += bench.compare("training steps", {"B": B, "L": L}, contenders, modes=(STEP,))
     return rows
 
 
@@ -189,7 +201,8 @@ def profile(row: Row, training: Training, bench: Bench) -> dict[str, float]:
     row.extra["samples/s"] = 1e3 * training.batch / row.ms
     row.extra["tokens/s"] = 1e3 * training.batch * training.length / row.ms
     try:
-        parts, more = parts_of_step(step(training, bench.device)[0], bench.device)
+        call, _ = step(training, bench.device)
+        parts, more = parts_of_step(call, bench.device)
     except RuntimeError as error:  # out of memory
         bench.say(f"no profile of {row.contender}: {error}")
         return {}
@@ -199,11 +212,12 @@ def profile(row: Row, training: Training, bench: Bench) -> dict[str, float]:
 
 def over(row: Row, other: Row) -> float:
     """The median over rounds of a contender's time over another's of the same comparison."""
-    return float(np.median([row.samples_ms[i] / other.samples_ms[i] for i in row.samples_ms.keys() & other.samples_ms]))
+    common = row.samples_ms.keys() & other.samples_ms
+    return float(np.median([row.samples_ms[i] / other.samples_ms[i] for i in common]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser = options(__doc__, EXAMPLE)
     parser.add_argument("--config", type=words, metavar="LIST", help="config files, comma-separated; default: three of "
                         "ListOps, on a GPU all six LRA tasks' and sCIFAR's")  # fmt: skip
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the config's, at most 2 on a CPU")
@@ -214,21 +228,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench = Bench("steps", given)
     rows = compare(found, bench)
     profiles = {row.contender: profile(row, found[row.contender], bench) for row in rows}
-    names = ["samples/s", "tokens/s", "ms on the GPU", "launches", "waits", "over without bias"]
-    for row in rows:
-        if without := next(
-            (r for r in rows if r.contender == f"{row.contender} without bias" and r.ms and row.ms), None
-        ):
+    bench.more["profiles, ms"] = profiles
+    measured = {row.contender: row for row in rows if row.ms}
+    for name, row in measured.items():
+        without = measured.get(f"{name} without bias")
+        if without is not None:
             row.extra["over without bias"] = over(row, without)
-    lines = [[r.contender, *(f"{r.extra[n]:,.4g}" if n in r.extra else "" for n in names)] for r in rows]
-    bench.table("rates", ["", *names], lines, left=1)
+    lines = []
+    for row in rows:
+        lines.append({"": row.contender, **{name: f"{x:,.4g}" for name, x in row.extra.items()}})
+    bench.table("rates", lines)
     for name, parts in profiles.items():
-        total = sum(parts.values())
-        lines = [[part, f"{ms / total:.1%}", f"{ms:.1f}"] for part, ms in parts.items()]
-        bench.table(f"one step of {name}, by part", ["part", "share", "ms"], lines, left=1)
-    bars = [Bar("", f"{row.contender}, B {row.shape['B']}", float(row.extra["tokens/s"])) for row in rows if row.ms]
-    bench.finish(bar_plot(bars, "tokens/s", f"steps\n{bench.hardware}"), {"profiles, ms": profiles})
+        bench.parts(f"one step of {name}, by part", parts)
+    bars = [Bar("", f"{name}, B {row.shape['B']}", row.extra["tokens/s"]) for name, row in measured.items()]
+    bench.finish_bars(bars, "tokens/s")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

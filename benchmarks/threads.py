@@ -4,17 +4,16 @@ With --beside a second fit runs beside each one, waiting in the same way; both r
 """
 
 import argparse
-import csv
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
+import pandas as pd
+
+from lra_ssm.tables import table
 
 EXAMPLE = "python benchmarks/threads.py --beside --steps=300 --rounds=2"
 QUICKSTART = Path(__file__).parents[1] / "configs/quickstart.yaml"
@@ -31,13 +30,13 @@ def rates(way: dict[str, str], count: int, steps: int, data: Path) -> list[float
     """samples/s of fits that run at the same time, medians over their steps."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
     with TemporaryDirectory() as folder:
-        fit = [sys.executable, "-m", "lra_ssm", "fit", "--config", str(QUICKSTART), f"--data.root={data}",
-               f"--trainer.max_steps={steps}", "--trainer.log_every_n_steps=10"]  # fmt: skip
-        started = list[subprocess.Popen[str]]()
+        fit = [sys.executable, "-m", "lra_ssm", "fit", "--config", str(QUICKSTART)]
+        fit += [f"--data.root={data}", f"--trainer.max_steps={steps}", "--trainer.log_every_n_steps=10"]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        started: list[subprocess.Popen[str]] = []
         try:
             for i in range(count):
                 line = [*fit, f"--runs_dir={folder}/{i}"]
-                pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
                 started.append(subprocess.Popen(line, env=given | way, **pipes))
             for process in started:
                 said = process.communicate()[1]
@@ -46,12 +45,8 @@ def rates(way: dict[str, str], count: int, steps: int, data: Path) -> list[float
         finally:
             for process in started:
                 process.kill()
-        return [_rate(next(Path(folder, str(i)).rglob("metrics.csv"))) for i in range(count)]
-
-
-def _rate(file: Path) -> float:
-    rows = csv.DictReader(file.open())
-    return median(float(row["train/samples_per_s"]) for row in rows if row.get("train/samples_per_s"))
+        files = [next(Path(folder, str(i)).rglob("metrics.csv")) for i in range(count)]
+        return [pd.read_csv(file)["train/samples_per_s"].median() for file in files]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,10 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, way in WAYS.items():
                 own = rates(way, 1 + given.beside, given.steps, Path(data))
                 found[name].append(" and ".join(f"{rate:.0f}" for rate in own))
-    table = Table("", "samples/s, round by round", box=None, pad_edge=False)
-    for name, shown in found.items():
-        table.add_row(name, ", ".join(shown))
-    Console().print(table)
+    lines = [[name, ", ".join(shown)] for name, shown in found.items()]
+    print(table(["", "samples/s, round by round"], lines, left=2))
 
 
 if __name__ == "__main__":

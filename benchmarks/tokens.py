@@ -14,6 +14,7 @@ from contextlib import redirect_stderr
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from string import ascii_lowercase
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,12 +22,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench import Bench, Row, options
+from bench import Bench, Row, options, start
 from lra_ssm.datamodules import Corpus
 from lra_ssm.layers import S4D, LayerSpec
 from lra_ssm.models import Backbone
 from measure import Call
-from plots import Bar, bar_plot
+from plots import Bar
 
 EXAMPLE = "python benchmarks/tokens.py --source=corpus/ --tokenizer=tokenizer.json --threads=2"
 _BYTES, _MADE_UP_WORDS = 64_000_000, 50_000
@@ -38,7 +39,8 @@ def read_texts(source: Path | None, size: int) -> list[str]:
 
     None: made up, of words with frequencies as Zipf has them.
     """
-    texts, taken = list[str](), 0
+    texts: list[str] = []
+    taken = 0
     try:
         for text in _made_up() if source is None else _read(source):
             if text.strip():
@@ -48,11 +50,9 @@ def read_texts(source: Path | None, size: int) -> list[str]:
                 break
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SystemExit(f'error: --source {source}: cannot be read, or is no jsonl of "text" ({error})') from error
-    return texts or _no_text(source)
-
-
-def _no_text(source: Path | None) -> list[str]:
-    raise SystemExit(f"error: --source {source}: no text in it")
+    if not texts:
+        raise SystemExit(f"error: --source {source}: no text in it")
+    return texts
 
 
 def _read(source: Path) -> Iterator[str]:
@@ -69,10 +69,12 @@ def _read(source: Path) -> Iterator[str]:
 
 def _made_up() -> Iterator[str]:
     random = np.random.RandomState(0)
-    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    words = np.array(["".join(random.choice(letters, random.randint(1, 12))) for _ in range(_MADE_UP_WORDS)])
+    letters = np.array(list(ascii_lowercase))
+    lengths = [random.randint(1, 12) for _ in range(_MADE_UP_WORDS)]
+    words = np.array(["".join(random.choice(letters, length)) for length in lengths])
     while True:
-        yield " ".join(words[np.minimum(random.zipf(1.2, 250), _MADE_UP_WORDS) - 1])
+        ranks = np.minimum(random.zipf(1.2, 250), _MADE_UP_WORDS)
+        yield " ".join(words[ranks - 1])
 
 
 class Tokenising:
@@ -85,7 +87,8 @@ class Tokenising:
         self.settings: dict[str, Any] = {"source": str(self.file), "val_fraction": 0.0}
         trained = Corpus(root=str(folder / "trained"), tokenizer=tokenizer, **self.settings)
         _quietly(trained.prepare_data)
-        self.tokens, saved = trained.provenance()["tokens"]["train"], trained.tokenizer_file
+        self.tokens = trained.provenance()["tokens"]["train"]
+        saved = trained.tokenizer_file
         if saved.name != "tokenizer.json":
             self.settings["tokenizer"] = tokenizer  # of which there is nothing to train but a vocabulary
             self.library = None
@@ -93,11 +96,13 @@ class Tokenising:
         from tokenizers import Tokenizer
 
         self.library = Tokenizer.from_file(str(saved))
-        self.settings |= {"tokenizer": str(saved), "end_of_text": self.library.id_to_token(trained.end_of_text_id)}
+        self.settings["tokenizer"] = str(saved)
+        self.settings["end_of_text"] = self.library.id_to_token(trained.end_of_text_id)
 
     def calls(self) -> dict[str, Call]:
-        others = {} if self.library is None else {"datasets.map": self._usual, "encode": self._encode}
-        return {"prepare": self._prepare, **others}
+        if self.library is None:
+            return {"prepare": self._prepare}
+        return {"prepare": self._prepare, "datasets.map": self._usual, "encode": self._encode}
 
     def _encode(self) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.cores > 1 else "false"  # looked up at every call
@@ -139,15 +144,18 @@ def _tokenised(library: Any, examples: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _group_texts(examples: dict[str, list[list[int]]]) -> dict[str, Any]:
-    joined = {name: list(chain(*lists)) for name, lists in examples.items()}
-    total = len(joined["input_ids"]) // _BLOCK * _BLOCK
-    result = {name: [ids[i : i + _BLOCK] for i in range(0, total, _BLOCK)] for name, ids in joined.items()}
+    result = {}
+    for name, lists in examples.items():
+        joined = list(chain(*lists))
+        total = len(joined) // _BLOCK * _BLOCK
+        result[name] = [joined[i : i + _BLOCK] for i in range(0, total, _BLOCK)]
     result["labels"] = result["input_ids"].copy()
     return result
 
 
 def compare_tokenising(texts: list[str], bench: Bench) -> list[Row]:
-    size, tokenizer = sum(len(text.encode()) for text in texts), bench.given.tokenizer
+    size = sum(len(text.encode()) for text in texts)
+    tokenizer = bench.given.tokenizer
     os.environ["RAYON_NUM_THREADS"] = str(bench.threads)  # read when the library first computes in parallel
     with TemporaryDirectory() as folder:
         bench.say(f"a tokenizer ({tokenizer}) of {size / 1e6:.3g} MB of texts")
@@ -155,7 +163,9 @@ def compare_tokenising(texts: list[str], bench: Bench) -> list[Row]:
         shape = {"texts": len(texts), "kB": size // 1000, "tokens": work.tokens, "cores": bench.threads}
         rows = bench.times(f"tokens of {tokenizer}", "texts to tokens", shape, work.calls())
     for row in rows:
-        row.extra = {"MB/s": size / row.ms / 1e3, "tokens/s": 1e3 * work.tokens / row.ms} if row.ms else {}
+        if row.ms:
+            row.extra["MB/s"] = size / row.ms / 1e3
+            row.extra["tokens/s"] = 1e3 * work.tokens / row.ms
     return bench.keep(rows)
 
 
@@ -163,16 +173,15 @@ def compare_tokenising(texts: list[str], bench: Bench) -> list[Row]:
 
 
 def compare_batches(texts: list[str], bench: Bench) -> list[Row]:
-    """Forward, backward and AdamW of one S4D block of 64 channels over bytes, the smallest language model, and how many
-    of it a batch takes."""
+    """Batches beside a step of the smallest language model: one S4D block of 64 channels over bytes."""
     batch, length = (2, 64) if bench.given.quick else (32, 512)
     with TemporaryDirectory() as folder:
         for split, own in (("train", texts), ("val", texts[:10])):
             _write(own, Path(folder, f"{split}.jsonl"))
         loaders = {}
+        settings = {"source": folder, "root": f"{folder}/data", "tokenizer": "bytes"}
         for order in ("shuffled", "streams"):
-            data = Corpus(source=folder, root=f"{folder}/data", tokenizer="bytes", order=order, length=length,
-                          batch_size=batch)  # fmt: skip
+            data = Corpus(order=order, length=length, batch_size=batch, **settings)
             _quietly(data.prepare_data)
             data.setup("fit")
             loaders[order] = data.train_dataloader()
@@ -188,11 +197,13 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 def _step(batch: Any) -> Callable[[], None]:
     torch.manual_seed(0)
-    backbone, head = Backbone(LayerSpec(S4D), vocab_size=257, d_model=64, n_layers=1), nn.Linear(64, 257)
+    backbone = Backbone(LayerSpec(S4D), vocab_size=257, d_model=64, n_layers=1)
+    head = nn.Linear(64, 257)
     optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()])
 
     def call() -> None:
-        loss = nn.functional.cross_entropy(head(backbone(batch.inputs)).flatten(0, 1), batch.targets.flatten())
+        logits = head(backbone(batch.inputs))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -201,7 +212,7 @@ def _step(batch: Any) -> Callable[[], None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser = options(__doc__, EXAMPLE)
     parser.add_argument("--source", type=Path, metavar="PATH", help="a text file, .jsonl, or folder of .txt; default: "
                         "made-up words")  # fmt: skip
     parser.add_argument("--tokenizer", default="bpe:16000", metavar="NAME", help="a tokenizer.json, words, characters, "
@@ -211,9 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench = Bench("tokens", given)
     rows = compare_tokenising(texts, bench)
     compare_batches(texts[: len(texts) // 6 + 1], bench)
-    bars = [Bar("", row.contender, float(row.extra["MB/s"])) for row in rows if row.ms]
-    bench.finish(bar_plot(bars, f"MB of text a second, {bench.threads} cores", f"tokens\n{bench.hardware}"))
+    bars = [Bar("", row.contender, row.extra["MB/s"]) for row in rows if row.ms]
+    bench.finish_bars(bars, f"MB of text a second, {bench.threads} cores")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

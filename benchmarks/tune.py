@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import torch
 
-from bench import BOTH, Bench, Contender, device_of, lengths, options, positive
+from bench import BOTH, Bench, Contender, device_of, lengths, options, positive, start
 from lra_ssm.ops.backends import triton_call
 from measure import Call, Prepared
-from plots import Bar, bar_plot
+from plots import Bar
 from scans import B2S6, S6, Shape, scan
 
 EXAMPLE = "python benchmarks/tune.py --lengths=4096,16384 --budget=1 --repeats=7"
@@ -55,7 +55,8 @@ def _in_force(cut: str, call: Call) -> object:
 def compile_all(contenders: Sequence[Contender]) -> None:
     """Compiles what they need, into Triton's cache on disk, on every core: one after the other takes minutes."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(contenders)), context) as pool:
+    workers = min(os.cpu_count() or 1, len(contenders))
+    with ProcessPoolExecutor(workers, context) as pool:
         list(pool.map(_call_once, [contender.build for contender in contenders]))
 
 
@@ -66,7 +67,7 @@ def _call_once(build: partial[Prepared]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__.split("\n")[0], EXAMPLE)
+    parser = options(__doc__, EXAMPLE)
     parser.add_argument("--lengths", type=lengths, default=[4096], metavar="LIST", help="default: 4096")
     parser.add_argument("--batch", type=positive, metavar="N", help="with --channels and --states: this shape alone")
     parser.add_argument("--channels", type=positive, metavar="N")
@@ -76,21 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("for the Triton kernels, which a CPU does not run")
     bench = Bench("tune", given)
     asked = (given.batch, given.channels, given.states)
-    sizes = [Shape(*size, L) for size in ([asked] if all(asked) else SHAPES) for L in given.lengths]
+    sizes = [asked] if all(asked) else SHAPES
     tables: dict[tuple[str, Shape], list[Contender]] = {}
-    for shape in sizes:
-        for kind, own in ((S6, shape), (B2S6, shape._replace(N=shape.N // 2))):
-            builds = {cut: partial(cut_scan, cut, kind, own, "triton", bench.device) for cut in CUTS}
-            tables[kind, own] = [Contender(cut, build) for cut, build in builds.items()]
+    for B, D, N in sizes:
+        for L in given.lengths:
+            for kind, own in ((S6, Shape(B, D, N, L)), (B2S6, Shape(B, D, N // 2, L))):
+                builds = {cut: partial(cut_scan, cut, kind, own, "triton", bench.device) for cut in CUTS}
+                tables[kind, own] = [Contender(cut, build) for cut, build in builds.items()]
     bench.say("compiling")
     compile_all([contender for contenders in tables.values() for contender in contenders])
     bars = []
     for (kind, own), contenders in tables.items():
-        for row in bench.compare(f"{kind}, cut in other ways", own._asdict(), contenders, DEFAULT):
+        rows = bench.compare(f"{kind}, cut in other ways", own._asdict(), contenders, DEFAULT)
+        for row in rows:
             if row.ratio and row.mode == BOTH:
                 bars.append(Bar(f"{kind}, {tuple(own)}", row.contender, 1 / row.ratio[0]))
-    bench.finish(bar_plot(bars, "speed over the package's cut", f"tune\n{bench.hardware}"))
+    bench.finish_bars(bars, "speed over the package's cut")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

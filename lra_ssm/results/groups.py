@@ -44,8 +44,9 @@ class Group:
 
     @cached_property
     def values(self) -> list[float]:
+        scale = 100 if self.percent else 1
         found = [run.value(self.metric) for run in self.counted]
-        return [(100 if self.percent else 1) * value for value in found if value is not None]
+        return [scale * value for value in found if value is not None]
 
     @property
     def mean(self) -> float | None:
@@ -62,16 +63,23 @@ class Group:
     def comparable(self) -> Row | None:
         """The published row, where it is of the same metric and can stand beside a run."""
         row = self.row
-        return row if row is not None and row.metric == self.metric and not row.unmatched else None
+        if row is None or row.metric != self.metric or row.unmatched:
+            return None
+        return row
 
     @property
     def difference(self) -> float | None:
-        return None if self.mean is None or self.comparable is None else self.mean - self.comparable.value
+        if self.mean is None or self.comparable is None:
+            return None
+        return self.mean - self.comparable.value
 
     @cached_property
     def comparison(self) -> Comparison | None:
         """The settings against the row's config; of any run, as all have the same."""
-        return compare(self.runs[0], self.row) if self.row is not None and self.runs[0].config.get("model") else None
+        run = self.runs[0]
+        if self.row is None or not run.config.get("model"):
+            return None
+        return compare(run, self.row)
 
     @property
     def settings(self) -> Settings:
@@ -91,7 +99,10 @@ class Group:
     def seconds(self) -> tuple[float, bool] | None:
         """Wall time of a counted run, the mean; and whether it was more."""
         found = [run.seconds for run in self.counted if run.seconds is not None]
-        return (mean(s for s, _ in found), any(least for _, least in found)) if found else None
+        if not found:
+            return None
+        times, at_least = zip(*found, strict=True)
+        return mean(times), any(at_least)
 
 
 def default_metric(run: RunRecord) -> str:
@@ -104,15 +115,20 @@ def default_metric(run: RunRecord) -> str:
 
 
 def group(runs: Sequence[RunRecord], metric: str | None = None, by: Sequence[str] = ()) -> list[Group]:
-    """Groups in the order of LRA's tasks and of published.yaml's models. metric: of every group, else its row's or
-    its task's. by: settings that tell groups apart, by a name or the end of one; InputError where there is none."""
-    names = [resolve(name, {key for run in runs for key in run.all_settings}) for name in by]
+    """Groups in the order of LRA's tasks and of published.yaml's models.
+
+    metric: of every group, else its row's or its task's.  by: settings that tell groups apart, by a name or the end of
+    one. Raises InputError where no setting is called so.
+    """
+    keys = {key for run in runs for key in run.all_settings}
+    names = [resolve(name, keys) for name in by]
     groups = []
     for (task, model), members in _alike(runs, names):
         row = next((row for row in map(row_of, members) if row is not None), None)
         counted = next((run for run in members if not run.missing), members[0])
         used = row.metric if row and counted.value(row.metric) is not None else default_metric(counted)
-        values = {given: members[0].all_settings.get(key, ABSENT) for given, key in zip(by, names, strict=True)}
+        settings = members[0].all_settings
+        values = {given: settings.get(key, ABSENT) for given, key in zip(by, names, strict=True)}
         groups.append(Group(task, model, members, metric or used, row, values))
     known = {g.task: g.metric for g in groups if any(run.tested for run in g.runs)}
     for one in groups:
@@ -136,12 +152,13 @@ def _alike(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[tuple[tu
         rows.append((run, known, run.task, run.model, *values, *of))
     keys = ["task", "model", *told, "settings", "data"]
     frame = pd.DataFrame(rows, columns=["run", "known", *keys]).sort_values("known", ascending=False, kind="stable")
-    # Of some nothing says what settings they have, or would have had: they belong to the one row of their model.
+    # Of some nothing says what settings they have: they belong to the one row of their model.
     for (task, model, *values), alike in frame[~frame.known].groupby(keys[:-2]):
         same = frame[frame.known & (frame.task == task) & (frame.model == model)]
         for name, value in zip(told, values, strict=True):
             same = same[(same[name] == value) | (value == exact(ABSENT))]
-        if len(same := same[keys].drop_duplicates()) == 1:
+        same = same[keys].drop_duplicates()
+        if len(same) == 1:
             frame.loc[alike.index, keys] = same.iloc[0].to_list()
     for (task, model, *_), members in frame.groupby(keys, sort=False).run:
         yield (task, model), list(members)
@@ -151,54 +168,70 @@ def _place(group: Group) -> tuple[Any, ...]:
     models = list(published()["models"])
     task = LRA.index(group.task) if group.task in LRA else len(LRA)
     model = models.index(group.model) if group.model in models else len(models)
-    return task, group.task, model, group.model, [_sortable(value) for value in group.by.values()]
+    return task, group.task, model, group.model, [sortable(value) for value in group.by.values()]
 
 
-def _sortable(value: Any) -> tuple[int, float, str]:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return (0, float(value), "") if number else (1, 0.0, shown(value))
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def sortable(value: Any) -> tuple[int, float, str]:
+    """Numbers by size, then words."""
+    return (0, float(value), "") if is_number(value) else (1, 0.0, shown(value))
 
 
 def _name_variants(groups: list[Group], by: Sequence[str]) -> None:
     """Says in each row what tells it from the others of its task and model; no two rows say the same."""
-    for task, model in dict.fromkeys((g.task, g.model) for g in groups):
-        same = [g for g in groups if (g.task, g.model) == (task, model) and g.runs[0].config.get("model")]
+    known: dict[tuple[str, str], list[Group]] = {}
+    for g in groups:
+        if g.runs[0].config.get("model"):
+            known.setdefault((g.task, g.model), []).append(g)
+    for same in known.values():
         told, more = _differences(same, by)
         cells = [[*map(shown, g.by.values())] for g in same]
         for i, one in enumerate(same):
-            named, rest = told[:_MOST_NAMED], [*told[_MOST_NAMED:], *more]
-            twins = {j for j in range(len(same)) if all(c[j] == c[i] for c in named) and cells[j] == cells[i]}
-            for column in rest:
-                if any(column[j] != column[i] for j in twins):
+            named = told[:_MOST_NAMED]
+            twins = {j for j, cell in enumerate(cells) if cell == cells[i]}
+            twins = {j for j in twins if all(column[j] == column[i] for column in named)}
+            for column in told[_MOST_NAMED:] + more:
+                alike = {j for j in twins if column[j] == column[i]}
+                if alike != twins:
                     named.append(column)
-                    twins = {j for j in twins if column[j] == column[i]}
+                    twins = alike
             one.variant = ", ".join(column[i] for column in named)
-            if left := [column[i] for column in told if column not in named]:
+            left = [column[i] for column in told if column not in named]
+            if left:
                 one.variant += f", {len(left)} more"
                 one.notes.append(f"differs also in {', '.join(left)}")
 
 
 def _differences(same: Sequence[Group], by: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """In what rows of a task and model differ, each a text for every row: what is told of all of them; and what tells
-    apart those that are the same in it (1 and 1.0, what a class has that not all have, data that is not known)."""
+    """In what rows of a task and model differ, each a text for every row: what is told of all; and what tells apart
+    those that are alike in it (1 and 1.0, what a class has that not all have, data that is not known)."""
     settings = [g.settings | {key: g.runs[0].all_settings.get(key, ABSENT) for key in by} for g in same]
     short = short_names({key for own in settings for key in own})
-    texts = {key: told_apart([own.get(key, ABSENT) for own in settings]) for key in sorted(short)}
-    columns = {key: [f"{short[key]}={text}" for text in own] for key, own in texts.items() if len({*own}) > 1}
-    told = [columns.pop(key) for key in differing(g.settings for g in same) if key in columns and key not in by]
+    columns = {}
+    for key in sorted(short):
+        texts = told_apart([own.get(key, ABSENT) for own in settings])
+        if len({*texts}) > 1:
+            columns[key] = [f"{short[key]}={text}" for text in texts]
+    differ = differing(g.settings for g in same)
+    told = [columns.pop(key) for key in differ if key in columns and key not in by]
     more = [*columns.values()]
     data = [g.runs[0].data for g in same]
     if len({*data}) > 1:
-        (told if len({identity for _, identity in data} - {""}) > 1 else more).append(
-            [f"data: {words or 'not known'}{_digest(words, identity, data)}" for words, identity in data]
-        )
+        known = {identity for _, identity in data if identity}
+        place = told if len(known) > 1 else more
+        place.append([f"data: {words or 'not known'}{_digest(words, identity, data)}" for words, identity in data])
     return told, more
 
 
 def _digest(words: str, identity: str, data: Sequence[tuple[str, str]]) -> str:
     """What tells data from other data of the same words, where there is some."""
-    several = len({other for its, other in data if its == words}) > 1
-    return f" {hashlib.sha256(identity.encode()).hexdigest()[:6]}" if several else ""
+    if len({other for its, other in data if its == words}) == 1:
+        return ""
+    digest = hashlib.sha256(identity.encode()).hexdigest()
+    return f" {digest[:6]}"
 
 
 def _count(group: Group) -> None:
@@ -206,21 +239,21 @@ def _count(group: Group) -> None:
     left_out = [(run, run.missing) for run in group.runs if run.missing]
     candidates = [run for run in group.runs if not run.missing]
     left_out += [(run, f"has no {group.metric}") for run in candidates if run.value(group.metric) is None]
-    left_out += [
-        (run, f"tested on a part of the split (limit {run.tested['limit_batches']})")
-        for run in candidates
-        if "limit_batches" in run.tested
-    ]
+    for run in candidates:
+        if "limit_batches" in run.tested:
+            limit = run.tested["limit_batches"]
+            left_out.append((run, f"tested on a part of the split (limit {limit})"))
     out = [run for run, _ in left_out]
+    candidates = [run for run in candidates if run not in out]
     latest: dict[Any, RunRecord] = {}
-    for run in sorted((r for r in candidates if r not in out), key=lambda r: str(r.last_start.get("time"))):
+    for run in sorted(candidates, key=lambda run: str(run.last_start.get("time"))):
         if run.seed in latest:
             left_out.append((latest[run.seed], f"seed {run.seed} again in {run.path.name}, which counts"))
         latest[run.seed] = run
-    group.counted = sorted(latest.values(), key=lambda run: _sortable(run.seed))
+    group.counted = sorted(latest.values(), key=lambda run: sortable(run.seed))
     if left_out:
-        several = f"{len(left_out)} of {len(group.runs)} runs not counted"
-        group.notes.insert(0, f"{several}: " + "; ".join(f"{run.path}: {why}" for run, why in left_out))
+        whys = "; ".join(f"{run.path}: {why}" for run, why in left_out)
+        group.notes.insert(0, f"{len(left_out)} of {len(group.runs)} runs not counted: {whys}")
     for what, of in (("code", lambda r: r.code), ("hardware", lambda r: r.hardware), ("checkpoint", _scored)):
         seeds: dict[str, list[str]] = {}
         for run in group.counted:

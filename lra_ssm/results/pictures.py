@@ -55,9 +55,8 @@ def _draw(axes: Any, g: Group, metric: str, style: dict[str, Any]) -> None:
         marker = "o" if len(curves) <= _MOST_MARKED else None
         axes.plot(means, marker=marker, markersize=3, linewidth=1.6, label=label, **style)
         if len(curves.columns) > 1:
-            axes.fill_between(
-                means.index, means - spread, means + spread, color=style["color"], alpha=0.18, linewidth=0
-            )
+            band = (means.index, means - spread, means + spread)
+            axes.fill_between(*band, color=style["color"], alpha=0.18, linewidth=0)
         label = None
     for run in g.runs:
         if run not in g.counted and (curve := _scaled(run, metric)):
@@ -95,8 +94,10 @@ def line_name(g: Group, by: bool = True) -> str:
 
 def seeds(counts: Iterable[int]) -> str:
     """(3 seeds), (1 to 3 seeds)."""
-    least, most = min(found := list(counts)), max(found)
-    return f"({least} to {most} seeds)" if least != most else f"({most} seed{'s' * (most != 1)})"
+    found = sorted(counts)
+    if found[0] != found[-1]:
+        return f"({found[0]} to {found[-1]} seeds)"
+    return "(1 seed)" if found[0] == 1 else f"({found[0]} seeds)"
 
 
 def panels_of(count: int, height: float) -> tuple[Any, list[Any]]:
@@ -115,8 +116,9 @@ def panels_of(count: int, height: float) -> tuple[Any, list[Any]]:
 def axis_name(metric: str) -> str:
     """val/accuracy as `validation accuracy, %`; a loss has no unit that we know."""
     split, _, name = metric.rpartition("/")
-    words = {"val": "validation", "test": "test", "train": "training"}.get(split.split()[-1] if split else "", split)
-    return f"{words} {name.replace('_', ' ')}{', %' if name.endswith('accuracy') else ''}".strip()
+    words = {"val": "validation", "test": "test", "train": "training"}.get(split.rpartition(" ")[2], split)
+    unit = ", %" if name.endswith("accuracy") else ""
+    return f"{words} {name.replace('_', ' ')}{unit}".strip()
 
 
 def tidy(axes: Any) -> None:

@@ -1,12 +1,11 @@
 """Results as a table: for a terminal, Markdown, LaTeX, CSV."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import Group
 from lra_ssm.results.published import LRA
 from lra_ssm.results.settings import shown
@@ -62,7 +61,8 @@ def _latex(text: str) -> str:
 
 def results_table(groups: Sequence[Group], by: Sequence[str] = ()) -> Table:
     """A row per task, model and whatever else differs; `by`: names of the groups' own columns."""
-    variants, rows_known = any(g.variant for g in groups), any(g.comparable for g in groups)
+    variants = any(g.variant for g in groups)
+    rows_known = any(g.comparable for g in groups)
     metrics = {g.metric for g in groups}
     name = f"{metric_name(groups[0])} ± std" if len(metrics) == 1 else "value ± std"
     columns = ["task", "model", *by, *["settings that differ"] * variants, *["metric"] * (len(metrics) > 1)]
@@ -74,13 +74,8 @@ def results_table(groups: Sequence[Group], by: Sequence[str] = ()) -> Table:
     for g in groups:
         cells = [g.task, g.model, *map(shown, g.by.values()), *[g.variant] * variants]
         cells += [metric_name(g)] * (len(metrics) > 1)
-        cells += [
-            spread(g),
-            _seeds(g),
-            _count(g.parameters),
-            _count(g.steps),
-            "?" if g.seconds is None else duration(*g.seconds),
-        ]
+        time = "?" if g.seconds is None else duration(*g.seconds)
+        cells += [spread(g), _seeds(g), _count(g.parameters), _count(g.steps), time]
         if rows_known:
             cells += [published_value(g), signed(g.difference, g.decimals), _settings(g)]
         rows.append([*cells, ", ".join(letters[note] for note in g.notes)])
@@ -89,8 +84,7 @@ def results_table(groups: Sequence[Group], by: Sequence[str] = ()) -> Table:
 
 
 def grid(groups: Sequence[Group]) -> Table:
-    """Models down, tasks across, as LRA's tables are printed; the published rows below each. The average stands where
-    all six tasks of LRA do."""
+    """Models down, tasks across, as LRA prints them, published rows below; the average where all six tasks stand."""
     tasks = list(dict.fromkeys(g.task for g in groups))
     lines: dict[tuple[str, ...], list[Group]] = {}
     for g in groups:
@@ -138,16 +132,17 @@ def metric_name(g: Group) -> str:
 
 
 def spread(g: Group) -> str:
-    if g.mean is None:
-        return NONE
-    return f"{g.mean:.{g.decimals}f}" + (f" ± {g.std:.{g.decimals}f}" if g.std is not None else "")
+    return NONE if g.mean is None else _plus_minus(g.mean, g.std, g.decimals)
 
 
 def published_value(g: Group) -> str:
-    if g.comparable is None:
-        return NONE
     row = g.comparable
-    return f"{row.value:.{row.decimals}f}" + (f" ± {row.std:.{row.decimals}f}" if row.std is not None else "")
+    return NONE if row is None else _plus_minus(row.value, row.std, row.decimals)
+
+
+def _plus_minus(value: float, std: float | None, decimals: int) -> str:
+    deviation = "" if std is None else f" ± {std:.{decimals}f}"
+    return f"{value:.{decimals}f}{deviation}"
 
 
 def signed(value: float | None, decimals: int) -> str:
@@ -175,26 +170,25 @@ def _settings(g: Group) -> str:
 def _sources(groups: Sequence[Group]) -> list[str]:
     """Where the published figures stand, what our configs beside them have, and what the runs were made with."""
     told = []
-    compared = [g for g in groups if g.comparable]
+    compared = [(g.model, g.comparable) for g in groups if g.comparable]
     if compared:
-        where = dict.fromkeys(g.comparable.where for g in compared if g.comparable)
+        where = dict.fromkeys(row.where for _, row in compared)
         told.append(f"published: {'; '.join(where)}; difference: ours less theirs")
-        roots = dict.fromkeys(g.comparable.where for g in compared if g.comparable and g.comparable.from_variance)
+        roots = dict.fromkeys(row.where for _, row in compared if row.from_variance)
         told += [f"± of {where}: the root of what is printed, a variance by its size" for where in roots]
-        for model, said in dict.fromkeys((g.model, g.comparable.config) for g in compared if g.comparable):
+        for model, said in dict.fromkeys((model, row.config) for model, row in compared):
             if said:
                 told.append(f"config of {model}: {_SETTINGS[said]} (docs/reproduction.md)")
     runs = [run for g in groups for run in g.counted]
-    whats: dict[str, Callable[[RunRecord], str]] = {
-        "data": lambda run: f"{run.task}: {run.data[0]}",
-        "code": lambda run: run.code,
-        "hardware": lambda run: run.hardware,
-    }
-    for what, of in whats.items():
-        known = {text: n for text, n in Counter(map(of, runs)).items() if not text.endswith(": ")}
-        several = len(known) > 1 and what != "data"
-        if known:
-            told.append(f"{what}: " + "; ".join(f"{t} ({n} runs)" if several else t for t, n in known.items()))
+    data = dict.fromkeys(f"{run.task}: {run.data[0]}" for run in runs if run.data[0])
+    if data:
+        told.append(f"data: {'; '.join(data)}")
+    for what, of in (("code", [run.code for run in runs]), ("hardware", [run.hardware for run in runs])):
+        known = Counter(of)
+        if len(known) == 1:
+            told.append(f"{what}: {of[0]}")
+        elif known:
+            told.append(f"{what}: {'; '.join(f'{text} ({n} runs)' for text, n in known.items())}")
     return told
 
 
@@ -223,8 +217,10 @@ def each_to_csv(groups: Sequence[Group]) -> str:
             "seconds_at_least", "data", "code", "hardware", "started", *keys]  # fmt: skip
     lines = []
     for g, run in runs:
-        value, (seconds, least) = run.value(g.metric), run.seconds or (None, None)
-        value = None if value is None else value * (100 if g.percent else 1)
+        value = run.value(g.metric)
+        if value is not None and g.percent:
+            value *= 100
+        seconds, least = run.seconds or (None, None)
         first = (run.record.get("starts") or [{}])[0].get("time")
         lines.append(
             [run.path, run.task, run.model, run.seed, run.missing or run.status, run in g.counted, metric_name(g),

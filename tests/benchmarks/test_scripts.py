@@ -111,6 +111,20 @@ def test_threads_shows_every_way_round_by_round(monkeypatch, capsys):
     assert len(lines) == 1 + len(threads.WAYS) and lines[1].rstrip().endswith("101 and 101, 101 and 101")
 
 
+def test_a_script_begins_anew_where_nobody_said_how_threads_wait(monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "execv", lambda program, words: done.append((program, words[1:])))
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.setenv(name, "1")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    bench = import_module("bench")
+    bench.start(lambda: done.append("main"))
+    assert done[0] == (sys.executable, sys.orig_argv[1:]) and os.environ["OMP_WAIT_POLICY"] == "passive"
+    del done[:]
+    bench.start(lambda: done.append("main"))
+    assert done == ["main"]
+
+
 @pytest.mark.parametrize("script", [*SCRIPTS, "threads"])
 def test_help_shows_an_example_that_parses(script, capsys):
     module = import_module(script)
