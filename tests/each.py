@@ -18,12 +18,13 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable
         marks = groups.setdefault(" ".join(mark.name for mark in case.marks), (case.marks, []))
         marks[1].append(dict(zip(argnames, case.values, strict=True)))
 
+    usual = list(groups) == [""]
+
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        of = "cases of " + " and ".join(argnames)
         label = "_".join(["each", *argnames])
 
         def through_all(**given: Any) -> None:
-            for case in given.pop(label):
+            for case in groups[given.pop(label, "")][1]:
                 try:
                     test(**given, **case)
                 except BaseException as error:
@@ -31,12 +32,14 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable
                     raise
 
         left = [p for name, p in inspect.signature(test).parameters.items() if name not in argnames]
-        own = inspect.Parameter(label, inspect.Parameter.KEYWORD_ONLY)
-        through_all.__signature__ = inspect.Signature([*left, own])  # type: ignore[attr-defined]
+        own = [] if usual else [inspect.Parameter(label, inspect.Parameter.KEYWORD_ONLY)]
+        through_all.__signature__ = inspect.Signature([*left, *own])  # type: ignore[attr-defined]
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             setattr(through_all, name, getattr(test, name))
-        through_all.__dict__.update({"pytestmark": getattr(test, "pytestmark", [])})
-        params = [pytest.param(found, marks=marks, id=name or of) for name, (marks, found) in groups.items()]
+        through_all.__dict__["pytestmark"] = getattr(test, "pytestmark", [])
+        if usual:
+            return through_all
+        params = [pytest.param(name, marks=marks, id=name or "usual") for name, (marks, _) in groups.items()]
         return pytest.mark.parametrize(label, params)(through_all)
 
     return decorate

@@ -38,7 +38,7 @@ def test_is_the_reference_at_length_one(complex_A: bool, rule: str) -> None:
 
 
 @needs_compiled
-@each(("batch", "D", "N"), [(1, 1, 1), (3, 5, 4), (2, 600, 16), (1, 7, 37)])
+@pytest.mark.parametrize(("batch", "D", "N"), [(1, 1, 1), (3, 5, 4), (2, 600, 16), (1, 7, 37)])
 def test_cpp_is_the_plain_form(batch: int, D: int, N: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, called = inputs(batch, D, N, dtype=torch.float32), []
     x["A"][0, 0], x["delta"][0, 0] = 0.5, 300.0  # growth beyond what a float holds, and a linear softplus
