@@ -29,7 +29,13 @@ def build(name, bidirectional=False, **settings):
     return block
 
 
-@each(*pairwise(name=LAYERS, settings=[{}, {"bidirectional": True}, {"glu": True}], L=[1, 2, 63, 257]).args)
+@each(
+    *pairwise(
+        name=LAYERS,
+        settings=[{}, {"bidirectional": True}, {"glu": True}],
+        L=[1, 2, 63, pytest.param(257, marks=pytest.mark.slow)],
+    ).args
+)
 def test_equals_the_equations_with_every_gradient(name, settings, L):
     contract.check_equations(build(name, **settings), naive.mamba_block, L)
 

@@ -85,8 +85,11 @@ def test_forms_and_options(case, cut):
     compare(case.inputs(L=9), **case.flags(L=9))
 
 
-SLOW_LENGTHS = [(63, False), *((L, complex_A) for L in (257, 1024) for complex_A in (False, True))]
-LENGTHS = [(1, False), (2, True), (63, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_LENGTHS)]
+LENGTHS = [
+    *((1, False), (2, True), (63, True)),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, False), (63, False), (257, True))),
+    *(pytest.param(*case, marks=pytest.mark.trials) for case in ((257, False), (1024, False), (1024, True))),
+]
 
 
 @pytest.mark.parametrize("L, complex_A", LENGTHS)
