@@ -122,9 +122,10 @@ def test_a_reset_separates_documents(name, bidirectional):
     assert_same(y[1], torch.cat([layer(x[1:, :7])[0], layer(x[1:, 7:])[0]]))
 
 
-@each(
-    "name", ["s4d", "s6", "stable", "stable-real", "lru", "deep-linear", pytest.param("b2s6", marks=pytest.mark.slow)]
-)
+LONG = ["s4d", "s6", "stable", "stable-real", "lru", "deep-linear", pytest.param("b2s6", marks=pytest.mark.slow)]
+
+
+@each("name", LONG)
 def test_long_sequences_equal_the_papers_equations(name):
     layer, x = build(name, bidirectional=True), sequences(B=1, L=1024)
     assert_same(layer(x), naive.forward(layer, x))
