@@ -395,7 +395,7 @@ def test_limit_is_balanced(tmp_path: Path) -> None:
 # -- the real ones -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.trials
 def test_real_jpegs(tmp_path: Path) -> None:
     data = prepared(Image(root=str(tmp_path), source=str(real_data("cifar10-jpeg.tar.gz"))))
     manifest = data.manifest()

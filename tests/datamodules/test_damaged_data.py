@@ -20,7 +20,7 @@ from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import tiny_dataset
 from tests.datamodules.language.helpers import documents, write_text
-from tests.runner import FIT, SHORT, fail, run, succeed
+from tests.runner import FIT, SHORT, fail, run_here, succeed
 
 
 def open_all_splits(folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_fit_does_not_train_on_changed_data(tmp_path: Path) -> None:
     flip(labels, -8, 0)  # still a class
     line = fail([*FIT, *SHORT, "--fresh"], tmp_path)
     assert line.startswith(f"{labels}: does not have its recorded sha256") and "`lra-ssm doctor --verify`" in line
-    doctor = run(["doctor", f"--root={tmp_path / 'data'}", "--verify"], tmp_path)
+    doctor = run_here(["doctor", f"--root={tmp_path / 'data'}", "--verify"], tmp_path)
     assert doctor.code == 1 and f"DAMAGED: {labels}" in doctor.out and "Traceback" not in doctor.err
     labels.write_bytes(whole)
     succeed([*FIT, *SHORT, "--fresh"], tmp_path)

@@ -35,7 +35,7 @@ def start(site: Site, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-@pytest.mark.parametrize("received", [1, 1000, 100_000, 299_999])
+@pytest.mark.parametrize("received", [1, 100_000, 299_999])
 def test_killed_and_started_again(tmp_path: Path, received: int) -> None:
     partial = tmp_path / f"{NAME}.partial"
     with serving(DATA, stall_after=[received], stall=60.0) as site:
@@ -51,7 +51,7 @@ def test_killed_and_started_again(tmp_path: Path, received: int) -> None:
     check_whole(tmp_path)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("delay", [0.0, 0.15])
 def test_killed_at_any_time(tmp_path: Path, delay: float) -> None:
     with serving(DATA, pause=0.004, chunk=5000) as site:  # 0.24 s in all
         process = start(site, tmp_path)

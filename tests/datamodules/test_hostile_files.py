@@ -54,7 +54,7 @@ def reads_or_refuses(function: Callable[[], Any], start: str = "") -> None:
 
 # -- archives ----------------------------------------------------------------------------------------------------------
 
-FEW, MANY = range(60), pytest.param(range(60, 300), marks=pytest.mark.slow)
+FEW, MANY = range(25), pytest.param(range(25, 300), marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("kind", ["tar", "gz", "bz2", "xz", "zip"])

@@ -170,7 +170,7 @@ def test_nothing_is_left_where_the_bounds_hold_too_few(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.trials
 def test_the_whole_published_setting(tmp_path: Path) -> None:
     data = ListOps(root=str(tmp_path))
     data.prepare_data()

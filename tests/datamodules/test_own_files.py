@@ -50,7 +50,7 @@ IMAGES = {
     "Pathfinder": lambda root: Pathfinder(root=root, num_images=10),
     "Pathfinder, symmetric": lambda root: Pathfinder(root=root, num_images=10, inputs="symmetric"),
     "Pathfinder, integers": lambda root: Pathfinder(root=root, num_images=10, inputs="integers"),
-    "Pathfinder, 64": lambda root: Pathfinder(root=root, num_images=10, resolution=64),
+    "Pathfinder, 64": lambda root: Pathfinder(root=root, num_images=10, resolution=64, difficulty="curv_baseline"),
 }
 
 

@@ -236,7 +236,12 @@ def test_missing_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             Pathfinder(root=str(tmp_path), source=str(source)).prepare_data()
 
 
-@pytest.mark.parametrize("difficulty", DIFFICULTIES)
+NOT_THE_USUAL = "curv_contour_length_9"
+
+
+@pytest.mark.parametrize(
+    "difficulty", [pytest.param(d, marks=[pytest.mark.slow] if d != NOT_THE_USUAL else []) for d in DIFFICULTIES]
+)
 def test_generated(tmp_path: Path, difficulty: Any) -> None:
     settings: dict[str, Any] = {"difficulty": difficulty, "num_images": 40, "generator_seed": 3}
     data = prepared(Pathfinder(root=str(tmp_path), **settings))

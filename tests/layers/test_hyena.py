@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.layers import S4D, HyenaBlock, LayerSpec, StableSSM, parameter_roles
+from tests.each import each
 from tests.helpers import Smooth
 from tests.layers import contract_checks as contract
 from tests.layers import naive
@@ -15,7 +16,7 @@ LAYERS = {
     "s4d": lambda **k: LayerSpec(S4D, d_state=4, delta_min=0.05, delta_max=0.5, **k),
 }
 S5 = {"activation": "gelu", "mlp_factor": 1.5}  # the form of Wang & Li's experiments, with a small MLP
-every_layer = pytest.mark.parametrize("name", LAYERS)
+every_layer = each("name", LAYERS)
 
 
 def build(name, bidirectional=False, **settings):
@@ -27,30 +28,26 @@ def build(name, bidirectional=False, **settings):
 
 
 @every_layer
-@pytest.mark.parametrize(
-    "settings", [S5, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}], ids=["s5", "operator", "bidirectional"]
-)
-@pytest.mark.parametrize("L", [1, 2, 63, 257])
+@each("settings", [S5, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}])
+@each("L", [1, 2, 63, pytest.param(257, marks=pytest.mark.slow)])
 def test_equals_the_equations_with_every_gradient(name, settings, L):
     contract.check_equations(build(name, **settings), naive.hyena_block, L)
 
 
 @every_layer
-@pytest.mark.parametrize(
-    "settings", [S5, {"mlp_factor": 0, "d_conv": 1}, {"norm": "rms", "prenorm": False, "bias": False}]
-)
+@each("settings", [S5, {"mlp_factor": 0, "d_conv": 1}, {"norm": "rms", "prenorm": False, "bias": False}])
 def test_steps_equal_the_parallel_form_with_gradients(name, settings):
     contract.check_steps(build(name, **settings), sequences(L=9))
 
 
 @every_layer
-@pytest.mark.parametrize("cut", [1, 2, 5])
+@each("cut", [1, 2, 5])
 def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
     contract.check_prefix(build(name, **S5), cut)
 
 
 @every_layer
-@pytest.mark.parametrize("settings", [S5, {"bidirectional": True}, {"prenorm": False, "norm": "batch"}])
+@each("settings", [S5, {"bidirectional": True}, {"prenorm": False, "norm": "batch"}])
 def test_padding_never_leaks(name, settings):
     block, x, lengths = build(name, **settings), sequences(B=3, L=9), torch.tensor([9, 4, 1])
     x[1, 4:], x[2, 1:] = 1e3, 0
@@ -68,7 +65,7 @@ def test_the_last_state_is_the_one_after_the_last_real_position(name):
 
 
 @every_layer
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@each("bidirectional", [False, True])
 def test_a_reset_separates_documents_through_scan_and_convolution(name, bidirectional):
     contract.check_reset(build(name, bidirectional), bidirectional)
 
@@ -111,7 +108,7 @@ def test_what_is_added_to_the_residual_is_scaled_at_initialization():
             torch.testing.assert_close(after, factor * before)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "message"),
     [
         ({"mlp_factor": 1.3}, "mlp_factor 1.3: times d_model 4 it must be a positive whole number"),

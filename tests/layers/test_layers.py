@@ -5,6 +5,7 @@ import torch
 
 from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
 from lra_ssm.layers.recurrent import linear_recurrence
+from tests.each import each
 from tests.layers import contract_checks as contract
 from tests.layers import naive
 from tests.layers.contract_checks import assert_same, check_steps, gradients
@@ -33,8 +34,8 @@ LAYERS = {
     "deep-linear-relu": lambda **k: DeepLinearSSM(D, relu=True, normalize=True, trained="AB", **k),
     "b2s6-relu": lambda **k: B2S6(D, num_blocks=2, d_state=4, parameterization="relu", **k),
 }
-every_layer = pytest.mark.parametrize("name", LAYERS)
-either_way = pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+every_layer = each("name", LAYERS)
+either_way = each("bidirectional", [False, True])
 
 
 def build(name, bidirectional=False):
@@ -48,7 +49,7 @@ def sequences(B=2, L=7):
     return contract.sequences(B, L, D)
 
 
-@pairwise(name=LAYERS, bidirectional=[False, True], L=[1, 2, 63, pytest.param(257, marks=pytest.mark.slow)])
+@each(*pairwise(name=LAYERS, bidirectional=[False, True], L=[1, 2, 63, pytest.param(257, marks=pytest.mark.slow)]).args)
 def test_equals_the_papers_equations_with_every_gradient(name, bidirectional, L):
     layer = build(name, bidirectional)
     x = sequences(L=L).requires_grad_()
@@ -121,7 +122,10 @@ def test_a_reset_separates_documents(name, bidirectional):
     assert_same(y[1], torch.cat([layer(x[1:, :7])[0], layer(x[1:, 7:])[0]]))
 
 
-@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6", "stable", "stable-real", "lru", "deep-linear"])
+LONG = ["s4d", "s6", "stable", "stable-real", "lru", "deep-linear", pytest.param("b2s6", marks=pytest.mark.slow)]
+
+
+@each("name", LONG)
 def test_long_sequences_equal_the_papers_equations(name):
     layer, x = build(name, bidirectional=True), sequences(B=1, L=1024)
     assert_same(layer(x), naive.forward(layer, x))
@@ -177,7 +181,7 @@ def test_roles_name_parameters(name, bidirectional):
         }
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "expected"),
     [
         (S4D(6, d_state=8), "S4D(d_model=6, d_state=8, bidirectional=False)"),
@@ -272,7 +276,7 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in low.parameters())
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "message"),
     [
         (lambda: B2S6(10, num_blocks=4), "d_model 10 is not divisible by num_blocks 4"),
@@ -314,8 +318,8 @@ def test_it_can_be_built_on_the_meta_device(name):
         assert layer(torch.randn(2, 9, D)).shape == (2, 9, D)
 
 
-@pytest.mark.parametrize("form", CONTINUOUS)
-@pytest.mark.parametrize("name", ["s4d", "s6", "b2s6", "b2s6-real"])
+@each("form", CONTINUOUS)
+@each("name", ["s4d", "s6", "b2s6", "b2s6-real"])
 def test_all_parameterizations_start_from_the_same_system_and_train(name, form):
     torch.manual_seed(0)
     layer = LAYERS[name](parameterization=form, bidirectional=True)
@@ -379,14 +383,14 @@ def test_stable_ssm_is_s4d_with_best_from_minus_a_half():
     torch.testing.assert_close(layer(x), s4d(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["exp", "softplus", "best", "relu", "tanh", "direct", "clip"])
+@each("form", ["exp", "softplus", "best", "relu", "tanh", "direct", "clip"])
 def test_real_forms_start_from_the_same_timescales(form):
     layer = StableSSM(4, d_state=3, form="real", parameterization=form).system
     eigenvalues = layer.parameterization.f(layer.eigenvalue_weight)
     torch.testing.assert_close(1 / (1 - eigenvalues), torch.tensor([2, 2000**0.5, 1000]), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize(("trained", "fixed"), [("A", "BC"), ("AB", "C"), ("AC", "B"), ("ABC", "")])
+@each(("trained", "fixed"), [("A", "BC"), ("AB", "C"), ("AC", "B"), ("ABC", "")])
 def test_what_a_deep_linear_layer_does_not_train_is_one(trained, fixed):
     layer = DeepLinearSSM(2, d_state=3, trained=trained)
     assert {name for name, _ in layer.named_buffers()} == set(fixed)

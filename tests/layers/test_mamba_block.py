@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, MambaBlock
+from tests.each import each
 from tests.helpers import Smooth
 from tests.layers import contract_checks as contract
 from tests.layers import naive
@@ -16,7 +17,7 @@ LAYERS = {
     "s4d": lambda **k: LayerSpec(S4D, d_state=4, **k),
     "b2s6": lambda **k: LayerSpec(B2S6, num_blocks=2, d_state=4, **k),
 }
-every_layer = pytest.mark.parametrize("name", LAYERS)
+every_layer = each("name", LAYERS)
 
 
 def build(name, bidirectional=False, **settings):
@@ -28,27 +29,28 @@ def build(name, bidirectional=False, **settings):
     return block
 
 
-@pairwise(name=LAYERS, settings=[{}, {"bidirectional": True}, {"glu": True}], L=[1, 2, 63, 257])
+LENGTHS = [1, 2, 63, pytest.param(257, marks=pytest.mark.slow)]
+
+
+@each(*pairwise(name=LAYERS, settings=[{}, {"bidirectional": True}, {"glu": True}], L=LENGTHS).args)
 def test_equals_the_equations_with_every_gradient(name, settings, L):
     contract.check_equations(build(name, **settings), naive.mamba_block, L)
 
 
 @every_layer
-@pytest.mark.parametrize(
-    "settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True, "glu": True}]
-)
+@each("settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True, "glu": True}])
 def test_steps_equal_the_parallel_form_with_gradients(name, settings):
     contract.check_steps(build(name, **settings), sequences(L=9))
 
 
 @every_layer
-@pytest.mark.parametrize("cut", [1, 2, 5])
+@each("cut", [1, 2, 5])
 def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
     contract.check_prefix(build(name), cut)
 
 
 @every_layer
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@each("bidirectional", [False, True])
 def test_padding_never_leaks(name, bidirectional):
     block, x, lengths = build(name, bidirectional), sequences(B=3, L=9), torch.tensor([9, 4, 1])
     x[1, 4:], x[2, 1:] = 1e3, torch.nan
@@ -64,7 +66,7 @@ def test_the_last_state_is_the_one_after_the_last_real_position(name):
 
 
 @every_layer
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@each("bidirectional", [False, True])
 def test_a_reset_separates_documents_through_scan_and_convolution(name, bidirectional):
     contract.check_reset(build(name, bidirectional), bidirectional)
 
@@ -144,7 +146,7 @@ def test_chunks_of_one_with_lengths_resets_and_a_state():
     contract.check_chunks(build("b2s6"))
 
 
-@pytest.mark.parametrize(("expand", "d_model"), [(2.3, 100), (2.2, 25), (1.1, 50), (0.5, 8)])
+@each(("expand", "d_model"), [(2.3, 100), (2.2, 25), (1.1, 50), (0.5, 8)])
 def test_fractions_that_floats_only_nearly_hold(expand, d_model):
     assert MambaBlock(d_model, Smooth, expand=expand).out_proj.in_features == round(expand * d_model)
 

@@ -6,13 +6,14 @@ import torch
 from lra_ssm.layers import StableSSM
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.ops.parameterization import FORMS
+from tests.each import each
 from tests.layers import naive
 from tests.layers.contract_checks import assert_same, gradients
 from tests.layers.test_layers import D, sequences
 
 
-@pytest.mark.parametrize(("form", "time"), FORMS, ids="-".join)
-@pytest.mark.parametrize("L", [1, 2, 63, 257])
+@each(("form", "time"), FORMS)
+@each("L", [1, 2, 63, 257])
 def test_the_real_form_equals_the_equations_under_every_f_with_every_gradient(form, time, L):
     torch.manual_seed(0)
     delta = None if time == "discrete" else 0.1
@@ -35,7 +36,7 @@ def test_every_f_starts_at_the_same_eigenvalues():
         torch.testing.assert_close(1 - other, 1 - eigenvalues[0], rtol=1e-3, atol=0)  # of the time until it forgets
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@each("bidirectional", [False, True])
 def test_b_that_is_not_learned_stays_1_and_changes_nothing_else(bidirectional):
     learned, fixed = (
         StableSSM(D, 6, bidirectional=bidirectional, learn_B=learn_B).double() for learn_B in (True, False)

@@ -16,6 +16,7 @@ from lra_ssm.ops import (
     s4d_kernel,
     s4d_kernel_reference,
 )
+from tests.each import each
 from tests.ops.scan_cases import needs_compiled
 
 
@@ -46,18 +47,18 @@ def assert_same(fast, slow, *inputs, rtol=1e-10):
         assert (got - want).abs().max() <= rtol * want.abs().max() + 1e-13
 
 
-@pytest.mark.parametrize("L", LENGTHS)
+@each("L", LENGTHS)
 def test_causal(L):
     assert_same(causal_convolution, causal_convolution_reference, randn(2, 3, L), randn(3, L, seed=1))
 
 
-@pytest.mark.parametrize("L", LENGTHS)
+@each("L", LENGTHS)
 def test_bidirectional(L):
     inputs = randn(2, 3, L), randn(3, L, seed=1), randn(3, L, seed=2)
     assert_same(bidirectional_convolution, bidirectional_convolution_reference, *inputs)
 
 
-@pytest.mark.parametrize("form", [causal_convolution, bidirectional_convolution])
+@each("form", [causal_convolution, bidirectional_convolution])
 def test_pieces_of_channels(form, monkeypatch):
     """More channels and batch items than one piece takes, and channels next to each other in memory."""
     monkeypatch.setattr(convolution, "_PIECE_BYTES", 1)
@@ -94,7 +95,7 @@ def test_dtypes():
         torch.testing.assert_close(causal_convolution(u.float(), k.float()).double(), truth, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("u, k, match", [
+@each("u, k, match", [
     (torch.zeros(3, 4), torch.zeros(3, 4), r"u: shape \(3, 4\)"),
     (torch.zeros(2, 3, 4, dtype=torch.int64), torch.zeros(3, 4), "u: .*torch.int64"),
     (torch.zeros(2, 3, 0), torch.zeros(3, 0), "u: .*L >= 1"),
@@ -120,15 +121,15 @@ def kernel_inputs(complex_A, *, tied=False, several=0, D=3, N=4):
     return torch.tensor([0.01, 0.1, 0.4], dtype=torch.float64), A, B, C
 
 
-@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("L", LENGTHS)
+@each("discretization", ["zoh", "bilinear"])
+@each("complex_A", [False, True])
+@each("L", LENGTHS)
 def test_kernel(L, complex_A, discretization, path):
     inputs = kernel_inputs(complex_A, tied=L % 2 == 1)
     assert_same(*(lambda *x, f=f: f(*x, L, discretization) for f in (s4d_kernel, s4d_kernel_reference)), *inputs)
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("complex_A", [False, True])
 def test_several_kernels_from_one_table(complex_A, path):
     delta, A, B, C = kernel_inputs(complex_A, several=2)
     assert_same(*(lambda *x, f=f: f(*x, 300) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
@@ -137,7 +138,7 @@ def test_several_kernels_from_one_table(complex_A, path):
     torch.testing.assert_close(both, torch.stack([s4d_kernel(delta, A, B, c, 300) for c in C]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("N", [1, 8, 33])
+@each("N", [1, 8, 33])
 def test_numbers_of_states(N, path):
     delta, A, B, C = kernel_inputs(True, several=2, N=N)
     assert_same(*(lambda *x, f=f: f(*x, 200) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
@@ -146,7 +147,7 @@ def test_numbers_of_states(N, path):
     assert (s4d_kernel(*narrow, 200) - truth).abs().max() <= 2e-6 * truth.abs().max()
 
 
-@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+@each("discretization", ["zoh", "bilinear"])
 def test_kernel_with_a_vanishing_discrete_pole(discretization, path):
     """A = 0 for zoh (A_bar = 1), delta A = -2 for bilinear (A_bar = 0): gradients stay finite and right."""
     delta, A, B, C = kernel_inputs(True)
@@ -155,7 +156,7 @@ def test_kernel_with_a_vanishing_discrete_pole(discretization, path):
                 delta, A, B, C)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["lin", "inv", "legs", "real"])
+@each("name", ["lin", "inv", "legs", "real"])
 def test_kernel_in_float32(name, path):
     """From float32 inputs, an error of 1e-6 of the largest value even where l delta Im A is thousands of radians."""
     A = initialize_A(name, 32)
@@ -177,8 +178,8 @@ def test_real_B_and_C_beside_complex_A(path):
     assert got.abs().max() > 0
 
 
-@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_compiled), "eager", "reference"])
-@pytest.mark.parametrize("several", [0, 2])
+@each("backend", [pytest.param("cpu", marks=needs_compiled), "eager", "reference"])
+@each("several", [0, 2])
 def test_kernel_of_every_backend(backend, several):
     inputs = kernel_inputs(True, several=several)
     ours, truth = (lambda *x: s4d_kernel(*x, 70, backend=backend)), (lambda *x: s4d_kernel_reference(*x, 70))
@@ -197,7 +198,7 @@ def test_a_backend_that_makes_no_such_kernel_says_why():
         assert s4d_kernel(delta, A, B, C, 5, "bilinear").shape == (3, 5)
 
 
-@pytest.mark.parametrize("change, match", [
+@each("change, match", [
     (dict(delta=torch.zeros(3, 1)), r"delta: shape \(3, 1\)"),
     (dict(A=torch.zeros(2, 4)), r"A: shape \(2, 4\); expected \(N,\) or \(D, N\) with D = 3"),
     (dict(B=torch.zeros(3, 5)), r"B: shape \(3, 5\)"),

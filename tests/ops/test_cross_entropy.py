@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from lra_ssm.ops import linear_cross_entropy
 from lra_ssm.ops.backends import cpu_pieces
+from tests.each import each
 from tests.ops.scan_cases import needs_compiled
 
 CHUNKS = (1, 7 * 4 * 11, 64 << 20)  # one position at a time, seven, all
@@ -36,9 +37,9 @@ def gradients(loss: Tensor, inputs: dict[str, Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [x for x in inputs.values() if x.requires_grad]))
 
 
-@pytest.mark.parametrize("chunk_bytes", CHUNKS)
-@pytest.mark.parametrize("reduction", ["none", "sum"])
-@pytest.mark.parametrize("with_bias", [True, False])
+@each("chunk_bytes", CHUNKS)
+@each("reduction", ["none", "sum"])
+@each("with_bias", [True, False])
 def test_values_and_gradients_are_those_of_the_plain_form(chunk_bytes: int, reduction: str, with_bias: bool) -> None:
     inputs = case()
     if not with_bias:
@@ -64,8 +65,8 @@ def test_leading_dimensions_and_another_ignore_index() -> None:
     torch.testing.assert_close(got.flatten(), wanted)
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
-@pytest.mark.parametrize("n", [0, 4])
+@each("reduction", ["none", "sum"])
+@each("n", [0, 4])
 def test_nothing_to_score_gives_zeros(n: int, reduction: str) -> None:
     inputs = case(n)
     inputs["targets"][:] = -100
@@ -74,7 +75,7 @@ def test_nothing_to_score_gives_zeros(n: int, reduction: str) -> None:
     assert all((grad == 0).all() for grad in gradients(loss.sum(), inputs))
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
+@each("reduction", ["none", "sum"])
 def test_huge_logits(reduction: str) -> None:
     # Multiples of powers of two, whose products are exact: what is compared is the softmax.
     rounded = {k: v.detach() for k, v in case().items()}
@@ -102,7 +103,7 @@ def test_many_positions_and_a_large_vocabulary() -> None:
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
+@each("reduction", ["none", "sum"])
 def test_nan_and_infinite_logits_are_seen(reduction: str) -> None:
     for value in (float("nan"), float("inf")):
         inputs = case(dtype=torch.float32)
@@ -112,7 +113,7 @@ def test_nan_and_infinite_logits_are_seen(reduction: str) -> None:
         assert all(grad.isnan().any() for grad in gradients(loss, inputs))
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
+@each("reduction", ["none", "sum"])
 def test_products_are_bfloat16_under_autocast_and_the_softmax_is_not(reduction: str) -> None:
     inputs = case(64, 32, 50, torch.float32)
     inputs["x"] = (inputs["x"].detach() * 5).requires_grad_()
@@ -165,8 +166,8 @@ def test_the_sum_can_be_used_twice_and_without_gradients() -> None:
         torch.testing.assert_close(a * (-2 / 3), b)
 
 
-@pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
-@pytest.mark.parametrize("reduction", ["none", "sum"])
+@each("wanted", ["x", "weight", "bias"])
+@each("reduction", ["none", "sum"])
 def test_gradients_of_one_input_alone(wanted: str, reduction: str) -> None:
     inputs = case()
     for name in ("x", "weight", "bias"):
@@ -175,7 +176,7 @@ def test_gradients_of_one_input_alone(wanted: str, reduction: str) -> None:
     torch.testing.assert_close(ours, gradients(plain(**inputs).sum(), inputs))
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
+@each("reduction", ["none", "sum"])
 def test_compiles_as_one_graph(reduction: str) -> None:
     inputs = case()
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
@@ -184,7 +185,7 @@ def test_compiles_as_one_graph(reduction: str) -> None:
     torch.testing.assert_close(gradients(loss.sum(), inputs), gradients(wanted.sum(), inputs))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"x": torch.zeros(23, 5, dtype=torch.int64)}, r"^x: .*real floating"),

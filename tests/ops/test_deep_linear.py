@@ -5,8 +5,9 @@ import torch
 
 from lra_ssm.layers import DeepLinearSSM
 from lra_ssm.ops.deep_linear import diagonal, eigenvectors, from_diagonal, from_one_layer, one_layer
+from tests.each import each
 
-SIZES = pytest.mark.parametrize(("K", "N"), [(1, 1), (1, 3), (2, 1), (4, 1), (3, 2), (6, 4), (12, 1)])
+SIZES = each(("K", "N"), [(1, 1), (1, 3), (2, 1), (4, 1), (3, 2), (6, 4), (12, 1)])
 
 
 def stack(K, N, seed=0, leading=()):
@@ -74,7 +75,7 @@ def test_the_eigenbasis(K, N):
     torch.testing.assert_close(C @ P, torch.ones_like(rates))
 
 
-@pytest.mark.parametrize(("K", "N"), [(1, 3), (2, 1), (4, 1), (3, 2)])
+@each(("K", "N"), [(1, 3), (2, 1), (4, 1), (3, 2)])
 def test_the_diagonal_layer_has_the_outputs_of_the_stack(K, N):
     layers, u = stack(K, N), inputs()
     system = diagonal(*layers)
@@ -129,7 +130,7 @@ def test_every_channel_at_once():
         assert_equal(a, b)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@each("normalize", [False, True])
 def test_the_layer_equals_its_one_layer(normalize):
     torch.manual_seed(0)
     layer = DeepLinearSSM(3, n_layers=4, d_state=2, normalize=normalize).double()
@@ -153,7 +154,7 @@ def test_normalization_is_the_one_of_figure_2():
     assert 75 < plain.argmax() < 90  # of (t + 9 choose 9) 0.9^t
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "message"),
     [
         (lambda r, B, C: eigenvectors(torch.full_like(r, 0.5), B, C), "two layers share an eigenvalue"),

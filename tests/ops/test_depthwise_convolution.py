@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import lra_ssm.ops.depthwise_convolution as depthwise_convolution
 from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
+from tests.each import each
 from tests.ops.scan_cases import assert_close, random_reset, weighted_sum
 from tests.pairwise import pairwise
 
@@ -45,12 +46,14 @@ def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=tor
     return {name: x for name, x in results.items() if x.numel() or name != "initial"}  # empty for W = 1
 
 
-@pairwise(
-    L=[1, 2, 3, 63, 257],
-    W=[1, 2, 4, 6],
-    transposed=[False, True],
-    with_reset=[False, True],
-    optional=[(), ("bias",), OPTIONAL],
+@each(
+    *pairwise(
+        L=[1, 2, 3, 63, 257],
+        W=[1, 2, 4, 6],
+        transposed=[False, True],
+        with_reset=[False, True],
+        optional=[(), ("bias",), OPTIONAL],
+    ).args
 )
 def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
     inputs = make(L, W, optional=optional, transposed=transposed)
@@ -60,8 +63,8 @@ def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
     assert_close(actual, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("W", [2, 4, 6])
-@pytest.mark.parametrize("at", [(0,), (1,), (2, 3), (0, 1, 2, 3, 4, 5, 6, 7), (6,), (7,), (3, 5, 6)], ids=str)
+@each("W", [2, 4, 6])
+@each("at", [(0,), (1,), (2, 3), (0, 1, 2, 3, 4, 5, 6, 7), (6,), (7,), (3, 5, 6)])
 def test_resets_at_awkward_places(at, W, pieces):
     inputs = make(8, W, transposed=W == 4)
     reset = torch.zeros(3, 8, dtype=torch.bool)
@@ -166,7 +169,7 @@ def test_no_batch():
     assert result["y"].shape == (0, 5, 37) and (result["weight"] == 0).all()
 
 
-@pairwise(cut=[1, 2, 3, 8, 19], W=[1, 2, 4, 6], with_reset=[False, True])
+@each(*pairwise(cut=[1, 2, 3, 8, 19], W=[1, 2, 4, 6], with_reset=[False, True]).args)
 def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     """Values and gradients, through `last_taps` and what came before."""
     inputs = make(20, W)
@@ -183,7 +186,7 @@ def test_prefix_and_rest_equal_the_whole(cut, W, with_reset):
     assert_close(run(inputs, in_two, reset), expected, rtol=1e-12)
 
 
-@pairwise(W=[1, 2, 4, 6], with_initial=[False, True], with_reset=[False, True])
+@each(*pairwise(W=[1, 2, 4, 6], with_initial=[False, True], with_reset=[False, True]).args)
 def test_ragged_prefixes(W, with_initial, with_reset):
     """Sequences of 0 to 9 real positions, each continued by its own next 5 inputs."""
     inputs, lengths = make(14, W, batch=10), torch.arange(10)
@@ -236,7 +239,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, value, match", [
+@each("name, value, match", [
     *WRONG,
     ("weight", zeros(3), r"weight: shape \(3,\)"),
     ("weight", zeros(3, 0), r"weight: shape \(3, 0\).*W >= 1"),
@@ -255,7 +258,7 @@ def test_errors(name, value, match):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name, value, match", [
+@each("name, value, match", [
     *WRONG,
     ("W", 0, "W: 0; expected"),
     ("lengths", zeros(2), r"lengths: .*float32; expected \(B,\) = \(2,\), int64 or int32"),
@@ -268,8 +271,8 @@ def test_last_taps_errors(name, value, match):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("optional", [(), OPTIONAL])
-@pytest.mark.parametrize("with_reset", [False, True])
+@each("optional", [(), OPTIONAL])
+@each("with_reset", [False, True])
 def test_torch_compile_traces_it_whole(optional, with_reset):
     torch._dynamo.reset()
     inputs, reset = make(9, optional=optional), random_reset(3, 9) if with_reset else None

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta, s4d_inv, s4d_legs, s4d_lin, s4d_real
+from tests.each import each
 
 
 def test_lin():
@@ -28,7 +29,7 @@ def test_inv():
     assert (A.real == -0.5).all()
 
 
-@pytest.mark.parametrize("N", [1, 2, 16, 32])
+@each("N", [1, 2, 16, 32])
 def test_legs(N):
     """The eigenvalues of HiPPO-LegS plus its rank-one term, by a general eigenvalue solver."""
     M = 2 * N
@@ -53,7 +54,7 @@ def test_real():
     assert torch.equal(s4d_real(4), torch.tensor([-1.0, -2.0, -3.0, -4.0]))
 
 
-@pytest.mark.parametrize("name, function", [("lin", s4d_lin), ("inv", s4d_inv), ("legs", s4d_legs), ("real", s4d_real)])
+@each("name, function", [("lin", s4d_lin), ("inv", s4d_inv), ("legs", s4d_legs), ("real", s4d_real)])
 def test_by_name(name, function):
     assert torch.equal(initialize_A(name, 6), function(6))
     with pytest.raises(ValueError, match="N: 0; expected at least 1"):
@@ -75,7 +76,7 @@ def test_delta_is_log_uniform():
     assert torch.equal(delta, again)
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 0.1), (0.1, 0.01), (-1.0, 1.0)])
+@each("low, high", [(0.0, 0.1), (0.1, 0.01), (-1.0, 1.0)])
 def test_delta_errors(low, high):
     with pytest.raises(ValueError, match="delta_min, delta_max"):
         log_uniform_delta(4, low, high)

@@ -13,6 +13,7 @@ import torch
 
 from lra_ssm.ops import scan_backends, selective_scan
 from lra_ssm.ops.backends import BACKENDS, mamba_ssm_scan
+from tests.each import each
 from tests.ops.mamba_stand_in import StandIn
 from tests.ops.scan_cases import Case, assert_close, leaves, make_inputs, run
 from tests.ops.test_selective_scan import CASES
@@ -67,7 +68,7 @@ def case_inputs(case, **changes):
     return inputs, dict(delta_softplus=case.softplus)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_forms(case, stand_in):
     inputs, flags = case_inputs(case)
     compare(inputs, **flags)
@@ -108,25 +109,25 @@ def test_launches(case, launches, stand_in):
     )
 
 
-@pytest.mark.parametrize("optional", [(), ("D",), ("z",), ("delta_bias",), ("D", "z", "B_bias"), SUPPORTED])
-@pytest.mark.parametrize("softplus", [False, True])
-@pytest.mark.parametrize("form", ["3 real", "3 interleaved"])
+@each("optional", [(), ("D",), ("z",), ("delta_bias",), ("D", "z", "B_bias"), SUPPORTED])
+@each("softplus", [False, True])
+@each("form", ["3 real", "3 interleaved"])
 def test_options_apply_once(form, softplus, optional, stand_in):
     """D, z, the bias of delta and softplus, in the kernel and where folding or B_bias keeps them out of it."""
     inputs = stable_inputs("inter" in form, form, form, optional=optional, tied_A=True, D=6)
     compare(inputs, delta_softplus=softplus)
 
 
-@pytest.mark.parametrize("form", ["3 real", "3 interleaved"])
-@pytest.mark.parametrize("L", [1, 2, 63, 128, 257])
+@each("form", ["3 real", "3 interleaved"])
+@each("L", [1, 2, 63, 128, 257])
 def test_lengths(L, form, stand_in):
     compare(make_inputs("inter" in form, form, form, L=L, **B2S6), delta_softplus=True)
 
 
-@pytest.mark.parametrize("tied_A", [False, True])
-@pytest.mark.parametrize("form", ["3 real", "3 interleaved"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("optional", [("z",), SUPPORTED])
+@each("tied_A", [False, True])
+@each("form", ["3 real", "3 interleaved"])
+@each("dtype", [torch.bfloat16, torch.float16])
+@each("optional", [("z",), SUPPORTED])
 def test_half_precision(optional, dtype, form, tied_A, stand_in):
     """One dtype goes to the kernel as it is; parts that are summed are float32, and rounded once."""
     inputs = make_inputs("inter" in form, form, form, optional=optional, tied_A=tied_A, D=6, dtype=torch.float32)
@@ -138,8 +139,8 @@ def test_half_precision(optional, dtype, form, tied_A, stand_in):
         assert ((y - expected).abs() <= torch.finfo(dtype).eps * expected.abs() + 1e-6).all()
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("optional", [("D", "z"), SUPPORTED])
+@each("complex_A", [False, True])
+@each("optional", [("D", "z"), SUPPORTED])
 def test_mixed_dtypes(optional, complex_A, stand_in):
     """Mixed dtypes meet in float32, so that y is u's precision away from the truth, and lose nothing on the way."""
     inputs = stable_inputs(complex_A, "2 real", "constant", optional=optional)
@@ -155,9 +156,9 @@ def test_autocast_does_not_reach_the_kernel(stand_in):
         assert_close(run(inputs, "mamba_ssm", use_state=False), expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("optional", [(), SUPPORTED])
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("L", [40, 128])
+@each("optional", [(), SUPPORTED])
+@each("complex_A", [False, True])
+@each("L", [40, 128])
 def test_strides(L, complex_A, optional, stand_in):
     """Transposed, expanded, overlapping, misaligned, conjugated and negated inputs; y keeps u's memory order."""
     form = "3 complex" if complex_A else "3 real"
@@ -187,7 +188,7 @@ def test_strides(L, complex_A, optional, stand_in):
     compare(inputs)
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("complex_A", [False, True])
 def test_lazily_negated_inputs_of_length_one(complex_A, stand_in):
     """The kernel reads memory, where the sign of such a view is not."""
     inputs = stable_inputs(complex_A, "3 real", "constant real", optional=SUPPORTED, L=1, D=6, N=1, tied_A=True)
@@ -198,7 +199,7 @@ def test_lazily_negated_inputs_of_length_one(complex_A, stand_in):
     compare(inputs)
 
 
-@pytest.mark.parametrize("shape", ["transposed", "expanded", "part of a longer one"])
+@each("shape", ["transposed", "expanded", "part of a longer one"])
 def test_strides_of_the_incoming_gradient(shape, stand_in):
     inputs = leaves(make_inputs(False, "2 real", "1 real", L=128, optional=("D",), dtype=torch.float32))
     y = selective_scan(**inputs, backend="mamba_ssm")
@@ -269,7 +270,7 @@ def vast(batch, D, N, L):
     return dict(u=u, delta=u, A=one.expand(D, N), B=one.expand(batch, N, L), C=one.expand(D, N))
 
 
-@pytest.mark.parametrize("change, match", [
+@each("change, match", [
     (dict(discretization="zoh"), "^discretization 'zoh'.*'triton' or 'cpu'$"),
     (dict(reset=torch.zeros(2, 37, dtype=torch.bool)), "^reset: "),
     (dict(initial_state=torch.zeros(2, 4, 2)), "^initial_state: "),
@@ -327,8 +328,8 @@ def test_refused_devices(monkeypatch):
 
 @gpu
 @needs_the_kernel
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("L", [37, 128, 2500])
+@each("case", CASES)
+@each("L", [37, 128, 2500])
 def test_forms_on_the_kernel(L, case):
     inputs, flags = case_inputs(case, L=L)
     compare({name: x.cuda() for name, x in inputs.items()}, rtol=1e-3, **flags)
@@ -336,9 +337,9 @@ def test_forms_on_the_kernel(L, case):
 
 @gpu
 @needs_the_kernel
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", ["3 real", "3 interleaved"])
-@pytest.mark.parametrize("optional", [("z",), SUPPORTED])
+@each("dtype", [torch.bfloat16, torch.float16])
+@each("form", ["3 real", "3 interleaved"])
+@each("optional", [("z",), SUPPORTED])
 def test_half_precision_on_the_kernel(optional, form, dtype):
     inputs = make_inputs("inter" in form, form, form, optional=optional, tied_A=True, D=6, dtype=torch.float32)
     for name in ("u", "delta", "B", "C", "z"):
@@ -348,7 +349,7 @@ def test_half_precision_on_the_kernel(optional, form, dtype):
 
 @gpu
 @needs_the_kernel
-@pytest.mark.parametrize("L", [128, 2048])
+@each("L", [128, 2048])
 def test_misaligned_inputs_and_gradients_on_the_kernel(L):
     inputs = make_inputs(False, "2 real", "1 real", L=L, optional=("z",), dtype=torch.float32)
     for name in ("u", "delta", "B", "z"):

@@ -14,6 +14,7 @@ from lra_ssm.ops import (
     step_linear,
 )
 from lra_ssm.ops.backends import cpu_pieces
+from tests.each import each
 from tests.ops.scan_cases import needs_compiled, random_reset
 
 
@@ -53,17 +54,17 @@ def compare(function, truth, inputs: dict[str, Tensor], dtype: torch.dtype) -> N
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("D", WIDTHS)
+@each("dtype", [torch.float32, torch.float64])
+@each("D", WIDTHS)
 def test_gate(path: str, D: int, dtype: torch.dtype) -> None:
     both = randn(2, 7, 2 * D) * 4
     for z in (both[..., D:], both[..., D:].clone(), randn(2, D, 7).transpose(1, 2)):  # a half, whole, transposed
         compare(silu_gate, lambda y, z: y * z / (1 + torch.exp(-z)), {"y": randn(2, 7, D), "z": z}, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("D", WIDTHS[1:])  # of one number nothing but epsilon has a gradient
-@pytest.mark.parametrize("shape", [(3,), (2, 150), (5, 1)])
+@each("dtype", [torch.float32, torch.float64])
+@each("D", WIDTHS[1:])  # of one number nothing but epsilon has a gradient
+@each("shape", [(3,), (2, 150), (5, 1)])
 def test_rms_norm(path: str, shape: tuple[int, ...], D: int, dtype: torch.dtype) -> None:
     def truth(x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
@@ -71,9 +72,9 @@ def test_rms_norm(path: str, shape: tuple[int, ...], D: int, dtype: torch.dtype)
     compare(rms_norm, truth, {"x": randn(*shape, D), "weight": randn(D)}, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("with_reset", [False, True])
-@pytest.mark.parametrize(("L", "D", "W"), [(1, 5, 4), (2, 37, 3), (63, 300, 4), (300, 16, 2)])
+@each("dtype", [torch.float32, torch.float64])
+@each("with_reset", [False, True])
+@each(("L", "D", "W"), [(1, 5, 4), (2, 37, 3), (63, 300, 4), (300, 16, 2)])
 def test_convolution_with_silu(path: str, L: int, D: int, W: int, with_reset: bool, dtype: torch.dtype) -> None:
     reset = random_reset(3, L) if with_reset else None
     u = randn(3, L, 2 * D)[..., :D].transpose(1, 2)  # a part of what a projection gives
@@ -127,8 +128,8 @@ def test_compiles_as_one_graph() -> None:
 
 
 @needs_compiled
-@pytest.mark.parametrize("R", range(1, 10))
-@pytest.mark.parametrize(("rows", "D"), [(1, 1), (7, 5), (33, 16), (19, 37), (40, 300)])
+@each("R", range(1, 10))
+@each(("rows", "D"), [(1, 1), (7, 5), (33, 16), (19, 37), (40, 300)])
 def test_linear_maps_of_a_few_rows(R: int, rows: int, D: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = randn(R, 2 * D)[:, :D], randn(rows, D), randn(rows)
     called, native = [], cpu_pieces.few_rows

@@ -10,6 +10,7 @@ import torch
 from lra_ssm.ops import linear_scan
 from lra_ssm.ops.backends.cpu_linear_scan import constant_scan
 from lra_ssm.ops.backends.native_build import unavailable
+from tests.each import each
 from tests.ops.scan_cases import BACKENDS, assert_close, random_reset, weighted_sum
 from tests.pairwise import pairwise
 
@@ -54,30 +55,30 @@ def run(inputs, backend="auto", *, use_x=True, use_last=True, **flags):
     return {"x": x.detach(), "last": last.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
-@pairwise(kind=KINDS, L=LENGTHS, initial=[False, True], with_reset=[False, True])
+@each(*pairwise(kind=KINDS, L=LENGTHS, initial=[False, True], with_reset=[False, True]).args)
 def test_against_the_loop(kind, L, initial, with_reset):
     inputs = make(kind, L=L, initial=initial)
     reset = random_reset(2, L) if with_reset else None
     assert_close(run(inputs, reset=reset), run(inputs, "reference", reset=reset))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("with_reset", [False, True])
-@pytest.mark.parametrize("complex_", [0, 1])
+@each("backend", BACKENDS)
+@each("with_reset", [False, True])
+@each("complex_", [0, 1])
 def test_backends_for_a_constant(complex_, with_reset, backend):
     inputs = make((complex_, complex_, complex_, True), L=257)
     reset = random_reset(2, 257) if with_reset else None
     assert_close(run(inputs, backend, reset=reset), run(inputs, "reference", reset=reset))
 
 
-@pytest.mark.parametrize("use_x, use_last", [(True, False), (False, True)])
-@pytest.mark.parametrize("constant", [True, False])
+@each("use_x, use_last", [(True, False), (False, True)])
+@each("constant", [True, False])
 def test_gradient_through_one_result_alone(constant, use_x, use_last):
     inputs, flags = make((1, 1, 1, constant)), dict(use_x=use_x, use_last=use_last, reset=random_reset(2, 63))
     assert_close(run(inputs, **flags), run(inputs, "reference", **flags))
 
 
-@pytest.mark.parametrize("constant", [True, False])
+@each("constant", [True, False])
 def test_gradient_of_a_subset(constant):
     inputs = make((1, 0, 0, constant))
     expected = run(inputs)
@@ -89,8 +90,8 @@ def test_gradient_of_a_subset(constant):
     assert torch.equal(linear_scan(**inputs), expected["x"])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@each("kind", KINDS)
+@each("backend", ["auto", "reference"])
 def test_gradcheck(kind, backend):
     inputs = make(kind, batch=1, D=3, L=4)
     reset = torch.tensor([[False, False, True, False]])
@@ -102,8 +103,8 @@ def test_gradcheck(kind, backend):
     assert torch.autograd.gradcheck(f, tuple(x.requires_grad_() for x in inputs.values()))
 
 
-@pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("complex_", [0, 1])
+@each("constant", [True, False])
+@each("complex_", [0, 1])
 def test_a_is_zero(complex_, constant):
     """x is b, and the gradient of a is there: x_{t-1} times what comes to step t."""
     inputs = make((complex_, complex_, complex_, constant))
@@ -115,8 +116,8 @@ def test_a_is_zero(complex_, constant):
     assert torch.equal(linear_scan(a, b), b)
 
 
-@pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("complex_", [0, 1])
+@each("constant", [True, False])
+@each("complex_", [0, 1])
 def test_reset_equals_separate_runs(complex_, constant):
     """Not even an infinite state leaks, forwards or backwards."""
     inputs = make((complex_, complex_, complex_, constant), L=50)
@@ -152,7 +153,7 @@ def test_reset_equals_separate_runs(complex_, constant):
     assert torch.isfinite(grad.abs()).all() and (grad != 0).any()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@each("kind", KINDS)
 def test_prefix_and_suffix_equal_the_whole(kind):
     inputs = make(kind, L=50)
     x, last = linear_scan(**inputs, return_last_state=True)
@@ -165,8 +166,8 @@ def test_prefix_and_suffix_equal_the_whole(kind):
     torch.testing.assert_close(state, last, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("complex_", [0, 1])
+@each("constant", [True, False])
+@each("complex_", [0, 1])
 def test_float32_error(complex_, constant):
     narrow = make((complex_, complex_, complex_, constant), L=1024, dtype=torch.float32)
     reset = random_reset(2, 1024)
@@ -176,7 +177,7 @@ def test_float32_error(complex_, constant):
     assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=2e-6)
 
 
-@pairwise(complex_=[False, True], phase=[0.0, 0.3, 3.1], constant=[False, True])
+@each(*pairwise(complex_=[False, True], phase=[0.0, 0.3, 3.1], constant=[False, True]).args)
 def test_float32_error_of_a_long_memory(complex_, phase, constant):
     """|a| = 1 - 1e-5 over 4096 steps: a rounding of |a| or its phase, the same at every step, would show as 1e-4.
 
@@ -209,8 +210,8 @@ def test_on_a_gpu(kind):
         assert_close({name: x.cpu().to(expected[name].dtype) for name, x in actual.items()}, expected, rtol=rtol)
 
 
-@pytest.mark.parametrize("complex_", [0, 1])
-@pytest.mark.parametrize(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
+@each("complex_", [0, 1])
+@each(("batch", "D", "threads"), [(1, 1, 1), (3, 17, 2), (2, 37, 2), (1, 64, 3), (5, 8, 4)])
 def test_every_width_and_number_of_threads(batch, D, threads, complex_):
     """C++ runs along channels: those that fill no vector, and batch items that are shared among threads."""
     generator = torch.Generator().manual_seed(0)

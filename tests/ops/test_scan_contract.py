@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lra_ssm.ops import linear_scan, linear_scan_reference, prefer_backend
+from tests.each import each
 from tests.ops.scan_cases import assert_close, random_reset
 from tests.ops.test_scan import make, run
 
@@ -23,8 +24,8 @@ def test_backends_for_a_varying_factor():
             linear_scan(**make())
 
 
-@pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("complex_", [0, 1])
+@each("constant", [True, False])
+@each("complex_", [0, 1])
 def test_strides(complex_, constant):
     """Transposed, strided, expanded and conjugated inputs; x in b's memory layout."""
     inputs = make((complex_, complex_, complex_, constant), L=40)
@@ -42,7 +43,7 @@ def test_strides(complex_, constant):
     assert_close(run(inputs), run(inputs, "reference"))
 
 
-@pytest.mark.parametrize("constant", [True, False])
+@each("constant", [True, False])
 def test_dtypes(constant):
     inputs = make((0, 0, 0, constant), dtype=torch.float32)
     half = {name: x.bfloat16() for name, x in inputs.items()}
@@ -76,7 +77,7 @@ def test_dtypes(constant):
         assert x.dtype == expected and last.dtype == torch.promote_types(expected, single)
 
 
-@pytest.mark.parametrize("constant", [True, False])
+@each("constant", [True, False])
 def test_autocast_does_not_lower_the_precision(constant):
     inputs = make((1, 1, 1, constant), dtype=torch.float32)
     expected = run(inputs)
@@ -84,7 +85,7 @@ def test_autocast_does_not_lower_the_precision(constant):
         assert_close(run(inputs), expected, rtol=0)
 
 
-@pytest.mark.parametrize("constant", [True, False])
+@each("constant", [True, False])
 def test_no_batch(constant):
     inputs = make((1, 1, 1, constant), batch=0)
     result = run(inputs)
@@ -101,7 +102,7 @@ zeros = torch.zeros
 NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jagged).transpose(1, 2)
 
 
-@pytest.mark.parametrize("name, value, match", [
+@each("name, value, match", [
     bad("b", None, "b: NoneType; expected a tensor"),
     bad("a", 0.5, "a: float; expected a tensor"),
     bad("b", zeros(2, 5), r"b: shape \(2, 5\); expected \(B, D, L\)"),
@@ -120,7 +121,7 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("reset", zeros(2, 4, dtype=torch.bool), r"reset: shape \(2, 4\); expected \(B, L\) = \(2, 5\)"),
     bad("backend", "fast", "backend: 'fast'; expected 'auto'"),
 ])  # fmt: skip
-@pytest.mark.parametrize("constant", [True, False])
+@each("constant", [True, False])
 def test_errors(name, value, match, constant):
     good = {"a": zeros(4) if constant else zeros(2, 4, 5), "b": zeros(2, 4, 5)}
     with pytest.raises(ValueError, match=match) as error:

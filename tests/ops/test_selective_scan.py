@@ -7,6 +7,7 @@ import torch
 
 from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan, selective_scan_reference
 from lra_ssm.ops.backends import eager
+from tests.each import each
 from tests.ops.scan_cases import BACKENDS, OPTIONAL, Case, assert_close, make_inputs, random_reset, run
 
 
@@ -84,16 +85,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("backend", BACKENDS)
+@each("case", CASES)
 def test_forms_and_options(case, backend, pieces):
     inputs, flags = case.inputs(batch=3), case.flags(batch=3)
     assert_close(run(inputs, backend, **flags), run(inputs, "reference", **flags))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("L", [1, 2, 16, 63, 128, 257, 1024])
+@each("backend", BACKENDS)
+@each("complex_A", [False, True])
+@each("L", [1, 2, 16, 63, 128, 257, 1024])
 def test_lengths(L, complex_A, backend):
     form = "2 interleaved" if complex_A else "2 real"
     inputs = make_inputs(complex_A, form, "1 real", batch=1, D=2, N=2, L=L)
@@ -101,17 +102,17 @@ def test_lengths(L, complex_A, backend):
     assert_close(run(inputs, backend, **flags), run(inputs, "reference", **flags))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("use_y, use_state", [(True, False), (False, True)])
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", BACKENDS)
+@each("use_y, use_state", [(True, False), (False, True)])
+@each("complex_A", [False, True])
 def test_gradient_through_one_result_alone(complex_A, use_y, use_state, backend, pieces):
     inputs = make_inputs(complex_A, "2 real", "constant")
     actual, expected = (run(inputs, b, use_y=use_y, use_state=use_state) for b in (backend, "reference"))
     assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", BACKENDS)
+@each("complex_A", [False, True])
 def test_gradient_of_a_subset(complex_A, backend):
     """Gradients of some inputs do not depend on whether the others require theirs."""
     inputs = make_inputs(complex_A, "2 real", "1 real")
@@ -127,8 +128,8 @@ def test_gradient_of_a_subset(complex_A, backend):
     assert expected["y"].shape == inputs["u"].shape
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-@pytest.mark.parametrize("complex_A, B, C, discretization, with_reset", [
+@each("backend", [*BACKENDS, "reference"])
+@each("complex_A, B, C, discretization, with_reset", [
     (False, "1 real", "2 real", "zoh", True),
     (True, "2 interleaved", "constant", "euler", False),
     (True, "1 complex", "2 interleaved", "zoh", True),
@@ -146,7 +147,7 @@ def test_gradcheck(complex_A, B, C, discretization, with_reset, backend):
     assert torch.autograd.gradcheck(f, tuple(x.values()))
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@each("backend", [*BACKENDS, "reference"])
 def test_by_hand(backend):
     """Two steps, one channel, one state, computed by hand."""
     ln2 = torch.log(torch.tensor(2.0, dtype=torch.float64))
@@ -162,10 +163,10 @@ def test_by_hand(backend):
     torch.testing.assert_close(y, torch.stack([12 * ln2 + 3, 760 * ln2 + 5]).view(1, 1, 2))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("discretization", ["euler", "zoh"])
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
+@each("backend", BACKENDS)
+@each("discretization", ["euler", "zoh"])
+@each("complex_A", [False, True])
+@each("magnitude", [0.0, 1e-200, 1e-30, 1e-12, 1e-6, 1e-3])
 def test_small_A(magnitude, complex_A, discretization, backend):
     """Values and gradients stay right as A -> 0, and at A == 0."""
     inputs = make_inputs(complex_A, "2 real", "1 real", L=40)
@@ -176,7 +177,7 @@ def test_small_A(magnitude, complex_A, discretization, backend):
     assert torch.isfinite(torch.view_as_real(actual["A"] + 0j)).all()
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("complex_A", [False, True])
 def test_kernel_and_convolution_agree_with_the_scan(complex_A):
     """With constant delta, B and C the scan is a convolution with S4D's kernel."""
     inputs = make_inputs(complex_A, "constant", "constant", L=300, optional=())

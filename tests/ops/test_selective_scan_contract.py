@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lra_ssm.ops import prefer_backend, scan_backends, selective_scan
 from lra_ssm.ops.backends import eager
+from tests.each import each
 from tests.ops.scan_cases import BACKENDS, assert_close, leaves, make_inputs, random_reset, run, weighted_sum
 
 VARIABLE = {False: ("2 real", "1 real"), True: ("2 interleaved", "1 complex")}
@@ -28,8 +29,8 @@ def cut(inputs, start, stop):
     return result
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", [*BACKENDS, "reference"])
+@each("complex_A", [False, True])
 def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
     monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
     inputs = make_inputs(complex_A, *VARIABLE[complex_A], L=50)
@@ -42,8 +43,8 @@ def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
     torch.testing.assert_close(end, last, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", [*BACKENDS, "reference"])
+@each("complex_A", [False, True])
 def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
     """Even an infinite state does not leak; gradients of the first document's inputs stop at the reset."""
     monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
@@ -66,7 +67,7 @@ def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
     assert torch.equal(y_broken[..., 33:], y.detach()[..., 33:])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_reset_at_the_first_step_drops_the_initial_state(backend):
     inputs = make_inputs(True, "1 real", "1 real")
     reset = torch.zeros(2, 37, dtype=torch.bool)
@@ -75,7 +76,7 @@ def test_reset_at_the_first_step_drops_the_initial_state(backend):
     assert (grad[0] == 0).all() and (grad[1] != 0).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_interleaved_equals_complex(backend):
     inputs = make_inputs(True, "2 complex", "1 complex")
     flags = dict(discretization="zoh", delta_softplus=True)
@@ -86,8 +87,8 @@ def test_interleaved_equals_complex(backend):
     assert_close(run(inputs, backend, **flags), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", BACKENDS)
+@each("complex_A", [False, True])
 def test_strides(complex_A, backend):
     """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
     inputs = make_inputs(complex_A, *VARIABLE[complex_A], D=6, L=40)
@@ -107,15 +108,15 @@ def test_strides(complex_A, backend):
     assert_close(run(inputs, backend), run(inputs, "reference"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("backend", BACKENDS)
 def test_no_batch(backend):
     inputs = make_inputs(False, "1 real", "1 real", batch=0)
     result = run(inputs, backend)
     assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", [*BACKENDS, "reference"])
+@each("complex_A", [False, True])
 def test_mixed_dtypes(complex_A, backend):
     inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32)
     inputs["delta_bias"] += 1  # delta mostly positive, as in use: the recurrence is stable and rounding does not grow
@@ -132,8 +133,8 @@ def test_mixed_dtypes(complex_A, backend):
         assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-@pytest.mark.parametrize("name", ["u", "A", "B", "D", "z", "initial_state"])
+@each("backend", [*BACKENDS, "reference"])
+@each("name", ["u", "A", "B", "D", "z", "initial_state"])
 def test_one_double_input_makes_the_arithmetic_double(name, backend):
     inputs = make_inputs(True, "2 real", "constant", dtype=torch.float32)
     wide = {key: x.to(torch.complex128 if x.is_complex() else torch.float64) for key, x in inputs.items()}
@@ -143,9 +144,9 @@ def test_one_double_input_makes_the_arithmetic_double(name, backend):
     assert_close({"state": result["last_state"]}, {"state": expected}, rtol=1e-13)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("discretization", ["euler", "zoh"])
+@each("backend", BACKENDS)
+@each("complex_A", [False, True])
+@each("discretization", ["euler", "zoh"])
 def test_float32_error(complex_A, discretization, backend):
     """float32 against float64 at L = 1024: values and every gradient to a few rounding errors."""
     wide = make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024)
@@ -156,8 +157,8 @@ def test_float32_error(complex_A, discretization, backend):
     assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("complex_A", [False, True])
+@each("backend", BACKENDS)
+@each("complex_A", [False, True])
 def test_float32_gradient_of_small_A(complex_A, backend):
     """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
     wide = make_inputs(complex_A, "2 real", "1 real", N=8, L=200, optional=("B_bias",))
@@ -171,7 +172,7 @@ def test_float32_gradient_of_small_A(complex_A, backend):
     assert (error <= 3e-5 * truth.abs()).all()
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@each("backend", [*BACKENDS, "reference"])
 def test_autocast_does_not_lower_the_precision(backend):
     inputs = make_inputs(False, "2 real", "1 real", dtype=torch.float32)
     expected = run(inputs, backend)
@@ -192,8 +193,8 @@ class _LargestAllocation(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("fast", BACKENDS)
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
+@each("fast", BACKENDS)
+@each("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory(complex_A, fast):
     """Nothing of B D L N elements is ever allocated, forward or backward; the reference shows that the test sees it."""
     form = "1 interleaved" if complex_A else "1 real"
@@ -231,8 +232,8 @@ def test_backends():
         selective_scan(**meta, backend="cpu")
 
 
-@pytest.mark.parametrize("complex_A", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+@each("complex_A", [False, True])
+@each("backend", ["auto", "eager", "reference"])
 def test_the_meta_device_has_the_shapes_of_every_result_and_gradient(complex_A, backend):
     inputs, found = make_inputs(complex_A, "1 real", "constant", N=3, L=70, dtype=torch.float32), []
     for device in ("cpu", "meta"):
@@ -253,7 +254,7 @@ zeros, i = torch.zeros, torch.complex64
 NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jagged).transpose(1, 2)
 
 
-@pytest.mark.parametrize("name, value, match, complex_A", [
+@each("name, value, match, complex_A", [
     bad("u", zeros(2, 4), r"u: shape \(2, 4\); expected \(batch, D, L\)"),
     bad("u", zeros(2, 4, 0), r"u: shape \(2, 4, 0\)"),
     bad("u", zeros(2, 4, 5, dtype=torch.int64), "u: dtype torch.int64"),
@@ -292,7 +293,7 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("A", zeros(4, 3, device="meta"), "A: on meta; expected cpu"),
     bad("discretization", "bilinear", "discretization: 'bilinear'; expected 'euler' or 'zoh'"),
 ])  # fmt: skip
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@each("backend", ["auto", "reference"])
 def test_errors(name, value, match, complex_A, backend):
     good = make_inputs(complex_A, "1 real", "1 real", N=3, L=5, optional=(), dtype=torch.float32)
     with pytest.raises(ValueError, match=match) as error:

@@ -5,6 +5,7 @@ import torch
 
 from lra_ssm.ops import selective_scan_reference, selective_step
 from lra_ssm.ops.backends import cpu_pieces
+from tests.each import each
 from tests.ops.scan_cases import needs_compiled
 
 CASES = [(False, "euler"), (False, "zoh"), (True, "euler"), (True, "zoh")]
@@ -23,7 +24,7 @@ def inputs(batch: int, D: int, N: int, complex_A: bool = False, dtype: torch.dty
     return {k: v.to(dtype) for k, v in real.items()} | {k: v.to(kind) for k, v in matrices.items()}
 
 
-@pytest.mark.parametrize(("complex_A", "rule"), CASES)
+@each(("complex_A", "rule"), CASES)
 def test_is_the_reference_at_length_one(complex_A: bool, rule: str) -> None:
     x = inputs(2, 5, 3, complex_A)
     y, state = selective_step(**x, discretization=rule)

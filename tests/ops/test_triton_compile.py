@@ -45,9 +45,11 @@ VARIANTS = {
     "real euler, bfloat16, segments": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
+# Every dtype, rule, form and way in: the others are left to `pytest -m trials`, for a variant compiles for 15 seconds.
+CHOSEN = ["real zoh, bias, bfloat16", "complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments"]
 
 
-def compile_variants() -> None:
+def compile_variants(names: list[str]) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -92,7 +94,8 @@ def compile_variants() -> None:
     ceiling = gpu_exp._kernel.warmup(torch.empty(gpu_exp._BLOCK), gpu_exp.ROUNDS, gpu_exp._BLOCK, grid=(1,))
     assert "ex2.approx" in ceiling.asm["ptx"], "the ceiling of benchmarks/operators.py is one of exponentials"
     triton_call.launch_kernel = compile_instead
-    for variant, (arguments, dtype, channels_last, discretization, segments, with_reset) in VARIANTS.items():
+    for variant in names:
+        arguments, dtype, channels_last, discretization, segments, with_reset = VARIANTS[variant]
         current[:] = [variant]
         triton_call.processors = lambda device, segments=segments: 132 if segments else 0
         x = make_inputs(**{"batch": 2, "D": 128, "N": 16, "L": 1024, "dtype": torch.float32, **arguments})
@@ -110,21 +113,27 @@ def compile_variants() -> None:
         triton_scan._scan_backward(*tensors, zoh, True, checkpoints, y, last)
 
 
-def compiled(tmp_path) -> list[dict]:
+def compiled(tmp_path, variants) -> list[dict]:
     triton = pytest.importorskip("triton")
     if not (Path(triton.__file__).parent / "backends/nvidia/bin/ptxas").exists():
         pytest.skip("this triton comes without ptxas")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
+    run = subprocess.run([sys.executable, __file__, *variants], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.mark.slow
-def test_kernels_compile_for_hopper(tmp_path):
-    records = compiled(tmp_path)
-    assert {record["variant"] for record in records} == set(VARIANTS)
+@pytest.mark.parametrize(
+    "variants",
+    [
+        pytest.param(CHOSEN, marks=pytest.mark.slow, id="chosen"),
+        pytest.param([name for name in VARIANTS if name not in CHOSEN], marks=pytest.mark.trials, id="the others"),
+    ],
+)
+def test_kernels_compile_for_hopper(variants, tmp_path):
+    records = compiled(tmp_path, variants)
+    assert {record["variant"] for record in records} == set(variants)
     assert {record["kernel"] for record in records} == KERNELS
     for record in records:
         print(record)
@@ -136,4 +145,4 @@ def test_kernels_compile_for_hopper(tmp_path):
 
 
 if __name__ == "__main__":
-    compile_variants()
+    compile_variants(sys.argv[1:] or list(VARIANTS))

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,7 @@ from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open
 from lra_ssm.datamodules.storage.prepare import prepare
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import by_split
+from tests.datamodules.language.deadly import Deadly
 from tests.datamodules.test_damaged_data import flip
 from tests.runner import Command
 
@@ -236,16 +237,6 @@ def test_a_killed_finish_leaves_nothing_wrong(texts, once, tmp_path):
     folder = prepare(tmp_path, "lines", "files-1", partial(made.finish, source=the_source))
     assert contents(folder) == contents(once)
     assert {path.name for path in (tmp_path / "lines").iterdir()} == {"files-1", ".lock"}
-
-
-@dataclass(frozen=True)
-class Deadly(FileCorpus):
-    alive: int = 0  # the process that reads it and lives
-
-    def texts(self, shard):
-        if os.getpid() != self.alive:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().texts(shard)
 
 
 def test_a_killed_process_of_several_is_said(texts, tmp_path):

@@ -13,6 +13,7 @@ from lra_ssm.datamodules.storage.format import NOT_SCORED as NO
 from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, documents, text_split
+from tests.each import each
 
 SHAPES = [[1], [1, 1], [5], [5, 1, 1, 40, 3, 17, 2], [3] * 20, [97], [2, 60, 1, 1, 1, 9, 1]]
 Row = tuple[list[int], list[int], list[bool]]  # inputs, targets, reset of a row without padding
@@ -84,7 +85,7 @@ def scored(rows: list[Row]) -> list[int]:
     return sorted(target for _, targets, _ in rows for target in targets if target != NO)
 
 
-@pytest.mark.parametrize("length", [1, 7, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 69))])
+@each("length", [1, 7, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 69))])
 def test_windows_are_those_of_a_naive_loop(text: tuple[TokenSplit, list[list[int]]], length: int) -> None:
     split, texts = text
     total = split.num_tokens
@@ -99,7 +100,7 @@ def test_windows_are_those_of_a_naive_loop(text: tuple[TokenSplit, list[list[int
     assert torch.equal(unisolated.targets, dataset.batch(np.arange(len(expected)), 0).targets)
 
 
-@pytest.mark.parametrize(("length", "strides"), [(1, [1]), (2, [1]), (7, [1, 3, 6]), (16, [5, 16]), (100, [1, 40])])
+@each(("length", "strides"), [(1, [1]), (2, [1]), (7, [1, 3, 6]), (16, [5, 16]), (100, [1, 40])])
 def test_sliding_windows_score_every_token_once(
     text: tuple[TokenSplit, list[list[int]]], length: int, strides: list[int]
 ) -> None:
@@ -117,7 +118,7 @@ EVERY = [(length, rows) for length in (1, 2, 7, 16, 100) for rows in (1, 2, 3, 8
 OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY if pair not in PAIRS]
 
 
-@pytest.mark.parametrize(("length", "num_rows"), [*PAIRS, *OTHERS])
+@each(("length", "num_rows"), [*PAIRS, *OTHERS])
 def test_streams_go_on_from_batch_to_batch(
     text: tuple[TokenSplit, list[list[int]]], length: int, num_rows: int
 ) -> None:
@@ -143,7 +144,7 @@ def test_streams_without_isolation_are_reset_at_their_beginning_alone(tmp_path: 
     assert len(others) == 3 and all(batch.reset is None for batch in others)
 
 
-@pytest.mark.parametrize("batch_size", [2, 7])
+@each("batch_size", [2, 7])
 def test_every_token_is_a_target_once_in_a_shuffled_epoch(
     text: tuple[TokenSplit, list[list[int]]], batch_size: int
 ) -> None:
