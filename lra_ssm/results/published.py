@@ -5,12 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lra_ssm
 from lra_ssm.results.collect import RunRecord, load_yaml
 from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
 from lra_ssm.runs.identity import DATA_NEUTRAL
+from lra_ssm.shipped import FOLDERS, PACKAGE
 
-PACKAGE = Path(lra_ssm.__file__).parent
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 
 
@@ -31,6 +30,12 @@ class Row:
     config: str  # whether our config has its settings: see published.yaml
     from_variance: bool
     unmatched: str  # why it can stand beside no run; nothing where it can
+
+    @property
+    def figure(self) -> str:
+        """63.85 ± 0.45"""
+        spread = "" if self.std is None else f" ± {self.std:.{self.decimals}f}"
+        return f"{self.value:.{self.decimals}f}{spread}"
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,5 @@ def compare(run: RunRecord, row: Row) -> Comparison | None:
 
 
 def config_of(task: str, model: str) -> Path | None:
-    """The shipped config of a task and model: of the checkout, else below the working folder."""
-    for folder in (PACKAGE.parent / "configs", Path("configs")):
-        for file in sorted(folder.glob(f"**/{task}/{model}.yaml")):
-            return file
-    return None
+    """The shipped config of a task and model."""
+    return next(iter(sorted(FOLDERS["config"].glob(f"**/{task}/{model}.yaml"))), None)

@@ -147,7 +147,7 @@ def published_value(g: Group) -> str:
     if g.comparable is None:
         return NONE
     row = g.comparable
-    return f"{row.value:.{row.decimals}f}" + (f" ± {row.std:.{row.decimals}f}" if row.std is not None else "")
+    return row.figure
 
 
 def signed(value: float | None, decimals: int) -> str:
