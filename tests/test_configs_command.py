@@ -79,3 +79,21 @@ def test_a_wheel_has_them_all():
     package = ROOT / "lra_ssm"
     taken = {file.resolve() for pattern in settings for file in package.glob(pattern)}
     assert {*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "slurm").rglob("*.yaml")} <= taken
+
+
+UNTYPED = """
+from lightning import LightningModule
+class MyTask(LightningModule):
+    def __init__(self, network):
+        super().__init__()
+"""
+
+
+def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "no model is given: give --config CONFIG (`lra-ssm configs`" in refused(["fit"], capsys)
+    Path("bad.yaml").write_text("experiment: x\nmodel: [1,\n  b: c: d\n")
+    assert refused(["fit", "--config=bad.yaml"], capsys).startswith("bad.yaml, line 3: this is no YAML: ")
+    Path("untyped_task.py").write_text(UNTYPED)
+    said = refused(["fit", "--config=quickstart", "--model=untyped_task.MyTask"], capsys)
+    assert "MyTask takes 'network' without a type" in said and "`network: NetworkFactory`" in said

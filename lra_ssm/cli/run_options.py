@@ -9,12 +9,13 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import yaml
 from jsonargparse import Namespace, set_dumper
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lra_ssm.cli import COMMANDS
-from lra_ssm.cli.help import description
+from lra_ssm.cli.help import Help, description
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared_settings import LOADING
@@ -53,11 +54,22 @@ def _with_shipped_configs(arguments: list[str]) -> list[str]:
         if awaited or equals and option in _CONFIG:
             name = argument if awaited else value
             if re.fullmatch(r"[\w./~-]+", name):  # else it is YAML, not a file's name
-                name = str(find("config", name))
+                file = find("config", name)
+                _check_yaml(file)
+                name = str(file)
             argument = name if awaited else f"{option}={name}"
         awaited = not awaited and argument in _CONFIG
         found.append(argument)
     return found
+
+
+def _check_yaml(file: Path) -> None:
+    """jsonargparse does not say which file is no YAML. Raises InputError."""
+    try:
+        yaml.compose(file.read_bytes(), yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{file}{line}: this is no YAML: {error.problem}") from error
 
 
 class RunOptions(LightningCLI):
@@ -120,6 +132,8 @@ class RunOptions(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        asked = [option for text in self.arguments if (option := text.partition("=")[0]).endswith(".help")]
+        Help.explained = asked[0].removesuffix(".help") if asked else ""
         with warnings.catch_warnings():
             # It warns of `args` beside sys.argv; ours are sys.argv's.
             warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
