@@ -25,12 +25,13 @@ ALLOWED = {
     "callbacks": {"layers", "tasks", "analysis", *LEAVES},
     "progress": LEAVES,
     "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
-    "cluster": {"runs", *LEAVES},
-    "results": {"runs", *LEAVES},
+    "cluster": {"runs", "shipped", *LEAVES},
+    "results": {"runs", "shipped", *LEAVES},
     "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below
     **{leaf: set() for leaf in LEAVES},
     "files": {"errors"},
     "bars": {"errors", "tables"},
+    "shipped": {"errors"},
     "tables": {"errors"},  # what a cell quotes is made printable
     "evaluation": {"models", "datamodules", "checkpoints", *LEAVES},  # a leaf for users: nothing imports it
     "cli": {
@@ -46,6 +47,7 @@ ALLOWED = {
         "runs",
         "results",
         "checkpoints",
+        "shipped",
         *LEAVES,
     },
     "__main__": {"cli"},

@@ -165,7 +165,7 @@ def test_bad_tsv_files_are_named_with_their_line_and_leave_nothing(broken, expec
         ("modle: {init_args: {optimizer: {lr: 3}}}", "modle"),
         ("model: {init_args: {network: {init_args: {d_modle: 3}}}}", "did you mean 'd_model'"),
         ("data: {class_path: lra_ssm.datamodules.ListOps, init_args: {btch_size: 3}}", "did you mean 'batch_size'"),
-        ("trainer: [1", "onfig"),
+        ("trainer: [1", "this is no YAML"),
     ],
 )
 def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):

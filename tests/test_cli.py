@@ -262,7 +262,7 @@ def test_dotted_overrides_and_print_config(tmp_path):
 
 def test_help_explains_a_layers_settings(tmp_path):
     out = succeed([*FIT, "--model.network.layer.help", "lra_ssm.layers.B2S6"], tmp_path).out
-    assert "--layer.num_blocks" in out and "H, must divide D" in " ".join(out.split())
+    assert "--model.network.layer.num_blocks" in out and "H, must divide D" in " ".join(out.split())
     for early in (["--model.network.layer.help", "lra_ssm.layers.B2S6"], ["--data.limit=3"]):
         assert "no class is given here; give it, or a --config" in fail(["fit", *early], tmp_path)
 
@@ -287,7 +287,7 @@ def test_null_reaches_every_depth(tmp_path):
 def test_tensorboard_by_config_stands_beside_the_csv(tmp_path):
     """wandb likewise: test_wandb.py."""
     config = yaml.safe_load(TINY.read_text())
-    given = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": "."}}
+    given = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {}}
     config["trainer"]["logger"] = given
     (tmp_path / "logged.yaml").write_text(yaml.safe_dump(config))
     succeed(["fit", "--config", "logged.yaml", *SHORT], tmp_path)

@@ -33,6 +33,8 @@ def test_every_class_is_explained_by_its_short_name(option, monkeypatch, capsys)
         out = printed([*config, f"{option}.help", cls.__name__], capsys)
         assert cls.__name__ in out and "torch.nn" not in out and len(out.splitlines()) < 110, out
         assert "usage" not in out
+        typed = re.findall(r"^  (--[\w.]+)", out, re.M)
+        assert all(name.startswith(f"{option}.") for name in typed)
         for about in re.findall(r"^  --\S.*(?:\n {4,}.*)*", out, re.M):
             said = re.sub(r"--\S+|{.*?}|\[.*?\]|\b[A-Z_]+\b|[,\s]", "", about.split("(type: ")[0])
             assert said, f"no word on what it is:\n{about}"

@@ -292,10 +292,11 @@ def test_the_record_says_how_large_it_is_and_when_each_attempt_ended(tmp_path):
 
 def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):
     task, data = parts(tmp_path / "data")
-    own = ModelCheckpoint(dirpath=tmp_path / "own", monitor="val/loss")
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": [own]})
+    own = [ModelCheckpoint(dirpath=tmp_path / "own", monitor="val/loss"), ModelCheckpoint(save_last=True)]
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": own})
     metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
     assert "best val/accuracy" in metrics and list((tmp_path / "own").glob("*.ckpt")) and run.best.is_file()
+    assert Path(own[1].last_model_path).parent == run.path / "own_checkpoints"
 
 
 def test_a_run_may_end_by_steps(tmp_path):

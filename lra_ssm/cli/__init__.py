@@ -25,6 +25,7 @@ COMMANDS = {
     "validate": ("lra_ssm.cli.run", "score a run's best checkpoint on the validation split"),
     "test": ("lra_ssm.cli.run", "score a run's best checkpoint on the test split"),
     "predict": ("lra_ssm.cli.predict", "classify files of your own, or a split of a run's data, into a CSV file"),
+    "configs": ("lra_ssm.cli.configs", "list the configs that come with the package, or print one"),
     "results": ("lra_ssm.cli.results", "what runs gave: a table beside the published rows, curves, ablations"),
     "runs": ("lra_ssm.cli.runs", "list runs, how far they are and what differs between them"),
     "prepare": ("lra_ssm.cli.prepare", "make a dataset ready: download, generate, or read its files"),
@@ -46,7 +47,7 @@ commands:
 {chr(10).join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())}
 
 example:
-  lightning fit --config configs/quickstart.yaml
+  lightning fit --config quickstart
 
 `lra-ssm COMMAND --help` lists a command's options; --debug shows the traceback behind a one-line error.
 """

@@ -60,7 +60,19 @@ def description(what: str) -> str:
 
 
 class Help(DefaultHelpFormatter):
-    """Without the names of every module of torch, and without the whole documentation of the Trainer."""
+    """Without the names of every module of torch, and without the whole documentation of the Trainer.
+
+    explained: the option that was asked with .help, --model.network.layer; jsonargparse shows its last part alone.
+    """
+
+    explained = ""
+
+    def _as_typed(self, text: str) -> str:
+        head, _, last = self.explained.rpartition(".")
+        return text.replace(f"--{last}.", f"{head}.{last}.") if head else text
+
+    def _format_action_invocation(self, action: Any) -> str:
+        return self._as_typed(super()._format_action_invocation(action))
 
     def add_usage(self, usage: Any, actions: Iterable[Any], groups: Iterable[Any], prefix: Any = None) -> None:
         command = re.search(r"\[options\] (\w+)$", self._prog)
@@ -76,6 +88,7 @@ class Help(DefaultHelpFormatter):
             super().add_argument(action)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        text = self._as_typed(text)
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
     def _expand_help(self, action: Any) -> str:

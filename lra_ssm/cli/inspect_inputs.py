@@ -70,7 +70,7 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
 
 def _unprepared(module: Any, settings: dict[str, Any]) -> str:
     """What to write instead: the options of what is prepared, else the command for it."""
-    from lra_ssm.cli.prepare import DATASETS
+    from lra_ssm.cli.datasets import DATASETS
     from lra_ssm.cli.prepared_settings import fit_options, what_is_prepared
 
     name = type(module).__name__

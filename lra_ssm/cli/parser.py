@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace, _typehints
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 from lra_ssm.cli.help import CHOICES, TITLES, Help
@@ -39,7 +40,10 @@ class RunParser(LightningArgumentParser):
 
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
         self.takes = theclass if nested_key is None else self.takes
-        return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        if theclass is TensorBoardLogger and nested_key is None:  # it writes into the run's directory
+            self.set_defaults(save_dir=".")
+        return added
 
     def add_function_arguments(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.takes = function
@@ -79,6 +83,8 @@ class RunParser(LightningArgumentParser):
         if unknown := _unknown_name(message):
             what = "unknown key {!r}{}" if "'" in message else "unknown option --{}{}"  # of a file, or given here
             return what.format(*self._nearest(unknown))
+        if message.startswith("the following arguments are required") and "model" in message:
+            return "no model is given: give --config CONFIG (`lra-ssm configs` lists ours), or --model and --data"
         chain = _chain(ex) if ex else []
         levels = [i for i, error in enumerate(chain) if type(error) is TypeError and _KEY.match(str(error))]
         if not levels:
@@ -205,7 +211,15 @@ def _chain(error: BaseException) -> list[BaseException]:
 def freeze_specifications(model: Namespace) -> None:
     """What the model takes as a specification reaches it as one, not as jsonargparse's anonymous function."""
     settings = model.get("init_args", {})
-    for name, kind in annotations(import_object(model.class_path)).items():
+    known = annotations(import_object(model.class_path))
+    for name, value in vars(settings).items():
+        if name not in known and isinstance(value, Namespace) and "class_path" in value:
+            task = model.class_path.rpartition(".")[2]
+            raise InputError(
+                f"{task} takes {name!r} without a type, so that it is not built: annotate it, `{name}: NetworkFactory`"
+                " (from lra_ssm.layers.spec import NetworkFactory)"
+            )
+    for name, kind in known.items():
         if is_dataclass(kind) and name in settings and settings[name] is None:
             raise InputError(f"model.{name} is null; give its settings, or leave it out for its defaults")
         if wants_specification(kind) and settings.get(name) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from jsonargparse.typing import PositiveInt
 
 from lra_ssm.cli.batch_picture import check_picture, draw_batch
+from lra_ssm.cli.datasets import DATASETS, LANGUAGE, SYNTHETIC
 from lra_ssm.cli.output import PlainParser, add_debug
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.prepared_settings import LOADING, fit_options, remember
@@ -23,31 +24,6 @@ from lra_ssm.files import locked
 from lra_ssm.layers.spec import import_object
 from lra_ssm.tables import terminal_width, wrapped
 
-# name -> (data module, what is another default than its own)
-DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "listops": ("lra_ssm.datamodules.ListOps", {}),
-    "text": ("lra_ssm.datamodules.Text", {}),
-    "retrieval": ("lra_ssm.datamodules.Retrieval", {}),
-    "image": ("lra_ssm.datamodules.Image", {}),
-    "pathfinder": ("lra_ssm.datamodules.Pathfinder", {}),
-    "pathx": ("lra_ssm.datamodules.Pathfinder", {"resolution": 128}),
-    "scifar": ("lra_ssm.datamodules.SCIFAR", {}),
-    "mnist": ("lra_ssm.datamodules.MNIST", {}),
-    "wikitext103": ("lra_ssm.datamodules.WikiText", {}),
-    "wikitext2": ("lra_ssm.datamodules.WikiText", {"version": "2"}),
-    "slimpajama6b": ("lra_ssm.datamodules.SlimPajama", {}),
-    "corpus": ("lra_ssm.datamodules.Corpus", {}),
-}
-LANGUAGE = ("wikitext103", "wikitext2", "slimpajama6b", "corpus")
-# Made as they are read: there is nothing to prepare.
-SYNTHETIC = {
-    "associative_recall": "AssociativeRecall",
-    "correlated_noise": "CorrelatedNoise",
-    "first_token": "FirstToken",
-    "linear_functional": "LinearFunctional",
-    "noisy_cosines": "NoisyCosines",
-    "teacher_student": "TeacherStudent",
-}
 USAGE = """\
 lra-ssm prepare DATASET [options]
        lra-ssm prepare --config CONFIG [options of fit]
@@ -70,7 +46,7 @@ EXAMPLE = """\
 examples:
   lra-ssm prepare listops
   lra-ssm prepare text
-  lra-ssm prepare --config configs/lra/image/s4d.yaml
+  lra-ssm prepare --config lra/image/s4d
   lra-ssm prepare corpus --source=FOLDER --tokenizer=bpe:16000
   lra-ssm prepare retrieval --source=/downloads/lra_release --limit=1000
   lra-ssm prepare --summary

@@ -10,6 +10,7 @@ from typing import Any
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import RunRecord, read_run
 from lra_ssm.runs.record import data_digests, is_of_the_end, read_object
+from lra_ssm.shipped import name_of
 
 # Of a configuration, what belongs to the machine that it ran on: another one has its own.
 _OF_THE_MACHINE = {"": ("runs_dir",), "trainer": ("logger", "default_root_dir"), "data": ("root",)}
@@ -145,7 +146,8 @@ def _without_folders(value: Any) -> Any:
 def _config_file(command: str | None) -> str | None:
     """The config of ours that it was started with."""
     words = re.split(r"[\s=]", command or "")
-    return next((word for word in words if word.startswith("configs/") and word.endswith(".yaml")), None)
+    name = next((name for word in words if (name := name_of("config", word))), None)
+    return name and f"configs/{name}.yaml"
 
 
 def check_shareable(run: RunRecord, file: Path, unfinished: bool) -> None:

@@ -4,16 +4,18 @@ LightningCLI reads them and makes the objects; what is done with these is in `ru
 """
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import yaml
 from jsonargparse import Namespace, set_dumper
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lra_ssm.cli import COMMANDS
-from lra_ssm.cli.help import description
+from lra_ssm.cli.help import Help, description
 from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared_settings import LOADING
@@ -25,7 +27,9 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, plain, run_identities
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.runs.source import changed_inputs
+from lra_ssm.shipped import find
 
+_CONFIG = ("--config", "-c")
 set_dumper("plain", lambda values: values)  # plain values are what jsonargparse hands to the dumper of any format
 
 
@@ -37,6 +41,35 @@ class Made(NamedTuple):
     trainer: dict[str, Any]  # the arguments that are the user's
     checkpoints: CheckpointSettings
     method: dict[str, Any]  # further arguments of the Trainer's method
+
+
+def _with_shipped_configs(arguments: list[str]) -> list[str]:
+    """The arguments with files for the names of configs: --config lra/listops/b2s6.
+
+    Raises InputError: neither a file of that name is there nor a config of ours.
+    """
+    found, awaited = [], False
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if awaited or equals and option in _CONFIG:
+            name = argument if awaited else value
+            if re.fullmatch(r"[\w./~-]+", name):  # else it is YAML, not a file's name
+                file = find("config", name)
+                _check_yaml(file)
+                name = str(file)
+            argument = name if awaited else f"{option}={name}"
+        awaited = not awaited and argument in _CONFIG
+        found.append(argument)
+    return found
+
+
+def _check_yaml(file: Path) -> None:
+    """jsonargparse does not say which file is no YAML. Raises InputError."""
+    try:
+        yaml.compose(file.read_bytes(), yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{file}{line}: this is no YAML: {error.problem}") from error
 
 
 class RunOptions(LightningCLI):
@@ -51,7 +84,7 @@ class RunOptions(LightningCLI):
     def __init__(self, command: str, arguments: list[str]) -> None:
         self.command, self.arguments = command, arguments
         about = description(COMMANDS[command][1])
-        example = f"example: lightning {command} --config configs/quickstart.yaml"
+        example = f"example: lightning {command} --config quickstart"
         named = f"lra-ssm {command} NAME_OR_RUN"
         if command != "fit":
             example += f"\na run, or a saved model: {named} [--trust module.Class]"
@@ -69,7 +102,7 @@ class RunOptions(LightningCLI):
             # `--optimizer` would replace the parameter groups by one flat group.
             auto_configure_optimizers=False,
             seed_everything_default=0,
-            args=[command, *arguments],
+            args=[command, *_with_shipped_configs(arguments)],
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
@@ -99,6 +132,8 @@ class RunOptions(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        asked = [option for text in self.arguments if (option := text.partition("=")[0]).endswith(".help")]
+        Help.explained = asked[0].removesuffix(".help") if asked else ""
         with warnings.catch_warnings():
             # It warns of `args` beside sys.argv; ours are sys.argv's.
             warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")

@@ -26,10 +26,10 @@ folders and logs, and asks squeue where there is one; it needs no scheduler. A n
 
 EXAMPLE = """\
 examples:
-  lra-ssm status slurm/sweeps/lra.yaml
-  lra-ssm status slurm/sweeps/lra.yaml --watch
+  lra-ssm status lra
+  lra-ssm status lra --watch
   lra-ssm status runs/sweeps/lra-0a1b2c3d --state failed,lost
-  lra-ssm status slurm/sweeps/lra.yaml --json | jq '.[] | select(.state == "failed") | .index'
+  lra-ssm status lra --json | jq '.[] | select(.state == "failed") | .index'
 """
 
 

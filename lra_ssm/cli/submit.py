@@ -28,10 +28,10 @@ is not run again.
 
 EXAMPLE = """\
 examples:
-  lra-ssm submit slurm/sweeps/lra.yaml --profile slurm/profiles/one-gpu.yaml --dry-run
-  lra-ssm submit slurm/sweeps/lra.yaml --partition=gpu --gpus=1 --time=24:00:00 --concurrency=8
-  lra-ssm submit slurm/sweeps/lra.yaml --resume
-  lra-ssm submit slurm/sweeps/cpu.yaml --local 2
+  lra-ssm submit lra --profile one-gpu --dry-run
+  lra-ssm submit lra --partition=gpu --gpus=1 --time=24:00:00 --concurrency=8
+  lra-ssm submit lra --resume
+  lra-ssm submit cpu --local 2
 """
 
 _HELP = {

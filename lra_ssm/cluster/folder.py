@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from lra_ssm import shipped
 from lra_ssm.cluster.sweep import Sweep, SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.files import new_folder, sha256, write_json
@@ -84,7 +85,7 @@ class SweepFolder:
         path = Path(given)
         if path.is_dir():
             return cls(path)
-        if path.suffix not in (".yaml", ".yml"):
+        if path.suffix not in (".yaml", ".yml") and shipped.name_of("sweep", str(given)) is None:
             raise InputError(f"{path} is neither a sweep file (.yaml) nor the folder of a sweep")
         sweep = read_sweep(path)
         folder = folder_of(sweep)

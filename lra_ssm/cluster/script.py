@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from lra_ssm import shipped
 from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.cluster.logs import ATTEMPT
 from lra_ssm.errors import InputError, hint
@@ -78,7 +79,8 @@ class Profile:
 
 
 def read_profile(file: Path) -> dict[str, Any]:
-    """The settings of a profile's file. Raises InputError if one is unknown or cannot be."""
+    """The settings of a profile, a file or a shipped one's name. Raises InputError if one is unknown or cannot be."""
+    file = shipped.find("profile", file)
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:

@@ -1,7 +1,7 @@
 """A sweep file: which runs it stands for.
 
     name: delta-factor                          # default: the file's name
-    configs: [configs/scifar/b2s6.yaml]
+    configs: [scifar/b2s6, my.yaml]             # by name, or files
     seeds: [0, 1, 2]                            # default: each config's own
     experiment: delta/{config}/{variant}        # default: each config's own
     set: {trainer.max_steps: 10000}             # of every run
@@ -35,6 +35,7 @@ from typing import Any
 
 import yaml
 
+from lra_ssm import shipped
 from lra_ssm.errors import InputError, hint
 from lra_ssm.runs.identity import SEED
 
@@ -68,10 +69,11 @@ class Sweep:
 
 
 def read_sweep(file: Path) -> Sweep:
-    """The runs of a sweep file, numbered from 1.
+    """The runs of a sweep, of its file or of one that is shipped, numbered from 1.
 
     Raises InputError that names the file, the place in it and what would be right there.
     """
+    file = shipped.find("sweep", file)
     try:
         text = file.read_bytes()
     except OSError as error:
@@ -132,10 +134,7 @@ def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
 
 def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Config and changes of each of a group's runs."""
-    configs = [Path(text) for text in _list(group.get("configs"), f"{where}.configs", str)]
-    for config in configs:
-        if not config.is_file():
-            raise InputError(f"{where}.configs has {config}, and no such file is there, seen from {Path.cwd()}")
+    configs = [shipped.find("config", text) for text in _list(group.get("configs"), f"{where}.configs", str)]
     seeds: Sequence[int | None] = [None]
     if "seeds" in group:
         seeds = _list(group["seeds"], f"{where}.seeds", int)
@@ -267,7 +266,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 def _list(value: Any, where: str, kind: type) -> list[Any]:
     if not isinstance(value, list) or not value or not all(type(item) is kind for item in value):
-        what = {str: "files: [configs/mnist/s4d.yaml]", int: "whole numbers: [0, 1, 2]"}[kind]
+        what = {str: "configs: [mnist/s4d, my.yaml]", int: "whole numbers: [0, 1, 2]"}[kind]
         raise InputError(f"{where} is {value!r}; give a list of {what}")
     return value
 

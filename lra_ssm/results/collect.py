@@ -18,6 +18,7 @@ from lra_ssm.runs.directory import RunDirectory, is_held
 from lra_ssm.runs.identity import DATA_NEUTRAL, spelled_one_way
 from lra_ssm.runs.logged import read_metrics
 from lra_ssm.runs.record import data_digests, is_of_the_end, read_progress, read_record
+from lra_ssm.shipped import name_of
 
 # The data that a task's name stands for; a run of such a task on other data is marked.
 DATA_OF = {
@@ -315,11 +316,13 @@ def collect(given: list[str], sweep: Sweep) -> list[RunRecord]:
     found: dict[Path, RunRecord] = {}
     for name in given:
         paths = [Path(name)] if os.path.exists(name) else [Path(path) for path in sorted(glob.glob(name))]
+        if not paths and name_of("sweep", name):
+            paths = [Path(name)]
         if not paths:
             raise InputError(f"{name}: there is no such folder; give run directories, folders of runs, or a sweep")
         before = len(found)
         for path in paths:
-            if path.is_file() or (path / "runs.json").is_file():
+            if not path.is_dir() or (path / "runs.json").is_file():
                 read = [_planned(*run) for run in sweep(path)]
             else:
                 read = [read_run(folder) for folder in _folders(path)]

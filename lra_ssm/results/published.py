@@ -5,13 +5,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lra_ssm
 from lra_ssm.results.collect import RunRecord, load_yaml
 from lra_ssm.results.settings import ABSENT, Settings, counting, differing, shown
 from lra_ssm.runs.identity import DATA_NEUTRAL
+from lra_ssm.shipped import FOLDERS, PACKAGE
 
-PACKAGE = Path(lra_ssm.__file__).parent
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+
+
+def plus_minus(value: float, std: float | None, decimals: int) -> str:
+    deviation = "" if std is None else f" ± {std:.{decimals}f}"
+    return f"{value:.{decimals}f}{deviation}"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class Row:
     config: str  # whether our config has its settings: see published.yaml
     from_variance: bool
     unmatched: str  # why it can stand beside no run; nothing where it can
+
+    @property
+    def figure(self) -> str:
+        """63.85 ± 0.45"""
+        return plus_minus(self.value, self.std, self.decimals)
 
 
 @dataclass(frozen=True)
@@ -125,8 +134,5 @@ def compare(run: RunRecord, row: Row) -> Comparison | None:
 
 
 def config_of(task: str, model: str) -> Path | None:
-    """The shipped config of a task and model: of the checkout, else below the working folder."""
-    for folder in (PACKAGE.parent / "configs", Path("configs")):
-        for file in sorted(folder.glob(f"**/{task}/{model}.yaml")):
-            return file
-    return None
+    """The shipped config of a task and model."""
+    return next(iter(sorted(FOLDERS["config"].glob(f"**/{task}/{model}.yaml"))), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from lra_ssm.results.groups import Group
-from lra_ssm.results.published import LRA
+from lra_ssm.results.published import LRA, plus_minus
 from lra_ssm.results.settings import shown
 from lra_ssm.tables import duration, table, wrapped
 
@@ -132,17 +132,12 @@ def metric_name(g: Group) -> str:
 
 
 def spread(g: Group) -> str:
-    return NONE if g.mean is None else _plus_minus(g.mean, g.std, g.decimals)
+    return NONE if g.mean is None else plus_minus(g.mean, g.std, g.decimals)
 
 
 def published_value(g: Group) -> str:
     row = g.comparable
-    return NONE if row is None else _plus_minus(row.value, row.std, row.decimals)
-
-
-def _plus_minus(value: float, std: float | None, decimals: int) -> str:
-    deviation = "" if std is None else f" ± {std:.{decimals}f}"
-    return f"{value:.{decimals}f}{deviation}"
+    return NONE if row is None else row.figure
 
 
 def signed(value: float | None, decimals: int) -> str:

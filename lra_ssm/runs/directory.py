@@ -7,6 +7,7 @@ runs/<experiment>/<run_id>/
     metrics.csv      everything logged
     curves.png       the same as curves, when a fit ends
     checkpoints/     last.ckpt, best.ckpt; while it is not finished, last.previous.ckpt
+    own_checkpoints/ of a ModelCheckpoint of the user's that has no dirpath
 """
 
 import json

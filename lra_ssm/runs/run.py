@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_only
 
 from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
@@ -140,7 +140,11 @@ class Run(RunDirectory):
         )
         last = SaveLast(self.last, self.checkpoints.every_n_steps, code_version(), self.source)
         progress = WriteProgress(self.path / "progress.json", self.checkpoints.monitor)
-        own = fit_callbacks(self.seed, as_list(self.given.get("callbacks")))
+        given = as_list(self.given.get("callbacks"))
+        for callback in given:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:  # else one below a logger's name
+                callback.dirpath = str(self.path / "own_checkpoints")
+        own = fit_callbacks(self.seed, given)
         logger = self.given.get("logger")
         # Ours is last: `self.logger` in a module is the one that its user chose.
         loggers = logger is not False and [*chosen_loggers(logger), CSVRunLogger(self.path / "metrics.csv")]

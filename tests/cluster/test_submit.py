@@ -164,7 +164,7 @@ def test_what_is_done_with_other_data_or_weights_is_told(here, capsys):
         ({}, ["--nodes=0"], "nodes is 0; it must be a whole number, at least 1"),
         ({}, ["--local=0"], "--local: 0, but it must be at least 1"),
         ({}, ["--extra=exclude"], "extra has 'exclude'; these are options of sbatch"),
-        ({}, ["--profile=none.yaml"], "profile none.yaml cannot be read: No such file"),
+        ({}, ["--profile=none.yaml"], "no profile none.yaml: neither such a file"),
     ],
 )
 def test_bad_input_leaves_nothing(here, capsys, parts, options, said):

@@ -1,0 +1,99 @@
+"""Configs, sweeps and profiles by name, in any directory; their list."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lra_ssm import shipped
+from lra_ssm.cli.configs import readiness
+from lra_ssm.cluster.script import read_profile
+from lra_ssm.cluster.sweep import read_sweep
+from lra_ssm.datamodules import ListOps
+from tests.runner import fail, printed, refused
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("options", [["--config", "lra/listops/b2s6"], ["--config=configs/lra/listops/b2s6.yaml"]])
+def test_a_config_is_found_by_its_name_outside_a_checkout(options, capsys):
+    assert "experiment: lra/listops/b2s6" in printed(["fit", *options, "--print_config"], capsys)
+
+
+def test_a_file_of_that_name_goes_first(tmp_path, capsys):
+    Path("quickstart").write_text((ROOT / "configs/quickstart.yaml").read_text().replace("quickstart", "mine"))
+    assert "experiment: mine" in printed(["fit", "--config", "quickstart", "--print_config"], capsys)
+
+
+def test_what_is_nowhere_is_one_line(tmp_path):
+    said = fail(["fit", "--config", "lra/listops/b2s"], tmp_path)
+    assert said == "no config lra/listops/b2s: neither such a file nor one of ours; did you mean 'lra/listops/b2s6'?"
+    assert fail(["fit", "--config=none.yaml"], tmp_path).endswith("`lra-ssm configs` lists ours")
+    assert "our sweeps are ablation-scifar, " in fail(["submit", "none", "--dry-run"], tmp_path)
+    said = fail(["submit", "lra", "--dry-run", "--profile=one-gp"], tmp_path)
+    assert said.endswith("did you mean 'one-gpu'?") and "no profile one-gp" in said
+
+
+def test_sweeps_and_profiles_have_names_too(tmp_path):
+    sweep = read_sweep(Path("lra"))
+    assert len(sweep.runs) == 90 and {run.config.name for run in sweep.runs} == {"s4d.yaml", "mamba.yaml", "b2s6.yaml"}
+    assert read_profile(Path("one-gpu"))["gpus"] == 1
+    for name in shipped.names("sweep"):
+        assert read_sweep(Path(name)).runs
+    said = fail(["status", "small"], tmp_path)
+    assert "sweep small was not submitted from here" in said
+
+
+def test_the_list(capsys):
+    lines = printed(["configs"], capsys).splitlines()
+    assert [line.split()[0] for line in lines] == ["config", *shipped.names("config")]
+    row = next(line for line in lines if line.startswith("lra/listops/b2s6 "))
+    assert row.split() == ["lra/listops/b2s6", "listops", "B2S6", "8", "×", "128", "63.85", "±", "0.45", "missing"]
+    said = printed(["configs", "synthetic"], capsys)
+    assert said.count("generated") == 7 and len(said.splitlines()) == 8
+    assert "no config nope" in refused(["configs", "nope"], capsys)
+
+
+def test_prepared_data_is_ready(tmp_path):
+    data = {"class_path": "lra_ssm.datamodules.ListOps", "init_args": {"num_train": 8, "num_val": 4, "num_test": 4}}
+    assert readiness(data, tmp_path) == "missing"
+    module = ListOps(root=str(tmp_path), **data["init_args"])
+    module.prepare_data()
+    assert readiness(data, tmp_path) == "ready"
+    data["init_args"]["num_train"] = 9
+    assert readiness(data, tmp_path) == "missing"
+
+
+def test_a_config_is_printed(capsys):
+    assert printed(["configs", "lra/text/s4d"], capsys) == (ROOT / "configs/lra/text/s4d.yaml").read_text()
+
+
+def test_a_wheel_has_them_all():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lra_ssm"]
+    package = ROOT / "lra_ssm"
+    taken = {file.resolve() for pattern in settings for file in package.glob(pattern)}
+    assert {*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "slurm").rglob("*.yaml")} <= taken
+
+
+UNTYPED = """
+from lightning import LightningModule
+class MyTask(LightningModule):
+    def __init__(self, network):
+        super().__init__()
+"""
+
+
+def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "no model is given: give --config CONFIG (`lra-ssm configs`" in refused(["fit"], capsys)
+    Path("bad.yaml").write_text("experiment: x\nmodel: [1,\n  b: c: d\n")
+    assert refused(["fit", "--config=bad.yaml"], capsys).startswith("bad.yaml, line 3: this is no YAML: ")
+    Path("untyped_task.py").write_text(UNTYPED)
+    said = refused(["fit", "--config=quickstart", "--model=untyped_task.MyTask"], capsys)
+    assert "MyTask takes 'network' without a type" in said and "`network: NetworkFactory`" in said
