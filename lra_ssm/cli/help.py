@@ -48,26 +48,37 @@ def description(what: str) -> str:
     """What a command does, and every class of ours that its options take, with the first sentence on each."""
     lines = [f"{what[0].upper()}{what[1:]}.\n\nOur classes by their names; your own by their path, module.Class:"]
     for option, classes in CHOICES.items():
-        for i, cls in enumerate(classes):
-            file_of_its_own = option in ("--data", "--model.network.layer")
-            text = _sentence(inspect.getdoc(inspect.getmodule(cls) if file_of_its_own else cls) or "")
-            text = text.replace(" as a LightningDataModule", "")
-            text = text if option == "--data" else text.removeprefix(f"{cls.__name__}, ")
-            shown = f"  {option if i == 0 else '':<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
-            lines.append(textwrap.fill(text, 100, initial_indent=shown, subsequent_indent=" " * len(shown)))
+        shown = option
+        for cls in classes:
+            left = f"  {shown:<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
+            under = " " * len(left)
+            lines.append(textwrap.fill(_about(option, cls), 100, initial_indent=left, subsequent_indent=under))
+            shown = ""
     lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
     return "\n".join(lines)
+
+
+def _about(option: str, cls: type) -> str:
+    """The first sentence on a class, or on its file where it has one of its own."""
+    has_a_file = option in ("--data", "--model.network.layer")
+    text = inspect.getdoc(inspect.getmodule(cls) if has_a_file else cls)
+    said = _sentence(text or "").replace(" as a LightningDataModule", "")
+    return said if option == "--data" else said.removeprefix(f"{cls.__name__}, ")
 
 
 class Help(DefaultHelpFormatter):
     """Without the names of every module of torch, and without the whole documentation of the Trainer."""
 
     def add_usage(self, usage: Any, actions: Iterable[Any], groups: Iterable[Any], prefix: Any = None) -> None:
-        command = re.search(r"\[options\] (\w+)$", self._prog)
-        if command or " " in self._prog:  # else the explanation of a class
-            named = "" if command and command[1] == "fit" else "NAME_OR_RUN | "
-            prog = f"lightning {command[1]} {named}--config FILE" if command else self._prog
-            super().add_usage(usage if usage is SUPPRESS else f"{prog} [options]", actions, groups, prefix)
+        prog = self._prog
+        if " " not in prog:  # the explanation of a class
+            return
+        if command := re.search(r"\[options\] (\w+)$", prog):
+            named = "" if command[1] == "fit" else "NAME_OR_RUN | "
+            prog = f"lightning {command[1]} {named}--config FILE"
+        if usage is not SUPPRESS:
+            usage = f"{prog} [options]"
+        super().add_usage(usage, actions, groups, prefix)
 
     def add_argument(self, action: Any) -> None:
         if action.dest == "ckpt_path":  # Lightning's text names keywords that a run directory does not have
@@ -90,10 +101,12 @@ class Help(DefaultHelpFormatter):
 def _ours(found: re.Match[str]) -> str:
     """Of the classes that an option takes the user's own and ours, by their names."""
     others = ("torch.", "lightning.", "torchmetrics.")
-    names = sorted({path.rpartition(".")[2] for path in found[1].split(", ") if not path.startswith(others)})
-    names = [name for name in names if not name.startswith("_")]
-    return f", among them {', '.join(names)}" if names and len(names) < 12 else ""
+    paths = [path for path in found[1].split(", ") if not path.startswith(others)]
+    names = {path.rpartition(".")[2] for path in paths}
+    public = sorted(name for name in names if not name.startswith("_"))
+    return f", among them {', '.join(public)}" if 0 < len(public) < 12 else ""
 
 
 def _sentence(text: str) -> str:
-    return re.split(r"(?<!al\.)(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]
+    one_line = " ".join(text.split())
+    return re.split(r"(?<!al\.)(?<=[.?])\s", one_line, maxsplit=1)[0]
