@@ -26,13 +26,17 @@ def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
 
 
 def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
-    """Draws the first training batch of a prepared image dataset into a PNG file: each sequence put back into rows,
-    after normalization, augmentation and permutation, below its class; then one sequence as a curve.
+    """Draws the first training batch of a prepared image dataset into a PNG file.
+
+    Each sequence is put back into rows, after normalization, augmentation and permutation, below its class; the first
+    is drawn as a curve, too.
 
     Raises:
         InputError: not prepared, or no dataset of images.
         OSError: the file cannot be written.
     """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     datamodule.setup("fit")
@@ -43,54 +47,50 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
     assert isinstance(batch, Batch)
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     values = inputs[..., None] if inputs.ndim == 2 else inputs
-    height, width = dataset.split.images.shape[1:3]
     low, high = dataset.transform.value_range()
     shown = min(len(values), COLUMNS * ROWS)
     rows = -(-shown // COLUMNS)
 
-    figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110)
-    grid = figure.add_gridspec(
-        rows + 1, COLUMNS, height_ratios=[1.0] * rows + [0.75], left=0.065, right=0.9, hspace=0.22, wspace=0.1,
-        top=1 - 0.85 / (1.75 * rows + 2.3), bottom=0.5 / (1.75 * rows + 2.3),
-    )  # fmt: skip
-    names = getattr(datamodule, "class_names", None) or [str(number) for number in range(max(labels) + 1)]
-    mapped: Any = None
-    for number in range(shown):
-        axes = figure.add_subplot(grid[number // COLUMNS, number % COLUMNS])
-        image = values[number].reshape(height, width, -1)
+    figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110, layout="constrained")
+    parts: Any = figure.subfigures(2, height_ratios=(rows, 0.9))
+    above, below = parts
+    grid = above.subplots(rows, COLUMNS, squeeze=False)
+    names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
+    colors = ScalarMappable(Normalize(low, high), "gray")
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, sequence, label in zip(grid.flat, values, labels, strict=False):
+        image = sequence.reshape(*dataset.split.images.shape[1:3], -1)
         if image.shape[2] == 3:
             axes.imshow((image - low) / (high - low), interpolation="nearest")
         else:
-            mapped = axes.imshow(image[..., 0], cmap="gray", vmin=low, vmax=high, interpolation="nearest")
-        axes.set_title(names[labels[number]], fontsize=8.5, color=INK, pad=3)
-        axes.set_axis_off()
-    if mapped is None:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import Normalize
-
-        mapped = ScalarMappable(Normalize(low, high), "gray")
-    top, bottom = (grid[row, 0].get_position(figure) for row in (0, rows - 1))
-    bar = figure.colorbar(mapped, cax=figure.add_axes((0.925, bottom.y0, 0.015, top.y1 - bottom.y0)))
+            axes.imshow(image[..., 0], cmap=colors.cmap, norm=colors.norm, interpolation="nearest")
+        axes.set_title(names[label], fontsize=8.5, color=INK, pad=3)
+    bar = above.colorbar(colors, ax=grid, aspect=40)
     bar.ax.tick_params(labelsize=8, colors=INK)
     bar.outline.set_visible(False)
+    _draw_curve(below.subplots(), values[0], low, high)
 
-    axes = figure.add_subplot(grid[rows, :])
-    for channel, color in enumerate(CHANNEL_COLORS.get(values.shape[2], ())):
-        axes.plot(values[0, :, channel], color=color, linewidth=0.6, alpha=0.8)
-    axes.set_xlim(0, values.shape[1] - 1)
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    shape = " × ".join(map(str, inputs.shape))
+    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}"
+    facts = facts.replace("-", "−") + _permuted(dataset)
+    figure.suptitle(_title(datamodule), x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
+    above.suptitle(facts, x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
+
+
+def _draw_curve(axes: Any, values: Any, low: float, high: float) -> None:
+    """values (positions, channels) of one sequence."""
+    for channel, color in enumerate(CHANNEL_COLORS.get(values.shape[1], ())):
+        axes.plot(values[:, channel], color=color, linewidth=0.6, alpha=0.8)
+    margin = 0.05 * (high - low)
+    axes.set_xlim(0, len(values) - 1)
+    axes.set_ylim(low - margin, high + margin)
     axes.set_xlabel("position in the sequence of the first image", fontsize=8.5, color=INK)
     axes.set_ylabel("value", fontsize=8.5, color=INK)
     axes.tick_params(labelsize=8, colors=INK)
     axes.spines[["top", "right"]].set_visible(False)
-
-    figure.text(0.065, 1 - 0.27 / figure.get_figheight(), _title(datamodule), fontsize=12, color=INK, weight="bold")
-    shape = " × ".join(map(str, inputs.shape))
-    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}" + _permuted(dataset)
-    facts = facts.replace("-", "−")
-    figure.text(0.065, 1 - 0.47 / figure.get_figheight(), facts, fontsize=8.5, color=FAINT)
-    with replacing(path, "wb") as file:
-        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def _title(datamodule: PreparedDataModule) -> str:

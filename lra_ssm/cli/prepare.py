@@ -9,6 +9,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
+from lra_ssm import datamodules
 from lra_ssm.cli.batch_picture import check_picture, draw_batch
 from lra_ssm.cli.output import PlainParser, add_debug
 from lra_ssm.cli.parser import RunParser
@@ -20,23 +21,22 @@ from lra_ssm.datamodules.storage.prepare import LOCK
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import locked
-from lra_ssm.layers.spec import import_object
 from lra_ssm.tables import terminal_width, wrapped
 
 # name -> (data module, what is another default than its own)
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "listops": ("lra_ssm.datamodules.ListOps", {}),
-    "text": ("lra_ssm.datamodules.Text", {}),
-    "retrieval": ("lra_ssm.datamodules.Retrieval", {}),
-    "image": ("lra_ssm.datamodules.Image", {}),
-    "pathfinder": ("lra_ssm.datamodules.Pathfinder", {}),
-    "pathx": ("lra_ssm.datamodules.Pathfinder", {"resolution": 128}),
-    "scifar": ("lra_ssm.datamodules.SCIFAR", {}),
-    "mnist": ("lra_ssm.datamodules.MNIST", {}),
-    "wikitext103": ("lra_ssm.datamodules.WikiText", {}),
-    "wikitext2": ("lra_ssm.datamodules.WikiText", {"version": "2"}),
-    "slimpajama6b": ("lra_ssm.datamodules.SlimPajama", {}),
-    "corpus": ("lra_ssm.datamodules.Corpus", {}),
+    "listops": ("ListOps", {}),
+    "text": ("Text", {}),
+    "retrieval": ("Retrieval", {}),
+    "image": ("Image", {}),
+    "pathfinder": ("Pathfinder", {}),
+    "pathx": ("Pathfinder", {"resolution": 128}),
+    "scifar": ("SCIFAR", {}),
+    "mnist": ("MNIST", {}),
+    "wikitext103": ("WikiText", {}),
+    "wikitext2": ("WikiText", {"version": "2"}),
+    "slimpajama6b": ("SlimPajama", {}),
+    "corpus": ("Corpus", {}),
 }
 LANGUAGE = ("wikitext103", "wikitext2", "slimpajama6b", "corpus")
 # Made as they are read: there is nothing to prepare.
@@ -134,13 +134,16 @@ def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
 
 def _prepare_named(name: str, options: list[str]) -> None:
     """Prepares a dataset, or a share of it, as its own options say."""
-    class_path, defaults = DATASETS[name]
-    cls = import_object(class_path)
+    module, defaults = DATASETS[name]
+    cls = getattr(datamodules, module)
     parser = _parser(name, cls)
     parser.set_defaults(defaults)
     settings = parser.parse_args(options).as_dict()
-    picture, processes, shard, merge = (settings.pop(key, None) for key in ("picture", "processes", "shard", "merge"))
     summary = settings.pop("summary")
+    picture = settings.pop("picture", None)
+    processes = settings.pop("processes", None)
+    shard = settings.pop("shard", None)
+    merge = settings.pop("merge", None)
     if shard is not None and merge:
         raise InputError("--shard and --merge: one after the other; all shares first")
     datamodule = cls(**settings)
