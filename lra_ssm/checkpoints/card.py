@@ -40,7 +40,10 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
     import jinja2
 
     module, _, cls = str(network.get("class_path", "")).rpartition(".")
-    layer = _layer(network)
+    layer = within(network, "init_args").get("layer")
+    if isinstance(layer, dict):
+        layer = layer.get("class_path")
+    layer = str(layer or "").rpartition(".")[2]
     title, repository, task = _data(source, cls)
     packages = within(source, "versions").items()
     versions = [f"{package} {version}" for package, version in packages if version]
@@ -66,20 +69,11 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
     )
 
 
-def _layer(network: Mapping[str, Any]) -> str:
-    """The class of its layers; empty where it takes none, or several."""
-    layer = within(network, "init_args").get("layer")
-    path = layer.get("class_path") if isinstance(layer, dict) else layer
-    return str(path or "").rpartition(".")[2]
-
-
 def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:
     """Its data's name and repository, and the Hub's task."""
     dataset = str(within(source, "data").get("dataset", ""))
-    known = _DATA.get(f"{dataset} {_kind(source)}") or _DATA.get(dataset)
-    if known is None:
-        known = (dataset.replace("_", " ") or "data of its author's own", None, None)
-    title, repository, task = known
+    unknown = (dataset.replace("_", " ") or "data of its author's own", None, None)
+    title, repository, task = _DATA.get(f"{dataset} {_kind(source)}") or _DATA.get(dataset, unknown)
     return title, repository, "text-generation" if cls == "LanguageModel" else task
 
 

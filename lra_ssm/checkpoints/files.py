@@ -126,9 +126,9 @@ class ModelFiles:
         found: dict[str, Tensor] = {}
         for path in self.weight_files(allow_pickle):
             if path.suffix == ".safetensors":
-                found |= self._read(path.name, self._safetensors) or {}
+                found |= self._read(path.name, self._tensors) or {}
             else:  # one that torch refuses is as its owner wrote it: `fetch` compares its digest
-                found |= self._pickled(path)
+                found |= self._tensors(path)
         return found
 
     def weight_files(self, allow_pickle: bool) -> list[Path]:
@@ -137,10 +137,8 @@ class ModelFiles:
         Raises InputError: there are none, or they are a pickle and allow_pickle is false.
         """
         names = self._read(INDEX, self._parts) if self.find(WEIGHTS) is None else [WEIGHTS]
-        if not names:
-            names = [self._allowed_pickle(allow_pickle)]
         found = []
-        for name in names:
+        for name in names or [self._allowed_pickle(allow_pickle)]:
             path = self.find(name)
             if path is None:
                 raise InputError(f"{self.name}: {name} is missing, which {INDEX} names")
@@ -170,21 +168,18 @@ class ModelFiles:
                 raise InputError(f"{where} names a file {file!r}, which is no .safetensors beside it")
         return sorted({*files})
 
-    def _safetensors(self, path: Path) -> dict[str, Tensor]:
+    def _tensors(self, path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
-        try:
-            return load_file(path)
-        except Exception as error:  # it raises several
-            reason = squeeze(str(error))[:200]
-            raise InputError(f"{self.name}: {path.name} is damaged or no safetensors file: {reason}") from error
-
-    def _pickled(self, path: Path) -> dict[str, Tensor]:
         where = f"{self.name}: {path.name}"
+        wrong = "cannot be read as tensors"
         try:
+            if path.suffix == ".safetensors":
+                wrong = "is damaged or no safetensors file"
+                return load_file(path)
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # it raises several
-            raise InputError(f"{where} cannot be read as tensors: {squeeze(str(error))[:200]}") from error
+        except Exception as error:  # both raise several
+            raise InputError(f"{where} {wrong}: {squeeze(str(error))[:200]}") from error
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise InputError(f"{where} holds no tensors by name, but a {type(state).__name__}")
         return state

@@ -44,7 +44,7 @@ def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> tuple[dict
     files = {tokenizer.file: tokenizer.content()}
     if tokenizer.file == "tokenizer.json":  # transformers needs this beside it
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
-        files[TOKENIZER_CONFIG] = _json(config).encode()
+        files[TOKENIZER_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
     return files, end
 
 
@@ -64,10 +64,6 @@ def _of_path(given: Path) -> tuple[dict[str, bytes], str | None]:
     return files, token if isinstance(token, str) else None
 
 
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"
-
-
 def write_model(
     folder: str | Path,
     config: Mapping[str, Any],
@@ -82,7 +78,6 @@ def write_model(
     Args:
         folder: created where it is missing.
         config: of config.json.
-        weights: by name.
         beside: other files, by name.
         digests: whether "source" of config.json has the sha256 of the other files, for whoever fetches them.
 
@@ -101,7 +96,7 @@ def write_model(
             files = {name: sha256(partial / name) for name in (WEIGHTS, *beside) if name != CARD}
             config = {**config, "source": {**config.get("source", {}), "files": files}}
         try:
-            (partial / CONFIG).write_text(_json(config), encoding="utf-8")
+            (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         except (TypeError, ValueError) as error:
             raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
         # save_file makes a file for its owner alone.
@@ -134,8 +129,7 @@ def placing(folder: str | Path) -> Iterator[Path]:
         new = [path.name for path in partial.iterdir()]
         # Without its config.json the older one is no model any more, nor is a mixture of both.
         (folder / CONFIG).unlink()
-        older = {path for pattern in REPLACED for path in folder.glob(pattern)}
-        for path in older:
+        for path in {path for pattern in REPLACED for path in folder.glob(pattern)}:
             if path.name not in new:
                 path.unlink()
         for name in sorted(new, key=lambda name: name == CONFIG):  # config.json last
@@ -161,11 +155,9 @@ def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
 
 def _replaceable(folder: Path) -> bool:
     """Whether a folder is empty, or a saved model of ours or of transformers'."""
-    if not folder.is_dir():
-        return False
-    if not any(folder.iterdir()):
-        return True
     try:
+        if not any(folder.iterdir()):
+            return True
         config = read_json(folder / CONFIG, CONFIG)
     except (InputError, OSError):
         return False

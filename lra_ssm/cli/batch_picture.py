@@ -29,20 +29,12 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
     """Draws the first training batch of a prepared image dataset into a PNG file.
 
     Each sequence is put back into rows, after normalization, augmentation and permutation, below its class; the first
-    is drawn as a curve, too.
-
-    Raises:
-        InputError: not prepared, or no dataset of images.
-        OSError: the file cannot be written.
+    is drawn as a curve, too. Raises InputError: not prepared, or no dataset of images.
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     datamodule.setup("fit")
-    dataset = datamodule._datasets["train"]
-    if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
-        raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
+    dataset = _images(datamodule)
     batch = next(iter(datamodule.train_dataloader()))
     assert isinstance(batch, Batch)
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
@@ -52,32 +44,36 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
     rows = -(-shown // COLUMNS)
 
     figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110, layout="constrained")
-    parts: Any = figure.subfigures(2, height_ratios=(rows, 0.9))
-    above, below = parts
+    above, below = figure.subfigures(2, height_ratios=(rows, 0.9))  # type: ignore[misc]
     grid = above.subplots(rows, COLUMNS, squeeze=False)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
-    colors = ScalarMappable(Normalize(low, high), "gray")
+    images = values.reshape(len(values), *dataset.split.images.shape[1:3], -1)
+    if images.shape[3] == 3:  # colors are drawn from 0 to 1; the bar says what that was
+        images = (images - low) / (high - low)
     for axes in grid.flat:
         axes.set_axis_off()
-    for axes, sequence, label in zip(grid.flat, values, labels, strict=False):
-        image = sequence.reshape(*dataset.split.images.shape[1:3], -1)
-        if image.shape[2] == 3:
-            axes.imshow((image - low) / (high - low), interpolation="nearest")
-        else:
-            axes.imshow(image[..., 0], cmap=colors.cmap, norm=colors.norm, interpolation="nearest")
+    for axes, image, label in zip(grid.flat, images, labels, strict=False):
+        drawn = axes.imshow(image, cmap="gray", vmin=low, vmax=high, interpolation="nearest")
         axes.set_title(names[label], fontsize=8.5, color=INK, pad=3)
-    bar = above.colorbar(colors, ax=grid, aspect=40)
+    bar = above.colorbar(drawn, ax=grid, aspect=40)
     bar.ax.tick_params(labelsize=8, colors=INK)
     bar.outline.set_visible(False)
     _draw_curve(below.subplots(), values[0], low, high)
 
     shape = " × ".join(map(str, inputs.shape))
-    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}"
-    facts = facts.replace("-", "−") + _permuted(dataset)
+    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}".replace("-", "−")
+    facts += _permuted(dataset.transform.permutation)
     figure.suptitle(_title(datamodule), x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
     above.suptitle(facts, x=0.01, ha="left", fontsize=8.5, color=FAINT)
     with replacing(path, "wb") as file:
         figure.savefig(file, format="png", metadata={"Software": None})
+
+
+def _images(datamodule: PreparedDataModule) -> Any:
+    dataset = datamodule._datasets["train"]
+    if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
+        raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
+    return dataset
 
 
 def _draw_curve(axes: Any, values: Any, low: float, high: float) -> None:
@@ -105,9 +101,8 @@ def _title(datamodule: PreparedDataModule) -> str:
     return " · ".join(parts)
 
 
-def _permuted(dataset: ImageDataset) -> str:
-    assert isinstance(dataset.transform, PixelSequence)
-    permutation = dataset.transform.permutation
+def _permuted(permutation: Any) -> str:
     if permutation is None:
         return "; pixels row by row"
-    return "; pixels " + ", ".join(map(str, permutation[:6].tolist())) + ", … put row by row"
+    first = ", ".join(map(str, permutation[:6].tolist()))
+    return f"; pixels {first}, … put row by row"

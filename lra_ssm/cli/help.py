@@ -16,25 +16,16 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
     "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
     "--model.network": (
-        models.Classifier,
-        models.DualEncoder,
-        models.Regressor,
-        models.LanguageModel,
-        models.NumberClassifier,
-        models.NumberDualEncoder,
-    ),  # fmt: skip
+        models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
+        models.NumberClassifier, models.NumberDualEncoder,
+    ),
     "--model.network.layer": (
-        layers.S4D,
-        layers.S6,
-        layers.B2S6,
-        layers.StableSSM,
-        layers.LRU,
-        layers.DeepLinearSSM,
-    ),  # fmt: skip
+        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
+    ),
     "--model.network.block": (layers.S4Block, layers.MambaBlock, layers.HyenaBlock),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead),
-}
+}  # fmt: skip
 _OPTIONS = max(len(option) for option in CHOICES)
 _NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)
 

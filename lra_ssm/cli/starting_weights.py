@@ -50,11 +50,9 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
         with suppress(OSError, ValueError):  # no name of a file
             if (folder / config).is_file():
                 yield config
-    elif isinstance(config, list):
-        for value in config:
-            yield from _files(value, folder)
-    elif isinstance(config, dict):
-        for name, value in config.items():
+    elif isinstance(config, (dict, list)):
+        items = config.items() if isinstance(config, dict) else enumerate(config)
+        for name, value in items:
             of_data = name in ("source", "tokenizer") and isinstance(value, str)
             if not of_data:
                 yield from _files(value, folder)
