@@ -58,6 +58,5 @@ def headline(metrics: dict[str, float]) -> str:
     for name in ("accuracy", "bits_per_byte", "perplexity", "loss"):
         for key, value in metrics.items():
             if key.rpartition("/")[2] == name:
-                percent = name == "accuracy"
-                return f"{key} {100 * value:.2f} %" if percent else f"{key} {value:.2f}"
+                return f"{key} {100 * value:.2f} %" if name == "accuracy" else f"{key} {value:.2f}"
     return ""

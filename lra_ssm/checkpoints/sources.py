@@ -144,15 +144,7 @@ class Repository:
 
 
 def source_of(name: str | Path, revision: str | None = None) -> Folder | Repository:
-    """Where a name leads; an artifact of wandb is downloaded by now.
-
-    Args:
-        name: as this module has it; a Path is a folder.
-        revision: a branch, tag or commit of a repository; None for its main branch.
-
-    Raises:
-        InputError: there is no such thing, it cannot be had, or it has no revisions.
-    """
+    """Where a name leads, see `ModelFiles`; a Path is a folder. An artifact of wandb is downloaded by now."""
     given, path = str(name), Path(name)
     if path.is_dir():
         kind = "a folder"

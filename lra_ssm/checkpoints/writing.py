@@ -32,9 +32,7 @@ def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> tuple[dict
     """What is written of a tokenizer, given as an object, or as its file or the folder of it.
 
     Returns the contents by file name, and the token that ends a text, where it is known.
-
-    Raises:
-        InputError: there is no such file, or it is called otherwise.
+    Raises InputError: there is no such file, or it is called otherwise.
     """
     if tokenizer is None:
         return {}, None
@@ -108,7 +106,6 @@ def placing(folder: str | Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place when the block ends well: a saved model whole, or nothing.
 
     An older saved model is replaced; files that are none of a model stay.
-
     Raises InputError: the folder holds something else, or the disk does not take it.
     """
     from safetensors import SafetensorError

@@ -6,7 +6,7 @@ from typing import Any
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.images.transforms import PixelSequence
-from lra_ssm.datamodules.loading.batches import Batch, ImageDataset
+from lra_ssm.datamodules.loading.batches import ImageDataset
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 
@@ -36,18 +36,17 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
     datamodule.setup("fit")
     dataset = _images(datamodule)
     batch = next(iter(datamodule.train_dataloader()))
-    assert isinstance(batch, Batch)
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
-    values = inputs[..., None] if inputs.ndim == 2 else inputs
     low, high = dataset.transform.value_range()
-    shown = min(len(values), COLUMNS * ROWS)
+    shown = min(len(inputs), COLUMNS * ROWS)
     rows = -(-shown // COLUMNS)
 
     figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110, layout="constrained")
     above, below = figure.subfigures(2, height_ratios=(rows, 0.9))  # type: ignore[misc]
     grid = above.subplots(rows, COLUMNS, squeeze=False)
     names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
-    images = values.reshape(len(values), *dataset.split.images.shape[1:3], -1)
+    images = inputs.reshape(len(inputs), *dataset.split.images.shape[1:3], -1)
+    _draw_curve(below.subplots(), images[0].reshape(-1, images.shape[3]), low, high)
     if images.shape[3] == 3:  # colors are drawn from 0 to 1; the bar says what that was
         images = (images - low) / (high - low)
     for axes in grid.flat:
@@ -58,7 +57,6 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
     bar = above.colorbar(drawn, ax=grid, aspect=40)
     bar.ax.tick_params(labelsize=8, colors=INK)
     bar.outline.set_visible(False)
-    _draw_curve(below.subplots(), values[0], low, high)
 
     shape = " × ".join(map(str, inputs.shape))
     facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}".replace("-", "−")
