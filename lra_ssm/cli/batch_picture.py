@@ -35,7 +35,7 @@ def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
 
     datamodule.setup("fit")
     dataset = _images(datamodule)
-    batch = next(iter(datamodule.train_dataloader()))
+    batch: Any = next(iter(datamodule.train_dataloader()))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     low, high = dataset.transform.value_range()
     shown = min(len(inputs), COLUMNS * ROWS)
