@@ -1,17 +1,17 @@
 """The card of a model: README.md with the Hub's header, made of what config.json says of its source.
 
-What a run knows of itself is said; what nobody stated (a licence) is said to be unstated.
+What nobody stated (a licence) is said to be unstated.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.checkpoints.files import within
 from lra_ssm.checkpoints.known import headline, is_lossy
 from lra_ssm.tables import duration
 
-# Data set, or data set and source -> its name, its repository on the Hub (None: it has none, or it is generated), the
-# Hub's task.
+# Data set, or data set and source -> its name, its repository on the Hub where it has one, the Hub's task.
 _DATA: dict[str, tuple[str, str | None, str | None]] = {
     "listops": ("ListOps", None, "text-classification"),
     "text": ("IMDb, LRA's Text", "stanfordnlp/imdb", "text-classification"),
@@ -40,17 +40,19 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
     import jinja2
 
     module, _, cls = str(network.get("class_path", "")).rpartition(".")
-    layer = (network.get("init_args") or {}).get("layer")
-    layer = str((layer.get("class_path") if isinstance(layer, dict) else layer) or "").rpartition(".")[2]
+    layer = within(network, "init_args").get("layer")
+    if isinstance(layer, dict):
+        layer = layer.get("class_path")
+    layer = str(layer or "").rpartition(".")[2]
     title, repository, task = _data(source, cls)
-    foreign = list(source.get("foreign") or [])
-    versions = [f"{package} {its}" for package, its in (source.get("versions") or {}).items() if its]
-    template = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")
+    packages = within(source, "versions").items()
+    versions = [f"{package} {version}" for package, version in packages if version]
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     card = jinja2.Template(template, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     return card.render(
         header=_header(name, source, license, cls, layer),
         source={"seed": None, **source},
-        data=source.get("data") or {},
+        data=within(source, "data"),
         name=name,
         module=module,
         cls=cls,
@@ -59,33 +61,34 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
         repository=repository,
         task=task,
         license=license,
-        foreign=foreign,
-        trust=f", trust={tuple(foreign)!r}" if foreign else "",
+        foreign=tuple(source.get("foreign") or ()),
         settings=_settings(source),
         versions=versions,
-        rows=_results(source),
-        score=headline((source.get("metrics") or {}).get("test") or {}),
+        score=headline(within(source, "metrics", "test")),
         duration=duration(source["seconds"]) if "seconds" in source else "",
     )
 
 
 def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:
     """Its data's name and repository, and the Hub's task."""
-    dataset = str((source.get("data") or {}).get("dataset", ""))
+    dataset = str(within(source, "data").get("dataset", ""))
     unknown = (dataset.replace("_", " ") or "data of its author's own", None, None)
     title, repository, task = _DATA.get(f"{dataset} {_kind(source)}") or _DATA.get(dataset, unknown)
     return title, repository, "text-generation" if cls == "LanguageModel" else task
 
 
 def _kind(source: Mapping[str, Any]) -> str:
-    return str(((source.get("data") or {}).get("source") or {}).get("kind", ""))
+    return str(within(source, "data", "source").get("kind", ""))
 
 
 def _settings(source: Mapping[str, Any]) -> str:
     """Of how the data was made; the numbers of examples stand elsewhere."""
-    made = (source.get("data") or {}).get("source") or {}
-    plain = {name: value for name, value in made.items() if name != "kind" and isinstance(value, (int, str))}
-    return ", ".join(f"{name} {value}" for name, value in plain.items() if not name.startswith("num_"))
+    shown = []
+    for name, value in within(source, "data", "source").items():
+        elsewhere = name == "kind" or name.startswith("num_")
+        if isinstance(value, (int, str)) and not elsewhere:
+            shown.append(f"{name} {value}")
+    return ", ".join(shown)
 
 
 def _header(name: str, source: Mapping[str, Any], license: str | None, cls: str, layer: str) -> str:
@@ -93,8 +96,9 @@ def _header(name: str, source: Mapping[str, Any], license: str | None, cls: str,
     from huggingface_hub import EvalResult, ModelCardData
 
     title, repository, task = _data(source, cls)
-    dataset = (source.get("data") or {}).get("dataset")
+    dataset = within(source, "data").get("dataset")
     kind = "lossy pixels" if is_lossy(source) else _kind(source)
+    tested = within(source, "metrics", "test")
     results = [
         EvalResult(
             task_type=task or "other",
@@ -104,7 +108,7 @@ def _header(name: str, source: Mapping[str, Any], license: str | None, cls: str,
             metric_type=key.rpartition("/")[2],
             metric_value=float(f"{value:.6g}"),
         )
-        for key, value in ((source.get("metrics") or {}).get("test") or {}).items()
+        for key, value in tested.items()
     ]
     tags = ["state-space-model", layer.lower(), "long-range-arena" if dataset in _LRA else ""]
     card = ModelCardData(
@@ -118,14 +122,3 @@ def _header(name: str, source: Mapping[str, Any], license: str | None, cls: str,
         eval_results=results or None,
     )
     return card.to_yaml().strip()
-
-
-def _results(source: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Split, metric, this model's value, and the mean over seeds where there are several."""
-    metrics, seeds, rows = source.get("metrics") or {}, source.get("seeds") or {}, []
-    for split in ("validation", "test"):
-        for key, value in (metrics.get(split) or {}).items():
-            several = seeds.get(key)
-            spread = f"{several['mean']:.6g} ± {several['std']:.2g} ({several['runs']} seeds)" if several else ""
-            rows.append((split, key, f"{value:.6g}", spread))
-    return rows

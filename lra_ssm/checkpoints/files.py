@@ -6,11 +6,10 @@
     config.yaml          of a model that was pushed: the configuration of its run
     README.md            likewise: its card (card.py)
 
-Files of other layouts are found and read here too; what they mean is told in models/. Nothing that lies in such a
-folder is run: pickles are refused unless asked for (models/pretrained.py has the same of classes).
+Files of other layouts are found and read here too; what they mean is told in models/. Nothing in such a folder is run:
+pickles are refused unless asked for (models/pretrained.py has the same of classes).
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lra_ssm.checkpoints.layout import CARD, CONFIG, INDEX, RUN_CONFIG, TOKENIZER_CONFIG, TOKENIZERS, WEIGHTS
-from lra_ssm.checkpoints.sources import source_of
+from lra_ssm.checkpoints.sources import DIGEST, source_of
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
 
@@ -29,8 +28,9 @@ _Content = TypeVar("_Content")
 
 
 class ModelFiles:
-    """The files of a saved model, found by its name (checkpoints/sources.py); of a repository those asked for alone are
-    fetched, and one that is damaged is fetched anew, once.
+    """The files of a saved model, found by its name (checkpoints/sources.py).
+
+    Of a repository only those asked for are fetched; one that is damaged is fetched anew, once.
 
     Args:
         name: a folder, a model that comes with lra_ssm, "owner/name" or "owner/name@revision" of the Hub, or
@@ -54,8 +54,9 @@ class ModelFiles:
         return self._source.find(file)
 
     def _read(self, file: str, read: Callable[[Path], _Content]) -> _Content | None:
-        """A file by what reads it, which raises InputError where it is damaged; None where the model has no such."""
-        if (path := self.find(file)) is None:
+        """A file by what reads it; None where the model has no such. `read` raises InputError of a damaged one."""
+        path = self.find(file)
+        if path is None:
             return None
         try:
             return read(path)
@@ -64,7 +65,7 @@ class ModelFiles:
                 raise
         try:
             return read(path)
-        except InputError:  # neither it nor what may say wrong digests of it is left in the cache
+        except InputError:  # the cache keeps neither it nor the config, whose digests may be wrong
             for cached in (path, path.with_name(CONFIG)):
                 cached.resolve().unlink(missing_ok=True)
                 cached.unlink(missing_ok=True)
@@ -87,38 +88,36 @@ class ModelFiles:
         return None
 
     def fetch(self, allow_pickle: bool = False) -> dict[str, Path]:
-        """All its files that are known here, by name, with the digests that are stated of them; the card among them.
+        """All its files that are known here, by name, the card among them; their digests are compared.
 
         Raises InputError: one is missing or damaged, or the weights are a pickle and allow_pickle is false.
         """
-        source = self.config().get("source")
-        stated = source.get("files") if isinstance(source, dict) else None
-        stated = stated if isinstance(stated, dict) else {}
+        stated = within(self.config(), "source", "files")
         weights = [path.name for path in self.weight_files(allow_pickle)]
         found = {}
         for name in (CONFIG, *weights, INDEX, *TOKENIZERS, TOKENIZER_CONFIG, RUN_CONFIG, CARD):
-            if path := self._read(name, lambda path: self._checked(path, stated.get(path.name))):
+            path = self._read(name, lambda path: self._checked(path, stated.get(path.name)))
+            if path is not None:
                 found[name] = path
             elif name in stated:
                 raise InputError(f"{self.name}: has no {name}, which its {CONFIG} names")
         return found
 
     def _checked(self, path: Path, stated: Any) -> Path:
-        """The file, which has the digests that the Hub and config.json say it has. Raises InputError: it has not."""
+        """The file. Raises InputError: it has not the digest that the Hub or config.json says."""
+        from huggingface_hub.utils.sha import git_hash
+
         for who, digest in (("the Hub", self._source.digest(path)), (f"its {CONFIG}", stated)):
-            if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", digest):
+            if not isinstance(digest, str) or not re.fullmatch(DIGEST, digest):
                 continue
-            found = sha256(path) if len(digest) == 64 else _git_digest(path)
+            found = sha256(path) if len(digest) == 64 else git_hash(path.read_bytes())
             if found != digest:
-                raise InputError(
-                    f"{self.name}: {path.name} has the digest {found[:12]}…, {who} says {digest[:12]}…: it is damaged,"
-                    " or was changed afterwards"
-                )
+                differ = f"has the digest {found[:12]}…, {who} says {digest[:12]}…"
+                raise InputError(f"{self.name}: {path.name} {differ}: it is damaged, or was changed afterwards")
         return path
 
     def weights(self, allow_pickle: bool = False) -> dict[str, Tensor]:
-        """The tensors by name, mapped from the files where they can be: model.safetensors, one or in parts, else a
-        pickle.
+        """The tensors by name, mapped from the files where they can be.
 
         Raises:
             InputError: there are none, they are damaged, or they are a pickle and allow_pickle is false. A pickle is
@@ -126,54 +125,71 @@ class ModelFiles:
         """
         found: dict[str, Tensor] = {}
         for path in self.weight_files(allow_pickle):
-            # A pickle that torch refuses is as its owner wrote it: `fetch` compares its digest.
-            safe = path.suffix == ".safetensors"
-            found |= (self._read(path.name, self._tensors) if safe else self._tensors(path)) or {}
+            if path.suffix == ".safetensors":
+                found |= self._read(path.name, self._tensors) or {}
+            else:  # one that torch refuses is as its owner wrote it: `fetch` compares its digest
+                found |= self._tensors(path)
         return found
 
     def weight_files(self, allow_pickle: bool) -> list[Path]:
-        """One or several, all .safetensors, or one pickle. Raises InputError: there are none, or they are a pickle and
-        allow_pickle is false."""
+        """model.safetensors, in one or in parts, else one pickle.
+
+        Raises InputError: there are none, or they are a pickle and allow_pickle is false.
+        """
         names = self._read(INDEX, self._parts) if self.find(WEIGHTS) is None else [WEIGHTS]
-        if not names:
-            name = self._source.pickle()
-            if name is None:
-                raise InputError(f"{self.name}: has no {WEIGHTS}{self._source.missing()}")
-            if not allow_pickle:  # and before it is fetched
-                raise InputError(
-                    f"{self.name}: {name} is a pickle, which can run code where it is read: give allow_pickle=True"
-                    " (--allow-pickle) to read it, tensors alone, or a model.safetensors"
-                )
-            names = [name]
-        found = [path for name in names if (path := self.find(name))]
-        if len(found) < len(names):
-            missing = {*names} - {path.name for path in found}
-            raise InputError(f"{self.name}: {min(missing)} is missing, which {INDEX} names")
+        found = []
+        for name in names or [self._allowed_pickle(allow_pickle)]:
+            path = self.find(name)
+            if path is None:
+                raise InputError(f"{self.name}: {name} is missing, which {INDEX} names")
+            found.append(path)
         return found
+
+    def _allowed_pickle(self, allow_pickle: bool) -> str:
+        """Its name; nothing is fetched."""
+        name = self._source.pickle()
+        if name is None:
+            raise InputError(f"{self.name}: has no {WEIGHTS}{self._source.missing()}")
+        if not allow_pickle:
+            danger = f"{self.name}: {name} is a pickle, which can run code where it is read"
+            remedy = f"allow_pickle=True (--allow-pickle) reads its tensors alone; or give a {WEIGHTS}"
+            raise InputError(f"{danger}: {remedy}")
+        return name
 
     def _parts(self, index: Path) -> list[str]:
         """The files of weights in parts: each a .safetensors beside the index."""
         where = f"{self.name}: {INDEX}"
-        placed = read_json(index, where).get("weight_map")
-        if not isinstance(placed, dict) or not placed or not all(isinstance(file, str) for file in placed.values()):
+        files = [*within(read_json(index, where), "weight_map").values()]
+        if not files or not all(isinstance(file, str) for file in files):
             raise InputError(f"{where} has no weight_map, the file of every tensor")
-        for file in (files := sorted({*placed.values()})):
-            if PurePosixPath(file).name != file or "\\" in file or not file.endswith(".safetensors"):
+        for file in files:
+            beside = PurePosixPath(file).name == file and "\\" not in file
+            if not beside or not file.endswith(".safetensors"):
                 raise InputError(f"{where} names a file {file!r}, which is no .safetensors beside it")
-        return files
+        return sorted({*files})
 
     def _tensors(self, path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
-        where, safe = f"{self.name}: {path.name}", path.suffix == ".safetensors"
+        where = f"{self.name}: {path.name}"
+        wrong = "cannot be read as tensors"
         try:
-            state = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if path.suffix == ".safetensors":
+                wrong = "is damaged or no safetensors file"
+                return load_file(path)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # both raise several
-            what = "is damaged or no safetensors file" if safe else "cannot be read as tensors"
-            raise InputError(f"{where} {what}: {squeeze(str(error))[:200]}") from error
+            raise InputError(f"{where} {wrong}: {squeeze(str(error))[:200]}") from error
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise InputError(f"{where} holds no tensors by name, but a {type(state).__name__}")
         return state
+
+
+def within(stated: Any, *keys: str) -> dict[str, Any]:
+    """A part of what somebody wrote; empty where it is not there."""
+    for key in keys:
+        stated = stated.get(key) if isinstance(stated, dict) else None
+    return stated if isinstance(stated, dict) else {}
 
 
 def read_json(path: Path, where: str) -> dict[str, Any]:
@@ -187,23 +203,20 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     return content
 
 
-def _git_digest(path: Path) -> str:
-    """The sha1 by which git names the content of a file."""
-    return hashlib.sha1(b"blob %d\0" % path.stat().st_size + path.read_bytes()).hexdigest()
-
-
 def check_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """The tensors of a checkpoint are those of the model, by name and shape. Raises InputError naming one that is not
-    and how many more."""
-    kinds = [
-        {name: tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}" for name, value in s}
-        for s in (ours.items(), theirs.items())
-    ]
-    wrong = [
-        f"{name} is {kinds[1].get(name, 'missing')} in the checkpoint, {kinds[0].get(name, 'missing')} in the model"
-        for name in sorted(ours.keys() | theirs.keys())
-        if kinds[0].get(name) != kinds[1].get(name)
-    ]
+    """Raises InputError where the tensors of a checkpoint are not those of the model, by name and shape."""
+    wrong = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        here, there = _shape(ours, name), _shape(theirs, name)
+        if here != there:
+            wrong.append(f"{name} is {there} in the checkpoint, {here} in the model")
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputError(f"checkpoint {where} is of another shape: {wrong[0]}{more}")
+
+
+def _shape(state: Mapping[str, Any], name: str) -> str:
+    if name not in state:
+        return "missing"
+    value = state[name]
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"

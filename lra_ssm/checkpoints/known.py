@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lra_ssm.checkpoints.files import within
 from lra_ssm.checkpoints.layout import CONFIG, WEIGHTS
 from lra_ssm.checkpoints.sources import SHIPPED
 
@@ -25,33 +26,35 @@ def known_models() -> list[KnownModel]:
     import yaml
 
     found = [_shipped(path.parent) for path in sorted(SHIPPED.glob(f"*/{CONFIG}"))]
-    entries = yaml.safe_load((Path(__file__).parent / "known.yaml").read_text(encoding="utf-8"))
-    for name, entry in entries.items():
-        count, note = entry["parameters"], "a pickle: --allow-pickle" if entry.get("pickle") else ""
+    file = Path(__file__).with_name("known.yaml")
+    for name, entry in yaml.safe_load(file.read_bytes()).items():
+        count = entry["parameters"]
+        note = "a pickle: --allow-pickle" if entry.get("pickle") else ""
         found.append(KnownModel(name, entry["task"], count, 4 * count, "", note))
     return found
 
 
 def _shipped(folder: Path) -> KnownModel:
-    source: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("source", {})
-    data, metrics = source.get("data", {}), source.get("metrics", {}).get("test", {})
-    task = data.get("dataset", "")
+    config = json.loads((folder / CONFIG).read_bytes())
+    source = within(config, "source")
+    task = within(source, "data").get("dataset", "")
     if task == "corpus":
-        task = "text"
-        if kind := data.get("source", {}).get("kind"):
-            task = f"text ({kind})"
-    task += ", lossy pixels" if is_lossy(source) else ""
+        kind = within(source, "data", "source").get("kind")
+        task = f"text ({kind})" if kind else "text"
+    if is_lossy(source):
+        task += ", lossy pixels"
     size = (folder / WEIGHTS).stat().st_size
-    return KnownModel(folder.name, task, source.get("parameters"), size, headline(metrics), "comes with lra_ssm")
+    score = headline(within(source, "metrics", "test"))
+    return KnownModel(folder.name, task, source.get("parameters"), size, score, "comes with lra_ssm")
 
 
 def is_lossy(source: Mapping[str, Any]) -> bool:
     """Whether a model's images were not the published pixels, but compressed with loss."""
-    return bool(((source.get("data") or {}).get("source") or {}).get("lossy"))
+    return bool(within(source, "data", "source").get("lossy"))
 
 
 def headline(metrics: dict[str, float]) -> str:
-    """The metric by which a model is compared, as text; of test/accuracy and others the first that is known."""
+    """The metric by which a model is compared, as text: the first of these that is known."""
     for name in ("accuracy", "bits_per_byte", "perplexity", "loss"):
         for key, value in metrics.items():
             if key.rpartition("/")[2] == name:

@@ -10,9 +10,8 @@ The Hub's files are cached where huggingface_hub keeps them, wandb's among its a
 """
 
 import difflib
-import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lra_ssm.checkpoints.layout import CONFIG, PICKLE
 from lra_ssm.errors import InputError
@@ -21,6 +20,7 @@ from lra_ssm.files import one_reason
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 HUB = "hf://"
 WANDB = "wandb:"
+DIGEST = "[0-9a-f]{40}|[0-9a-f]{64}"  # git's sha1 of a blob, or a sha256
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -32,23 +32,27 @@ class Folder:
 
     def find(self, file: str) -> Path | None:
         """The file here; None where there is no such. Raises InputError: it cannot be had."""
-        return self.folder / file if (self.folder / file).is_file() else None
+        path = self.folder / file
+        return path if path.is_file() else None
 
     def pickle(self) -> str | None:
         """The name of its weights that are a pickle, if there is one; it is not fetched."""
         names = [name for name in self._names() if name.endswith(_PICKLES)]
-        return PICKLE if PICKLE in names else names[0] if len(names) == 1 else None
+        if PICKLE in names:
+            return PICKLE
+        return names[0] if len(names) == 1 else None
 
     def missing(self) -> str:
         """What an error adds about files that are not there."""
         names = self._names()
-        return f"; it holds {', '.join(names[:5]) or 'nothing'}{', …' if len(names) > 5 else ''}"
+        more = ", …" if len(names) > 5 else ""
+        return f"; it holds {', '.join(names[:5]) or 'nothing'}{more}"
 
     def _names(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir())
 
     def digest(self, file: Path) -> str | None:
-        """What its publisher says of a file: sha256 (64 digits), or git's sha1 of a blob (40); None where unknown."""
+        """What its publisher says of a file, see DIGEST; None where unknown."""
         return None
 
     def fetch_anew(self, file: str) -> bool:
@@ -71,8 +75,9 @@ class Repository:
     def find(self, file: str) -> Path | None:
         try:
             path = self._download(file)
-        except Exception as error:  # huggingface_hub's, and whatever the libraries below raise: connections, the disk
-            if (why := self._why(error, file)) is None:
+        except Exception as error:  # huggingface_hub's, the network's, the disk's
+            why = self._why(error, file)
+            if why is None:
                 return None
             raise InputError(f"{self.name}: {why}") from error
         if self._commit is None:
@@ -90,40 +95,45 @@ class Repository:
         """What an error about a file comes to; None where there is no such file."""
         from huggingface_hub import constants, errors
 
+        nowhere = "there is no such folder"
         match error:
             case errors.LocalEntryNotFoundError():
                 self._unknown = True
                 if self._commit:  # some of its files are here: there may be no such file
                     return None
                 why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "it cannot be reached"
-                return f"there is no such folder, {file} of the Hub's is not cached here, and {why}"
+                return f"{nowhere}, {file} of the Hub's is not cached here, and {why}"
             case errors.EntryNotFoundError():
                 return None
             case errors.RevisionNotFoundError():
                 return "has no such revision"
             case errors.RepositoryNotFoundError() if not isinstance(error, errors.GatedRepoError):
-                return "there is no such folder, and the Hub has no such model, or it is private"
+                return f"{nowhere}, and the Hub has no such model, or it is private"
         return f"{file} cannot be downloaded ({one_reason(error)})"
 
     def pickle(self) -> str | None:
         from huggingface_hub import HfApi, try_to_load_from_cache
 
-        if isinstance(try_to_load_from_cache(self._repository, PICKLE, revision=self._commit), str):
+        cached = try_to_load_from_cache(self._repository, PICKLE, revision=self._commit)
+        if isinstance(cached, str):
             return PICKLE
+        revision = self._commit or self._revision
         try:
-            there = HfApi().file_exists(self._repository, PICKLE, revision=self._commit or self._revision)
+            there = HfApi().file_exists(self._repository, PICKLE, revision=revision)
         except Exception:  # it cannot be reached, or is not to be asked
-            there, self._unknown = False, True
+            self._unknown = True
+            return None
         return PICKLE if there else None
 
     def missing(self) -> str:
         return ", of what is cached here" if self._unknown else ""
 
     def digest(self, file: Path) -> str | None:
-        """huggingface_hub compares sizes alone. Its cache names a content by the ETag: the sha256 of large files, git's
-        sha1 of others; a mirror's may be neither. (Where a file system has no links, it does not.)"""
-        etag = PurePosixPath(os.readlink(file)).name if file.is_symlink() else ""
-        return etag if re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", etag) else None
+        """Its ETag, by which the cache names a content; a mirror's may be something else.
+
+        huggingface_hub compares sizes alone. Where a file system has no links, nothing is known.
+        """
+        return file.readlink().name if file.is_symlink() else None
 
     def fetch_anew(self, file: str) -> bool:
         try:
@@ -134,43 +144,45 @@ class Repository:
 
 
 def source_of(name: str | Path, revision: str | None = None) -> Folder | Repository:
-    """Where a name leads; an artifact of wandb is downloaded by now.
-
-    Args:
-        name: as this module has it; a Path is a folder.
-        revision: a branch, tag or commit of a repository; None for its main branch.
-
-    Raises:
-        InputError: there is no such thing, it cannot be had, or it has no revisions.
-    """
+    """Where a name leads, see `ModelFiles`; a Path is a folder. An artifact of wandb is downloaded by now."""
     given, path = str(name), Path(name)
-    found: Folder | None = None
     if path.is_dir():
-        found, kind = Folder(path), "a folder"
-    elif not isinstance(name, Path) and re.fullmatch(r"\w[\w.-]*", given) and (SHIPPED / given / CONFIG).is_file():
-        found, kind = Folder(SHIPPED / given, given), "a model that comes with lra_ssm"
+        kind = "a folder"
+        found = Folder(path)
+    elif not isinstance(name, Path) and given in shipped():
+        kind = "a model that comes with lra_ssm"
+        found = Folder(SHIPPED / given, given)
     elif given.startswith(WANDB):
-        found, kind = _artifact(given), "an artifact"
-    if found is not None:
-        if revision is not None:
-            raise InputError(f"{given} is {kind}, which has no revision {revision!r}")
-        return found
-    if path.is_file():
+        kind = "an artifact"
+        found = _artifact(given)
+    elif path.is_file():
         raise InputError(f"{given} is a file; a saved model is a folder, or a repository of the Hub")
-    if isinstance(name, Path) or is_local(given):
+    elif isinstance(name, Path) or is_local(given):
         raise InputError(f"{given}: there is no such folder, neither a run nor a saved model{_nearest(path)}")
-    repository, _, stated = given.removeprefix(HUB).partition("@")
+    else:
+        return _repository(given, revision)
+    if revision is not None:
+        raise InputError(f"{given} is {kind}, which has no revision {revision!r}")
+    return found
+
+
+def _repository(given: str, revision: str | None) -> Repository:
+    name, _, stated = given.removeprefix(HUB).partition("@")
     if stated and revision not in (None, stated):
         raise InputError(f"{given} names a revision, and revision={revision!r} another")
-    if not is_repository(repository):
-        raise InputError(f"{given}: there is no such folder, and no repository of the Hub can be called so")
+    nowhere = f"{given}: there is no such folder"
+    if not is_repository(name):
+        raise InputError(f"{nowhere}, and no repository of the Hub can be called so")
     if "/" not in given:
-        names = ", ".join(sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}")))
-        raise InputError(
-            f"{given}: there is no such folder, and no such model comes with lra_ssm, which has {names}; a repository"
-            " of the Hub is owner/name"
-        )
-    return Repository(repository, revision or stated or None)
+        names = ", ".join(shipped())
+        unknown = f"{nowhere}, and no such model comes with lra_ssm, which has {names}"
+        raise InputError(f"{unknown}; a repository of the Hub is owner/name")
+    return Repository(name, revision or stated or None)
+
+
+def shipped() -> list[str]:
+    """The names of the models that come with the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
 def is_repository(name: str) -> bool:
@@ -180,32 +192,35 @@ def is_repository(name: str) -> bool:
 
 def is_local(name: str) -> bool:
     """Whether a name that is no folder looks like a run or a folder here, not like a repository of the Hub."""
-    first = PurePosixPath(name).parts[:1]
-    here = "/" in name and bool(first) and Path(first[0]).is_dir()
-    return here or name.startswith((".", "/", "~", "runs/"))
+    if name.startswith((".", "/", "~", "runs/")):
+        return True
+    first, slash, _ = name.partition("/")
+    return bool(slash) and Path(first).is_dir()
 
 
 def _nearest(path: Path) -> str:
     """Behind the name of a folder that is not there: the nearest one that is, and what the Hub's would be called."""
     there = next((parent for parent in path.parents if parent.is_dir()), None)
-    said = ""
     if there is not None:
         missing = path.relative_to(there).parts[0]
         names = [one.name for one in there.iterdir() if one.is_dir()]
-        said = "".join(f"; did you mean {there / near}?" for near in difflib.get_close_matches(missing, names, n=1))
-    of_hub = len(path.parts) == 2 and is_repository(str(path).partition("@")[0]) and path.parts[0] != "runs"
-    return said + (f"; a repository of the Hub is {HUB}{path}" if of_hub and not said else "")
+        for near in difflib.get_close_matches(missing, names, n=1):
+            return f"; did you mean {there / near}?"
+    name = str(path).partition("@")[0]
+    if len(path.parts) == 2 and path.parts[0] != "runs" and is_repository(name):
+        return f"; a repository of the Hub is {HUB}{path}"
+    return ""
 
 
 def _artifact(given: str) -> Folder:
-    """An artifact of type model, by wandb itself: its files are compared with their digests, and cached by it too."""
+    """An artifact of type model, by wandb itself, which compares digests and has a cache of its own."""
     from huggingface_hub import cached_assets_path
 
     try:
         import wandb
 
         artifact = wandb.Api().artifact(given.removeprefix(WANDB), type="model")
-        # Another version of the name may come to mean another artifact; its digest is that of its content.
+        # A version may come to mean another artifact; the digest is its content's.
         folder = cached_assets_path("lra_ssm", namespace="wandb", subfolder=artifact.digest)
         artifact.download(root=str(folder))
     except Exception as error:  # wandb's, its server's, the network's, the disk's

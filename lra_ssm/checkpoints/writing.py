@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,44 +28,38 @@ class SavedTokenizer(Protocol):
     def end_of_text_name(self) -> str: ...
 
 
-class TokenizerFiles(NamedTuple):
-    """Contents by file name, and the token that ends a text, where it is known."""
+def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> tuple[dict[str, bytes], str | None]:
+    """What is written of a tokenizer, given as an object, or as its file or the folder of it.
 
-    files: dict[str, bytes]
-    end_of_text: str | None
-
-
-def tokenizer_files(tokenizer: SavedTokenizer | str | Path | None) -> TokenizerFiles:
-    """What is written of a tokenizer: an object's content, or the file (or the one in a folder) that a path names.
-
-    Raises:
-        InputError: there is no such file, or it is called otherwise.
+    Returns the contents by file name, and the token that ends a text, where it is known.
+    Raises InputError: there is no such file, or it is called otherwise.
     """
     if tokenizer is None:
-        return TokenizerFiles({}, None)
-    if not isinstance(tokenizer, (str, Path)):
-        name = tokenizer.end_of_text_name
-        beside = {TOKENIZER_CONFIG: _tokenizer_config(name)} if tokenizer.file == "tokenizer.json" else {}
-        return TokenizerFiles({tokenizer.file: tokenizer.content(), **beside}, name)
-    path = Path(tokenizer)
-    if path.is_dir():
-        path = next((path / name for name in TOKENIZERS if (path / name).is_file()), path)
-    if not path.is_file() or path.name not in TOKENIZERS:
-        raise InputError(f"{tokenizer}: is no {' or '.join(TOKENIZERS)}, nor a folder with one")
-    end: str | None = None
+        return {}, None
+    if isinstance(tokenizer, (str, Path)):
+        return _of_path(Path(tokenizer))
+    end = tokenizer.end_of_text_name
+    files = {tokenizer.file: tokenizer.content()}
+    if tokenizer.file == "tokenizer.json":  # transformers needs this beside it
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+        files[TOKENIZER_CONFIG] = f"{json.dumps(config, indent=2)}\n".encode()
+    return files, end
+
+
+def _of_path(given: Path) -> tuple[dict[str, bytes], str | None]:
+    candidates = [given / name for name in TOKENIZERS] if given.is_dir() else [given]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None or path.name not in TOKENIZERS:
+        raise InputError(f"{given}: is no {' or '.join(TOKENIZERS)}, nor a folder with one")
     files = {path.name: path.read_bytes()}
     config = path.with_name(TOKENIZER_CONFIG)
-    if path.name == "tokenizer.json" and config.is_file():
-        files[config.name] = config.read_bytes()
-        token = read_json(config, str(config)).get("eos_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        end = token if isinstance(token, str) else None
-    return TokenizerFiles(files, end)
-
-
-def _tokenizer_config(end: str) -> bytes:
-    """What transformers needs beside a tokenizer.json."""
-    return (json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}, indent=2) + "\n").encode()
+    if path.name != "tokenizer.json" or not config.is_file():
+        return files, None
+    files[config.name] = config.read_bytes()
+    token = read_json(config, str(config)).get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    return files, token if isinstance(token, str) else None
 
 
 def write_model(
@@ -82,7 +76,6 @@ def write_model(
     Args:
         folder: created where it is missing.
         config: of config.json.
-        weights: by name.
         beside: other files, by name.
         digests: whether "source" of config.json has the sha256 of the other files, for whoever fetches them.
 
@@ -104,15 +97,16 @@ def write_model(
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         except (TypeError, ValueError) as error:
             raise InputError(f"{folder}: {CONFIG} cannot be saved: {error}") from error
-        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)  # save_file makes a file for its owner alone
+        # save_file makes a file for its owner alone.
+        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode)
 
 
 @contextmanager
 def placing(folder: str | Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place when the block ends well: a saved model whole, or nothing.
 
-    A saved model that is there before is replaced; of files that are none of a model nothing is removed. Raises
-    InputError: the folder holds something else, or the disk does not take it.
+    An older saved model is replaced; files that are none of a model stay.
+    Raises InputError: the folder holds something else, or the disk does not take it.
     """
     from safetensors import SafetensorError
 
@@ -132,8 +126,9 @@ def placing(folder: str | Path) -> Iterator[Path]:
         new = [path.name for path in partial.iterdir()]
         # Without its config.json the older one is no model any more, nor is a mixture of both.
         (folder / CONFIG).unlink()
-        for path in [path for pattern in REPLACED for path in folder.glob(pattern) if path.name not in new]:
-            path.unlink()
+        for path in {path for pattern in REPLACED for path in folder.glob(pattern)}:
+            if path.name not in new:
+                path.unlink()
         for name in sorted(new, key=lambda name: name == CONFIG):  # config.json last
             os.replace(partial / name, folder / name)
     except (OSError, SafetensorError) as error:
@@ -144,32 +139,33 @@ def placing(folder: str | Path) -> Iterator[Path]:
 
 
 def check_finite(weights: Mapping[str, Tensor], where: str) -> None:
-    """No weight is NaN or infinite. Raises InputError naming the first tensor that has such, and how many more have."""
-    wrong = {}
+    """Raises InputError where weights are NaN or infinite, naming the first tensor that has such."""
+    wrong = []
     for name, x in weights.items():
-        if (x.is_floating_point() or x.is_complex()) and (count := int((~torch.isfinite(x)).sum())):
-            wrong[name] = f"{count:,} of its {x.numel():,} values"
+        count = int((~torch.isfinite(x)).sum())
+        if count:
+            wrong.append(f"{name} is NaN or infinite in {count:,} of its {x.numel():,} values")
     if wrong:
-        name, said = next(iter(wrong.items()))
         more = f", and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
-        raise InputError(f"{where}: {name} is NaN or infinite in {said}{more}: such a model is of no use to anyone")
+        raise InputError(f"{where}: {wrong[0]}{more}: such a model is of no use to anyone")
 
 
 def _replaceable(folder: Path) -> bool:
     """Whether a folder is empty, or a saved model of ours or of transformers'."""
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return folder.is_dir()
-    config = folder / CONFIG
     try:
-        return config.is_file() and bool({"format", "model_type"} & read_json(config, str(config)).keys())
-    except InputError:
+        if not any(folder.iterdir()):
+            return True
+        config = read_json(folder / CONFIG, CONFIG)
+    except (InputError, OSError):
         return False
+    return "format" in config or "model_type" in config
 
 
 def untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without tensors that are another one by a later name."""
     kept: dict[Any, str] = {}
     for name, x in state.items():
-        same = (x.data_ptr(), x.shape, x.stride(), x.dtype) if x.numel() and not x.is_meta else name
+        has_memory = x.numel() and not x.is_meta
+        same = (x.data_ptr(), x.shape, x.stride(), x.dtype) if has_memory else name
         kept.setdefault(same, name)
     return {name: state[name] for name in kept.values()}

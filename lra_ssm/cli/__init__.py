@@ -75,19 +75,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A console script does not search the working folder; a user's own layer lives there (class_path: my_layer.Mine).
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    return _run(command, rest, debug)
+
+
+def _run(command: str, arguments: list[str], debug: bool) -> int:
+    """The command's exit code; what it raises is told."""
     shown = warnings.formatwarning
     mask = _hold_signals_back() if command in _TOGETHER else None
     try:
         run = import_module(COMMANDS[command][0]).main
-        shown, warnings.formatwarning = warnings.formatwarning, _warning_line  # Lightning's import set its own
-        code = run(command, rest)
+        shown = warnings.formatwarning  # Lightning's import set its own
+        warnings.formatwarning = _warning_line
+        code = run(command, arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         return _unread()
     except InputError as error:
         _show_traceback(debug)
-        return _fail(f"{error}{'' if debug else error.more}")
+        return _fail(str(error) if debug else f"{error}{error.more}")
     except OSError as error:  # some folder on the way that nobody thought of, a disk that is full or read-only
         _show_traceback(debug)
         return _fail(one_reason(error))
@@ -95,8 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_traceback(True)
         return _fail(f"{type(error).__name__}: {error}: not foreseen; please report it with the lines above", code=1)
     except KeyboardInterrupt:
-        # Of the processes that Lightning starts beside the first (DDP), the first one speaks for all.
-        return 130 if int(os.environ.get("LOCAL_RANK") or 0) else _fail("interrupted", code=130)
+        if int(os.environ.get("LOCAL_RANK") or 0):  # the first of several processes (DDP) speaks for all
+            return 130
+        return _fail("interrupted", code=130)
     finally:
         warnings.formatwarning = shown
         if mask is not None:
@@ -104,8 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _hold_signals_back() -> set[int] | None:
-    """Where srun starts several processes, a signal to one of them waits until it can tell the others: they would wait
-    for it. `Signals.meet` takes the signals up again. Returns what was held back before."""
+    """Where srun starts several processes, a signal to one waits until it can tell the others, who would wait for it.
+
+    `Signals.meet` takes the signals up again. Returns what was held back before.
+    """
     if os.environ.get("SLURM_NTASKS", "1") == "1":
         return None
     return signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)

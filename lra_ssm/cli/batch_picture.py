@@ -6,7 +6,7 @@ from typing import Any
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.images.transforms import PixelSequence
-from lra_ssm.datamodules.loading.batches import Batch, ImageDataset
+from lra_ssm.datamodules.loading.batches import ImageDataset
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 
@@ -26,71 +26,65 @@ def check_picture(datamodule: PreparedDataModule, path: Path) -> None:
 
 
 def draw_batch(datamodule: PreparedDataModule, path: Path) -> None:
-    """Draws the first training batch of a prepared image dataset into a PNG file: each sequence put back into rows,
-    after normalization, augmentation and permutation, below its class; then one sequence as a curve.
+    """Draws the first training batch of a prepared image dataset into a PNG file.
 
-    Raises:
-        InputError: not prepared, or no dataset of images.
-        OSError: the file cannot be written.
+    Each sequence is put back into rows, after normalization, augmentation and permutation, below its class; the first
+    is drawn as a curve, too. Raises InputError: not prepared, or no dataset of images.
     """
     from matplotlib.figure import Figure
 
     datamodule.setup("fit")
-    dataset = datamodule._datasets["train"]
-    if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
-        raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
-    batch = next(iter(datamodule.train_dataloader()))
-    assert isinstance(batch, Batch)
+    dataset = _images(datamodule)
+    batch: Any = next(iter(datamodule.train_dataloader()))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
-    values = inputs[..., None] if inputs.ndim == 2 else inputs
-    height, width = dataset.split.images.shape[1:3]
     low, high = dataset.transform.value_range()
-    shown = min(len(values), COLUMNS * ROWS)
+    shown = min(len(inputs), COLUMNS * ROWS)
     rows = -(-shown // COLUMNS)
 
-    figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110)
-    grid = figure.add_gridspec(
-        rows + 1, COLUMNS, height_ratios=[1.0] * rows + [0.75], left=0.065, right=0.9, hspace=0.22, wspace=0.1,
-        top=1 - 0.85 / (1.75 * rows + 2.3), bottom=0.5 / (1.75 * rows + 2.3),
-    )  # fmt: skip
-    names = getattr(datamodule, "class_names", None) or [str(number) for number in range(max(labels) + 1)]
-    mapped: Any = None
-    for number in range(shown):
-        axes = figure.add_subplot(grid[number // COLUMNS, number % COLUMNS])
-        image = values[number].reshape(height, width, -1)
-        if image.shape[2] == 3:
-            axes.imshow((image - low) / (high - low), interpolation="nearest")
-        else:
-            mapped = axes.imshow(image[..., 0], cmap="gray", vmin=low, vmax=high, interpolation="nearest")
-        axes.set_title(names[labels[number]], fontsize=8.5, color=INK, pad=3)
+    figure = Figure(figsize=(9, 1.75 * rows + 2.3), dpi=110, layout="constrained")
+    above, below = figure.subfigures(2, height_ratios=(rows, 0.9))  # type: ignore[misc]
+    grid = above.subplots(rows, COLUMNS, squeeze=False)
+    names = getattr(datamodule, "class_names", None) or range(max(labels) + 1)
+    images = inputs.reshape(len(inputs), *dataset.split.images.shape[1:3], -1)
+    _draw_curve(below.subplots(), images[0].reshape(-1, images.shape[3]), low, high)
+    if images.shape[3] == 3:  # colors are drawn from 0 to 1; the bar says what that was
+        images = (images - low) / (high - low)
+    for axes in grid.flat:
         axes.set_axis_off()
-    if mapped is None:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import Normalize
-
-        mapped = ScalarMappable(Normalize(low, high), "gray")
-    top, bottom = (grid[row, 0].get_position(figure) for row in (0, rows - 1))
-    bar = figure.colorbar(mapped, cax=figure.add_axes((0.925, bottom.y0, 0.015, top.y1 - bottom.y0)))
+    for axes, image, label in zip(grid.flat, images, labels, strict=False):
+        drawn = axes.imshow(image, cmap="gray", vmin=low, vmax=high, interpolation="nearest")
+        axes.set_title(names[label], fontsize=8.5, color=INK, pad=3)
+    bar = above.colorbar(drawn, ax=grid, aspect=40)
     bar.ax.tick_params(labelsize=8, colors=INK)
     bar.outline.set_visible(False)
 
-    axes = figure.add_subplot(grid[rows, :])
-    for channel, color in enumerate(CHANNEL_COLORS.get(values.shape[2], ())):
-        axes.plot(values[0, :, channel], color=color, linewidth=0.6, alpha=0.8)
-    axes.set_xlim(0, values.shape[1] - 1)
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    shape = " × ".join(map(str, inputs.shape))
+    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}".replace("-", "−")
+    facts += _permuted(dataset.transform.permutation)
+    figure.suptitle(_title(datamodule), x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
+    above.suptitle(facts, x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
+
+
+def _images(datamodule: PreparedDataModule) -> Any:
+    dataset = datamodule._datasets["train"]
+    if not isinstance(dataset, ImageDataset) or not isinstance(dataset.transform, PixelSequence):
+        raise InputError(f"{type(datamodule).__name__}: is no dataset of images, so its batches cannot be drawn")
+    return dataset
+
+
+def _draw_curve(axes: Any, values: Any, low: float, high: float) -> None:
+    """values (positions, channels) of one sequence."""
+    for channel, color in enumerate(CHANNEL_COLORS.get(values.shape[1], ())):
+        axes.plot(values[:, channel], color=color, linewidth=0.6, alpha=0.8)
+    margin = 0.05 * (high - low)
+    axes.set_xlim(0, len(values) - 1)
+    axes.set_ylim(low - margin, high + margin)
     axes.set_xlabel("position in the sequence of the first image", fontsize=8.5, color=INK)
     axes.set_ylabel("value", fontsize=8.5, color=INK)
     axes.tick_params(labelsize=8, colors=INK)
     axes.spines[["top", "right"]].set_visible(False)
-
-    figure.text(0.065, 1 - 0.27 / figure.get_figheight(), _title(datamodule), fontsize=12, color=INK, weight="bold")
-    shape = " × ".join(map(str, inputs.shape))
-    facts = f"{shown} of the batch {shape} {inputs.dtype}; values from {low:.4g} to {high:.4g}" + _permuted(dataset)
-    facts = facts.replace("-", "−")
-    figure.text(0.065, 1 - 0.47 / figure.get_figheight(), facts, fontsize=8.5, color=FAINT)
-    with replacing(path, "wb") as file:
-        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def _title(datamodule: PreparedDataModule) -> str:
@@ -105,9 +99,8 @@ def _title(datamodule: PreparedDataModule) -> str:
     return " · ".join(parts)
 
 
-def _permuted(dataset: ImageDataset) -> str:
-    assert isinstance(dataset.transform, PixelSequence)
-    permutation = dataset.transform.permutation
+def _permuted(permutation: Any) -> str:
     if permutation is None:
         return "; pixels row by row"
-    return "; pixels " + ", ".join(map(str, permutation[:6].tolist())) + ", … put row by row"
+    first = ", ".join(map(str, permutation[:6].tolist()))
+    return f"; pixels {first}, … put row by row"

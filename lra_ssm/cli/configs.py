@@ -64,8 +64,8 @@ def _cells(name: str, config: dict[str, Any], root: Path) -> tuple[str, ...]:
 def _dataset(data: dict[str, Any]) -> str:
     """What the commands call a config's data."""
     settings = data.get("init_args", {})
-    for name, (path, needed) in reversed(DATASETS.items()):
-        if path == data["class_path"] and needed.items() <= settings.items():
+    for name, (cls, needed) in reversed(DATASETS.items()):
+        if cls == _class(data) and needed.items() <= settings.items():
             return name
     return next(name for name, cls in SYNTHETIC.items() if cls == _class(data))
 

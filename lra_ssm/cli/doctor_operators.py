@@ -17,24 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 
-from lra_ssm.ops import (
-    causal_convolution,
-    causal_convolution_reference,
-    causal_depthwise_convolution,
-    causal_depthwise_convolution_reference,
-    initialize_A,
-    inverse_softplus,
-    linear_cross_entropy,
-    linear_scan,
-    log_uniform_delta,
-    rms_norm,
-    s4d_kernel,
-    scan_backends,
-    selective_scan,
-    selective_scan_reference,
-    selective_step,
-    silu_gate,
-)
+from lra_ssm import ops
 from lra_ssm.ops.backends import BACKENDS
 from lra_ssm.ops.backends.native_build import unavailable
 
@@ -109,7 +92,7 @@ def check_operators(
     device: torch.device, shape: Shape = TINY, begun: Callable[[str, str], None] = lambda operator, backend: None
 ) -> Iterator[Check]:
     """Checks of all operators, one after the other. begun: told operator and backend before each runs."""
-    reasons = scan_backends(device)
+    reasons = ops.scan_backends(device)
     running = [name for name, reason in reasons.items() if reason is None]
     for backend, reason in reasons.items():
         if reason is not None:
@@ -147,7 +130,8 @@ def _error(x: Tensor, want: Tensor) -> float:
 
 def _cases(shape: Shape, device: torch.device, backends: list[str]) -> Iterator[Case]:
     """backends: of scans, those that run on the device."""
-    (B, D, N, L), random = shape, torch.Generator().manual_seed(0)
+    B, D, N, L = shape
+    random = torch.Generator().manual_seed(0)
 
     def randn(*size: int) -> Tensor:
         return torch.randn(*size, generator=random).to(device)
@@ -157,19 +141,23 @@ def _cases(shape: Shape, device: torch.device, backends: list[str]) -> Iterator[
     # These choose between C++ and torch's operations by themselves.
     ours = "cpu" if device.type == "cpu" and unavailable() is None else "torch"
     inputs = {"u": randn(B, D, L), "weight": randn(D, 4), "bias": randn(D)}
-    convolution: Function = causal_depthwise_convolution_reference
-    yield Case("depthwise_convolution", inputs, convolution, {ours: causal_depthwise_convolution}, B * L)
+    convolution: Function = ops.causal_depthwise_convolution_reference
+    yield Case("depthwise_convolution", inputs, convolution, {ours: ops.causal_depthwise_convolution}, B * L)
     inputs = {"y": randn(B, L, D), "z": randn(B, L, D)}
-    yield Case("silu_gate", inputs, lambda y, z: y * F.silu(z), {ours: silu_gate}, B * L)
+    yield Case("silu_gate", inputs, lambda y, z: y * F.silu(z), {ours: ops.silu_gate}, B * L)
     inputs = {"x": randn(B, L, D), "weight": randn(D)}
-    yield Case("rms_norm", inputs, lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-5), {ours: rms_norm}, B * L)
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, 1e-5)
+
+    yield Case("rms_norm", inputs, norm, {ours: ops.rms_norm}, B * L)
     targets = torch.randint(_VOCABULARY, (B * L,), generator=random).to(device)
     inputs = {"x": randn(B * L, D), "weight": randn(_VOCABULARY, D) / D**0.5}
 
     def plain(x: Tensor, weight: Tensor) -> Tensor:
         return F.cross_entropy(x @ weight.T, targets, reduction="none")
 
-    losses: Function = partial(linear_cross_entropy, targets=targets)
+    losses: Function = partial(ops.linear_cross_entropy, targets=targets)
     yield Case("linear_cross_entropy", inputs, plain, {ours: losses}, B * L)
     inputs = {name: randn(*size) for name, size in {
         "u": (B, D), "delta": (B, D), "B": (B, 1, N), "C": (B, 1, N), "D": (D,), "delta_bias": (D,), "state": (B, D, N),
@@ -186,15 +174,17 @@ def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, bac
         "D": randn(D),
         "delta_bias": _delta_bias(D, device),
     }
-    s6 = {"A": initialize_A("real", N).repeat(D, 1).to(device), "B": randn(B, 1, N, L), "C": randn(B, 1, N, L)}
-    b2s6 = {"A": initialize_A("legs", N).to(device), "B": torch.complex(*(randn(B, _GROUPS, N, L) for _ in range(2)))}
-    b2s6 |= {"C": randn(B, _GROUPS, N, L), "B_bias": torch.complex(randn(D, N), randn(D, N))}
+    A = ops.initialize_A("real", N).repeat(D, 1).to(device)
+    s6 = {"A": A, "B": randn(B, 1, N, L), "C": randn(B, 1, N, L)}
+    real, imaginary, C = (randn(B, _GROUPS, N, L) for _ in range(3))
+    b2s6 = {"A": ops.initialize_A("legs", N).to(device), "B": torch.complex(real, imaginary), "C": C}
+    b2s6["B_bias"] = torch.complex(randn(D, N), randn(D, N))
     for name, own, discretization in (("S6", s6, "euler"), ("B2S6", b2s6, "zoh")):
-        scan: Any = partial(selective_scan, delta_softplus=True, discretization=discretization)
+        scan: Any = partial(ops.selective_scan, delta_softplus=True, discretization=discretization)
         by: dict[str, Function] = {backend: partial(scan, backend=backend) for backend in backends}
         yield Case(f"selective_scan, {name}", sequences | own, by["reference"], by, B * L)
     a = torch.polar(0.9 + 0.09 * torch.rand(D), torch.rand(D)).to(device)
-    linear: Any = linear_scan
+    linear: Any = ops.linear_scan
     by = {backend: partial(linear, backend=backend) for backend in backends}
     yield Case("linear_scan", {"a": a, "b": randn(B, D, L)}, by["reference"], by, B * L)
 
@@ -202,24 +192,28 @@ def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, bac
 def _s4d(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backends: list[str]) -> Iterator[Case]:
     """S4D's kernel and its convolution."""
     B, D, N, L = shape
-    delta, A = F.softplus(_delta_bias(D, device)), initialize_A("legs", N).to(torch.complex64).repeat(D, 1).to(device)
-    system = {"delta": delta, "A": A, "B": torch.ones_like(A), "C": torch.complex(randn(D, N), randn(D, N))}
-    kernel: Any = partial(s4d_kernel, L=L)
-    kernels: dict[str, Function] = {by: partial(kernel, backend=by) for by in backends if BACKENDS[by].s4d_kernel}
+    delta = F.softplus(_delta_bias(D, device))
+    A = ops.initialize_A("legs", N).to(torch.complex64).repeat(D, 1).to(device)
+    C = torch.complex(randn(D, N), randn(D, N))
+    system = {"delta": delta, "A": A, "B": torch.ones_like(A), "C": C}
+    kernel: Any = partial(ops.s4d_kernel, L=L)
+    can = [backend for backend in backends if BACKENDS[backend].s4d_kernel]
+    kernels: dict[str, Function] = {backend: partial(kernel, backend=backend) for backend in can}
     yield Case("s4d_kernel", system, kernels["reference"], kernels, L)
     inputs = {"u": randn(B, D, L), "k": kernel(**system)}
-    yield Case("causal_convolution", inputs, causal_convolution_reference, {"torch": causal_convolution}, B * L)
+    by: dict[str, Function] = {"torch": ops.causal_convolution}
+    yield Case("causal_convolution", inputs, ops.causal_convolution_reference, by, B * L)
 
 
 def _delta_bias(D: int, device: torch.device) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return inverse_softplus(log_uniform_delta(D, 1e-3, 1e-1)).to(device)
+        return ops.inverse_softplus(ops.log_uniform_delta(D, 1e-3, 1e-1)).to(device)
 
 
 def _step(**x: Any) -> Tensor:
     """y (B, D) and the state after it (B, D, N) in one tensor."""
-    y, state = selective_step(**x)
+    y, state = ops.selective_step(**x)
     return torch.cat([y.flatten(), state.flatten()])
 
 
@@ -227,5 +221,6 @@ def _step_by_the_reference(**x: Any) -> Tensor:
     scan: dict[str, Any] = {name: x[name] for name in ("A", "D", "delta_bias")}
     scan |= {name: x[name].unsqueeze(-1) for name in ("u", "delta")}
     scan |= {name: x[name].transpose(1, 2) for name in ("B", "C")}
-    y, state = selective_scan_reference(**scan, initial_state=x["state"], delta_softplus=True, return_last_state=True)
+    scan |= {"initial_state": x["state"], "delta_softplus": True, "return_last_state": True}
+    y, state = ops.selective_scan_reference(**scan)
     return torch.cat([y.flatten(), state.flatten()])

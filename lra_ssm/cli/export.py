@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Writes the network of a Lightning checkpoint as a saved model: a folder with config.json, model.safetensors and the
-tokenizer, where there is one, which from_pretrained and every command that takes a model reads. With --average the
-mean of several checkpoints of one network. `lra-ssm push` does more: the run's config, its figures and a card."""
+tokenizer, where there is one. from_pretrained and the commands that take a model read it. With --average the mean of
+several checkpoints of one network. `lra-ssm push` adds the run's config, its figures and a card."""
 
 EXAMPLE = """\
 examples:
@@ -40,8 +40,11 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
     if options.to is None:
         raise InputError("--to is missing: the folder where the saved model goes")
-    if (several := len(options.checkpoints) > 1) != options.average:
-        raise InputError("several checkpoints need --average" if several else "--average needs several checkpoints")
+    several = len(options.checkpoints) > 1
+    if several and not options.average:
+        raise InputError("several checkpoints need --average")
+    if options.average and not several:
+        raise InputError("--average needs several checkpoints")
     check_destination(Path(options.to), options.force)
     files = [find(name).file for name in options.checkpoints]
     from lra_ssm.checkpoints import check_finite
@@ -49,12 +52,15 @@ def main(command: str, arguments: list[str]) -> int:
     from lra_ssm.models import save_network
 
     model = named_network(str(files[-1]))
-    source: dict[str, Any] = {"checkpoint": str(files[0]), "step": model.step}
     if several:
         print(average(model, files))
-        source = {"averaged": [str(file) for file in files]}
+        what = "their mean"
+        source: dict[str, Any] = {"averaged": [str(file) for file in files]}
+    else:
+        what = files[0].name
+        source = {"checkpoint": str(files[0]), "step": model.step}
     state = model.network.state_dict()
-    check_finite(state, files[-1].name if not several else "their mean")
+    check_finite(state, what)
     save_network(options.to, model.specification, state, tokenizer_of(model), source, options.format)
     print(squeeze(f"{options.to}: {type(model.network).__name__}, {model.parameters:,} parameters"))
     return 0
@@ -77,21 +83,22 @@ def average(model: NamedNetwork, files: Sequence[Path]) -> str:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
     last = model.network.state_dict()
-    means = {n: wide(x) / len(files) for n, x in last.items() if x.is_floating_point() or x.is_complex()}
+    averaged = {name: x for name, x in last.items() if x.is_floating_point() or x.is_complex()}
+    means = {name: wide(x) / len(files) for name, x in averaged.items()}
     for file in files[:-1]:
         network, specification, _ = load_network(file)
         if specification != model.specification:
             raise InputError(f"{file} is of another network than {files[-1]}: their settings differ")
-        for name, x in network.state_dict().items():
-            if name in means:
-                means[name] += wide(x) / len(files)
-    model.network.load_state_dict({name: means.get(name, x) for name, x in last.items()})
-    statistics = sorted(name for name in means if name.endswith(("running_mean", "running_var")))
+        state = network.state_dict()
+        for name in means:
+            means[name] += wide(state[name]) / len(files)
+    model.network.load_state_dict(last | means)
+    statistics = [name for name in means if name.endswith(("running_mean", "running_var"))]
     kept = len(last) - len(means)
     said = f"mean of {len(files)} checkpoints: {len(means)} tensors"
     if statistics:
-        said += (
-            f", among them {len(statistics)} running statistics of batch norm: the mean of the checkpoints' own, not"
-            " what the averaged network would measure"
-        )
-    return said + (f"; of whole numbers ({kept}) those of {files[-1]}" if kept else "")
+        said += f", among them {len(statistics)} running statistics of batch norm"
+        said += ": the mean of the checkpoints' own, not what the averaged network would measure"
+    if kept:
+        said += f"; of whole numbers ({kept}) those of {files[-1]}"
+    return said

@@ -80,12 +80,14 @@ def main(command: str, arguments: list[str]) -> int:
 def _prompts(options: Any) -> list[str]:
     found = list(options.prompt)
     if options.prompt_file is not None:
-        where = "standard input" if options.prompt_file == "-" else options.prompt_file
+        standard = options.prompt_file == "-"
+        where = "standard input" if standard else options.prompt_file
+        data = sys.stdin.buffer.read() if standard else Path(where).read_bytes()
         try:
-            data = sys.stdin.buffer.read() if options.prompt_file == "-" else Path(options.prompt_file).read_bytes()
-            lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+            text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(f"--prompt_file {where}: is not UTF-8, at byte {error.start}") from error
+        lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
         if not lines:
             raise InputError(f"--prompt_file {where}: holds no prompt, a line with text")
         found += lines
@@ -118,8 +120,9 @@ def _generate(options: Any, prompts: list[str]) -> str:
     screen, speeds = _Screen(len(prompts)), []
     for begin in range(0, len(texts), options.batch_size):
         batch = texts[begin : begin + options.batch_size]
-        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text.prompt_ids) for text in batch], batch_first=True)
-        lengths = torch.tensor([len(text.prompt_ids) for text in batch])
+        prompt_ids = [torch.tensor(text.prompt_ids) for text in batch]
+        ids = torch.nn.utils.rnn.pad_sequence(prompt_ids, batch_first=True)
+        lengths = torch.tensor([*map(len, prompt_ids)])
         own = seeds[begin : begin + options.batch_size]
         generation = Generation(
             loaded.model, ids.to(device), options.max_new_tokens, lengths=lengths, seed=own, stop=stop, **settings
@@ -167,14 +170,14 @@ class _Text:
 
         tokenizer = loaded.tokenizer
         if unknown := tokenizer.unknown(prompt):
-            raise InputError(
-                f"prompt {number}: the model's vocabulary has no {', '.join(map(repr, unknown[:5]))}"
-                + (f" (and {len(unknown) - 5} more)" if len(unknown) > 5 else "")
-            )
+            more = f" (and {len(unknown) - 5} more)" if len(unknown) > 5 else ""
+            shown = ", ".join(map(repr, unknown[:5]))
+            raise InputError(f"prompt {number}: the model's vocabulary has no {shown}{more}")
         ids = tokenizer.encode([prompt], [False]).tokens.tolist()
         # There is no text before the first: transformers begins with this token too where a prompt is empty.
         self.prompt_ids = [tokenizer.end_of_text, *ids] if begins or not ids else ids
-        self.prompt, self.coming, self.begun, self.ended = prompt, "", False, False
+        self.prompt, self.coming = prompt, ""
+        self.begun = self.ended = False
         self._end = None if tokenizer.ends_lines else tokenizer.end_of_text
         self._stream = TextStream(tokenizer, self.prompt_ids)
         self._stops, self._tail = stops, ""
@@ -210,7 +213,8 @@ class _Screen:
         from rich.console import Console
 
         console = Console()
-        self._terminal, self._bold = sys.stdout.isatty(), console.is_terminal and not console.no_color
+        self._terminal = sys.stdout.isatty()
+        self._bold = console.is_terminal and not console.no_color
         self._count, self._number = count, 0
 
     def show(self, texts: list[_Text]) -> None:
@@ -231,7 +235,8 @@ class _Screen:
         text.begun = True
         self._number += 1
         if self._count > 1:
-            self._write(f"{chr(10) if self._number > 1 else ''}=== {self._number} of {self._count} ===\n")
+            above = "\n" if self._number > 1 else ""
+            self._write(f"{above}=== {self._number} of {self._count} ===\n")
         if text.prompt:
             sys.stdout.write("\033[1m" if self._bold else "")
             self._write(text.prompt)

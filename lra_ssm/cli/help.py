@@ -16,25 +16,16 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--data": tuple(getattr(datamodules, name) for name in datamodules.__all__),
     "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
     "--model.network": (
-        models.Classifier,
-        models.DualEncoder,
-        models.Regressor,
-        models.LanguageModel,
-        models.NumberClassifier,
-        models.NumberDualEncoder,
-    ),  # fmt: skip
+        models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
+        models.NumberClassifier, models.NumberDualEncoder,
+    ),
     "--model.network.layer": (
-        layers.S4D,
-        layers.S6,
-        layers.B2S6,
-        layers.StableSSM,
-        layers.LRU,
-        layers.DeepLinearSSM,
-    ),  # fmt: skip
+        layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
+    ),
     "--model.network.block": (layers.S4Block, layers.MambaBlock, layers.HyenaBlock),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead),
-}
+}  # fmt: skip
 _OPTIONS = max(len(option) for option in CHOICES)
 _NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)
 
@@ -48,15 +39,22 @@ def description(what: str) -> str:
     """What a command does, and every class of ours that its options take, with the first sentence on each."""
     lines = [f"{what[0].upper()}{what[1:]}.\n\nOur classes by their names; your own by their path, module.Class:"]
     for option, classes in CHOICES.items():
-        for i, cls in enumerate(classes):
-            file_of_its_own = option in ("--data", "--model.network.layer")
-            text = _sentence(inspect.getdoc(inspect.getmodule(cls) if file_of_its_own else cls) or "")
-            text = text.replace(" as a LightningDataModule", "")
-            text = text if option == "--data" else text.removeprefix(f"{cls.__name__}, ")
-            shown = f"  {option if i == 0 else '':<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
-            lines.append(textwrap.fill(text, 100, initial_indent=shown, subsequent_indent=" " * len(shown)))
+        shown = option
+        for cls in classes:
+            left = f"  {shown:<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
+            under = " " * len(left)
+            lines.append(textwrap.fill(_about(option, cls), 100, initial_indent=left, subsequent_indent=under))
+            shown = ""
     lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
     return "\n".join(lines)
+
+
+def _about(option: str, cls: type) -> str:
+    """The first sentence on a class, or on its file where it has one of its own."""
+    has_a_file = option in ("--data", "--model.network.layer")
+    text = inspect.getdoc(inspect.getmodule(cls) if has_a_file else cls)
+    said = _sentence(text or "").replace(" as a LightningDataModule", "")
+    return said if option == "--data" else said.removeprefix(f"{cls.__name__}, ")
 
 
 class Help(DefaultHelpFormatter):
@@ -75,11 +73,15 @@ class Help(DefaultHelpFormatter):
         return self._as_typed(super()._format_action_invocation(action))
 
     def add_usage(self, usage: Any, actions: Iterable[Any], groups: Iterable[Any], prefix: Any = None) -> None:
-        command = re.search(r"\[options\] (\w+)$", self._prog)
-        if command or " " in self._prog:  # else the explanation of a class
-            named = "" if command and command[1] == "fit" else "NAME_OR_RUN | "
-            prog = f"lightning {command[1]} {named}--config FILE" if command else self._prog
-            super().add_usage(usage if usage is SUPPRESS else f"{prog} [options]", actions, groups, prefix)
+        prog = self._prog
+        if " " not in prog:  # the explanation of a class
+            return
+        if command := re.search(r"\[options\] (\w+)$", prog):
+            named = "" if command[1] == "fit" else "NAME_OR_RUN | "
+            prog = f"lightning {command[1]} {named}--config FILE"
+        if usage is not SUPPRESS:
+            usage = f"{prog} [options]"
+        super().add_usage(usage, actions, groups, prefix)
 
     def add_argument(self, action: Any) -> None:
         if action.dest == "ckpt_path":  # Lightning's text names keywords that a run directory does not have
@@ -103,10 +105,12 @@ class Help(DefaultHelpFormatter):
 def _ours(found: re.Match[str]) -> str:
     """Of the classes that an option takes the user's own and ours, by their names."""
     others = ("torch.", "lightning.", "torchmetrics.")
-    names = sorted({path.rpartition(".")[2] for path in found[1].split(", ") if not path.startswith(others)})
-    names = [name for name in names if not name.startswith("_")]
-    return f", among them {', '.join(names)}" if names and len(names) < 12 else ""
+    paths = [path for path in found[1].split(", ") if not path.startswith(others)]
+    names = {path.rpartition(".")[2] for path in paths}
+    public = sorted(name for name in names if not name.startswith("_"))
+    return f", among them {', '.join(public)}" if 0 < len(public) < 12 else ""
 
 
 def _sentence(text: str) -> str:
-    return re.split(r"(?<!al\.)(?<=[.?])\s", " ".join(text.split()), maxsplit=1)[0]
+    one_line = " ".join(text.split())
+    return re.split(r"(?<!al\.)(?<=[.?])\s", one_line, maxsplit=1)[0]

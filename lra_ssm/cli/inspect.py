@@ -4,15 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lra_ssm.cli.inspect_inputs import (
-    RandomInputs,
-    check_takes,
-    data_options,
-    examples_of,
-    open_data,
-    other_data,
-    random_examples,
-)
+from lra_ssm.cli import inspect_inputs
 from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.options import A_MODEL, add_trust, count
 from lra_ssm.cli.output import PlainParser
@@ -51,11 +43,11 @@ def parser() -> PlainParser:
 
 
 def main(command: str, arguments: list[str]) -> int:
-    of_data, rest = data_options(arguments)
+    of_data, rest = inspect_inputs.data_options(arguments)
     options = parser().parse_args(rest)
     if options.random and of_data:
         raise InputError(f"--random takes no data: leave it out, or {of_data[0]}")
-    given = [options.checkpoint, *([options.against] if options.against else [])]
+    given = [options.checkpoint, options.against] if options.against else [options.checkpoint]
     named = [named_network(name, options.allow_pickle, options.trust) for name in given]
     first = named[0].found
     folder = options.out or (first.run or first.file.parent if first else Path())
@@ -96,16 +88,16 @@ def _inputs(
 ) -> tuple[list["Example"], list[list[str]]]:
     """The inputs that all models are measured on, and what the page says of them to each."""
     if random:
-        sizes = RandomInputs(named[0])
+        sizes = inspect_inputs.RandomInputs(named[0])
         for one in named:
-            check_takes(one, sizes)
-        examples, source = random_examples(named[0], count)
+            inspect_inputs.check_takes(one, sizes)
+        examples, source = inspect_inputs.random_examples(named[0], count)
         return examples, [[source] for _ in named]
-    data = open_data(named, of_data, root)
+    data = inspect_inputs.open_data(named, of_data, root)
     for one in named:
-        check_takes(one, data.module)
-    examples, source = examples_of(data.module, count)
-    return examples, [[source, *other_data(one, data)] for one in named]
+        inspect_inputs.check_takes(one, data.module)
+    examples, source = inspect_inputs.examples_of(data.module, count)
+    return examples, [[source, *inspect_inputs.other_data(one, data)] for one in named]
 
 
 def _measured(named: Sequence[NamedNetwork], examples: list["Example"], sources: list[list[str]]) -> list[Any]:

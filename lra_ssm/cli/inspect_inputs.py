@@ -24,7 +24,8 @@ class Data(NamedTuple):
 
 def data_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of data, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
-    of_data, rest, given = [], [], iter(arguments)
+    of_data, rest = [], []
+    given = iter(arguments)
     for argument in given:
         if re.match(r"--data[.=]|--data$", argument):
             of_data.append(argument if "=" in argument else f"{argument}={next(given, '')}")
@@ -44,15 +45,14 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
     from lra_ssm.datamodules.base import PreparedDataModule
     from lra_ssm.datamodules.loading.module import LoadedDataModule
 
-    section = next((one.data for one in opened if one.data), None)
     parser = RunParser()
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
-    parsed = parser.parse_args([*([f"--data={json.dumps(section, default=str)}"] if section else []), *options])
+    sections = [f"--data={json.dumps(one.data, default=str)}" for one in opened if one.data]
+    parsed = parser.parse_args([*sections[:1], *options])
     if parsed.data is None:
-        raise InputError(
-            f"{opened[0].name}: no config.yaml says what data it was trained on: give --data=CLASS and its settings"
-            " (--data.source=…), or --random for random inputs"
-        )
+        unknown = f"{opened[0].name}: no config.yaml says what data it was trained on"
+        instead = "--data=CLASS and its settings (--data.source=…), or --random for random inputs"
+        raise InputError(f"{unknown}: give {instead}")
     try:
         if root is not None and "root" in parsed.data.init_args:
             parsed.data.init_args["root"] = root
@@ -81,7 +81,7 @@ def _unprepared(module: Any, settings: dict[str, Any]) -> str:
         said = str(error)
     if there := what_is_prepared(module, settings):
         return f"{said}; {there}: give these options"
-    known = next((each for each, (path, _) in DATASETS.items() if path.rpartition(".")[2] == name), None)
+    known = next((each for each, (cls, _) in DATASETS.items() if cls == name), None)
     options = fit_options(module, {}, settings)
     if known is None or options is None:
         return said
@@ -99,8 +99,9 @@ def check_takes(one: "NamedNetwork", module: Any) -> None:
         check_vocabulary(task, module)
     except InputError as error:
         raise InputError(f"{one.name}: {error}") from error
+    given = str(one.found.file) if one.found else one.name
     if one.found or one.files:
-        check_start_tokenizer(str(one.found.file if one.found else one.name), one.files, module)
+        check_start_tokenizer(given, one.files, module)
     manifest = module.manifest() if hasattr(module, "manifest") else {}
     theirs, ours = one.recorded.get("vocabulary"), manifest.get("vocabulary")
     if theirs and ours and list(theirs) != list(ours):
@@ -130,14 +131,18 @@ def examples_of(module: Any, count: int) -> tuple[list["Example"], str]:
 
     module.setup("validate")
     batch = next(iter(module.val_dataloader()))
-    lengths, labels, found = batch.lengths, batch[2] if hasattr(batch, "labels") else batch.targets, []
+    labels = batch.labels if hasattr(batch, "labels") else batch.targets
+    by_position = labels.dim() > 1 and labels.shape[1] == batch.inputs.shape[1]
+    in_pairs = getattr(module, "per_example", 1) == 2
+    found = []
     for i in range(min(count, len(batch.inputs))):
-        longest = None if lengths is None else int(lengths[i].max())
-        inputs = batch.inputs[i : i + 1]
-        inputs = inputs[:, :, :longest] if getattr(module, "per_example", 1) == 2 else inputs[:, :longest]
-        by_position = labels.dim() > 1 and labels.shape[1] == batch.inputs.shape[1]
-        label = labels[i : i + 1, :longest] if by_position else labels[i : i + 1]
-        found.append(Example(inputs, None if lengths is None else lengths[i : i + 1], label))
+        inputs, label = batch.inputs[i : i + 1], labels[i : i + 1]
+        lengths = longest = None
+        if batch.lengths is not None:
+            lengths = batch.lengths[i : i + 1]
+            longest = int(lengths.max())
+        inputs = inputs[:, :, :longest] if in_pairs else inputs[:, :longest]
+        found.append(Example(inputs, lengths, label[:, :longest] if by_position else label))
     module.teardown()
     return found, f"measured on {len(found)} validation example(s) of {type(module).__name__}"
 
@@ -157,8 +162,10 @@ def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], s
 
     from lra_ssm.analysis.network import Example
 
-    sizes, length, generator = RandomInputs(one), _length(one.data or {}), torch.Generator().manual_seed(0)
-    pair, found = (2,) if sizes.per_example == 2 else (), []
+    sizes, length = RandomInputs(one), _length(one.data or {})
+    generator = torch.Generator().manual_seed(0)
+    pair = (2,) if sizes.per_example == 2 else ()
+    found = []
     for _ in range(count):
         if sizes.vocab_size:
             low = min(1, sizes.vocab_size - 1)  # 0 is padding
@@ -166,9 +173,8 @@ def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], s
         elif sizes.d_input:
             inputs = torch.rand(1, *pair, length, sizes.d_input, generator=generator)
         else:
-            raise InputError(
-                f"{one.name}: {type(one.network).__name__} says neither vocab_size nor d_input: no inputs for it"
-            )
+            network = type(one.network).__name__
+            raise InputError(f"{one.name}: {network} says neither vocab_size nor d_input: no inputs for it")
         lengths = torch.full((1, *pair), length)
         if sizes.num_classes:
             label = torch.randint(0, sizes.num_classes, (1,), generator=generator)

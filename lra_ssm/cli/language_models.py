@@ -77,7 +77,6 @@ def tokenizer_of(named: NamedNetwork) -> "TextTokenizer | None":
     for part in load_checkpoint(named.found.file).values():
         state = part.get("tokenizer") if isinstance(part, dict) else None
         if isinstance(state, dict) and isinstance(state.get("text"), str):
-            return read_tokenizer(
-                state["text"].encode(), f"{named.found.file}, its tokenizer", state.get("end_of_text")
-            )
+            where = f"{named.found.file}, its tokenizer"
+            return read_tokenizer(state["text"].encode(), where, state.get("end_of_text"))
     return None

@@ -59,7 +59,9 @@ class NamedNetwork(NamedTuple):
 def is_saved(name: str) -> bool:
     """Whether a saved model is meant, not a run's directory or a checkpoint."""
     path = Path(name)
-    return not path.is_file() and path.suffix != ".ckpt" and (not path.is_dir() or (path / "config.json").is_file())
+    if path.is_dir() and path.suffix != ".ckpt":
+        return (path / "config.json").is_file()
+    return not path.is_file() and path.suffix != ".ckpt"
 
 
 def find(name: str) -> Found:
@@ -73,11 +75,15 @@ def find(name: str) -> Found:
             raise InputError(f"{name} has no checkpoints/best.ckpt or last.ckpt: give a run's directory, or a .ckpt")
         run: Path | None = path
     elif path.is_file():
-        file, run = path, next((p for p in path.absolute().parents[:2] if (p / "config.yaml").is_file()), None)
+        file = path
+        above = path.absolute().parents[:2]
+        run = next((folder for folder in above if (folder / "config.yaml").is_file()), None)
     else:
         raise InputError(f"checkpoint {name} does not exist: give a run's directory, or a .ckpt")
     config = run / "config.yaml" if run else None
-    return Found(file, run, read_config(config, str(config)) if config and config.is_file() else {})
+    if config is None or not config.is_file():
+        return Found(file, run, {})
+    return Found(file, run, read_config(config, str(config)))
 
 
 def read_config(file: Path, name: str) -> dict[str, Any]:
@@ -110,10 +116,12 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
     from torch import nn
 
     from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles
+    from lra_ssm.checkpoints.files import within
     from lra_ssm.checkpoints.known import headline
     from lra_ssm.models.pretrained import Pretrained, load_pretrained
 
-    files, config = ModelFiles(name), dict[str, Any]()
+    files = ModelFiles(name)
+    config: dict[str, Any] = {}
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     if path := files.find(RUN_CONFIG):
         from lra_ssm.cli.trust import check_trusted
@@ -122,9 +130,9 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
         check_trusted(files.name, config.get("data"), trust)  # nothing else of it is made
     stated = files.config()
     specification = network.specification() if isinstance(network, Pretrained) else stated["network"]
-    tested = _within(stated, "source", "metrics", "test")
+    tested = within(stated, "source", "metrics", "test")
     score = headline({name: value for name, value in tested.items() if type(value) in (int, float)})
-    recorded = _within(stated, "source", "data")
+    recorded = within(stated, "source", "data")
     return NamedNetwork(files.name, network, specification, config, recorded, score, files=files)
 
 
@@ -162,10 +170,3 @@ def load_network(file: Path) -> tuple["nn.Module", dict[str, Any], int]:
         raise InputError(f"{file}: its weights are of another network: {squeeze(str(error))[:300]}") from error
     step = state.get("global_step")
     return network.eval(), spec, step if isinstance(step, int) else 0
-
-
-def _within(stated: Any, *keys: str) -> dict[str, Any]:
-    """A part of what somebody wrote; empty where it is not there."""
-    for key in keys:
-        stated = stated.get(key) if isinstance(stated, dict) else None
-    return stated if isinstance(stated, dict) else {}

@@ -37,16 +37,10 @@ class PlainParser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-class _Debug(argparse.Action):
-    """Is no setting: `lra_ssm.cli.main` takes it before the command sees it."""
-
-    def __call__(self, *_: Any) -> None: ...
-
-
 def add_debug(parser: Any) -> None:
-    """Has `--help` show the option of every command."""
-    text = "show the traceback behind a one-line error"
-    parser.add_argument("--debug", action=_Debug, nargs=0, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=text)
+    """Has `--help` show the option of every command; `lra_ssm.cli.main` takes it before the command sees it."""
+    absent = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    parser.add_argument("--debug", action="store_true", help="show the traceback behind a one-line error", **absent)
 
 
 def quiet() -> None:

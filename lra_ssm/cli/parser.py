@@ -29,8 +29,8 @@ _MANY = 25  # names that are too many to be listed
 class RunParser(LightningArgumentParser):
     """Lightning's parser with exact option names, where a new class starts from its own defaults.
 
-    jsonargparse makes another one of these for each class that is named by class_path, which `exit_on_error` tells
-    apart. Wrong arguments raise InputError.
+    jsonargparse makes another one for each class that a class_path names; `exit_on_error` is False there.
+    Wrong arguments raise InputError.
     """
 
     takes: Callable[..., Any] | None = None  # the class or function whose arguments a nested parser reads
@@ -65,7 +65,8 @@ class RunParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if self.exit_on_error:
-            raise in_user_code(ex) or _import_error(message) or InputError(self._one_line(message, ex)) from ex
+            failed = in_user_code(ex) or _import_error(message)
+            raise failed or InputError(self._one_line(message, ex)) from ex
         if isinstance(ex, _Told) or _KEY.match(message):  # of a parser further in
             super().error(message, ex)
         unknown = _unknown_name(message)
@@ -74,38 +75,47 @@ class RunParser(LightningArgumentParser):
         elif unknown:
             message = "takes no key {!r}{}".format(*self._nearest(unknown))
         if self.takes and self.takes not in _NO_CLASS:
-            message = f"{public_path(self.takes)} {message}" if unknown else f"{public_path(self.takes)}: {message}"
+            between = " " if unknown else ": "
+            message = public_path(self.takes) + between + message
         raise _Told(None, message) from ex
 
     def _one_line(self, message: str, ex: Exception | None) -> str:
         """The cause, and the keys that lead to it: jsonargparse's text repeats both at each level
         (https://github.com/mauvilsa/jsonargparse/issues/695)."""
         if unknown := _unknown_name(message):
-            what = "unknown key {!r}{}" if "'" in message else "unknown option --{}{}"  # of a file, or given here
+            of_a_file = "'" in message
+            what = "unknown key {!r}{}" if of_a_file else "unknown option --{}{}"
             return what.format(*self._nearest(unknown))
         if message.startswith("the following arguments are required") and "model" in message:
             return "no model is given: give --config CONFIG (`lra-ssm configs` lists ours), or --model and --data"
         chain = _chain(ex) if ex else []
-        levels = [i for i, error in enumerate(chain) if type(error) is TypeError and _KEY.match(str(error))]
-        if not levels:
+        named, own = [], ""  # the keys, and what is said of the last
+        for error in chain:
+            found = _KEY.match(str(error))
+            if found and type(error) is TypeError:
+                named.append(found[1])
+                own = str(error)
+        if not named:
             return message
-        named = [_KEY.match(str(chain[i]))[1] for i in levels]  # type: ignore[index]
         keys = "trainer" if set(named) == {"trainer"} else ".".join(named)
-        own, cause = str(chain[levels[-1]]), chain[-1]
         told = next((error for error in chain if isinstance(error, _Told)), None)
-        return f"{keys}: {told or _wrong_class(keys, cause) or _wrong_value(own, cause)}"
+        said = told or _wrong_class(keys, chain[-1]) or _wrong_value(own, chain[-1])
+        return f"{keys}: {said}"
 
     def _nearest(self, name: str) -> tuple[str, str]:
-        """What of a dotted name this parser, or that of its command, does not have; and what an error says behind."""
-        commands = [a.choices.values() for a in self._actions if isinstance(a.choices, dict)]
-        parsers = [self, *(parser for parsers in commands for parser in parsers)]
-        actions = [a for parser in parsers for a in parser._actions if SUPPRESS not in (a.help, a.dest)]
-        valid = [a.dest for a in actions if a.dest not in ("help", "subcommand") and not a.dest.endswith(".help")]
+        """The part of a dotted name that is unknown here and to the command, and what an error says behind it."""
+        actions = [*self._actions]
+        for action in self._actions:
+            if isinstance(action.choices, dict):  # the parsers of commands
+                actions += [one for parser in action.choices.values() for one in parser._actions]
+        shown = [action.dest for action in actions if SUPPRESS not in (action.help, action.dest)]
+        valid = [dest for dest in shown if dest.rpartition(".")[2] not in ("help", "subcommand")]
         head = name.partition(".")[0]
-        if not any(option.partition(".")[0] == head for option in valid):
+        if head not in {dest.partition(".")[0] for dest in valid}:
             name = head
         near = hint(name, valid, "it takes")
-        return name, f"; {near}" if len(valid) < _MANY or near.startswith("did") else ""
+        told = len(valid) < _MANY or near.startswith("did")
+        return name, f"; {near}" if told else ""
 
 
 class _Told(ArgumentError):
@@ -116,8 +126,10 @@ _KEY = re.compile(r'Parser key "([^"]+)"')
 
 
 def _unknown_name(message: str) -> str | None:
-    """The option or key that a parser does not have, of jsonargparse's and argparse's two messages about one."""
-    found = re.match(r"(?:unrecognized arguments: --([\w.+-]+)|(?:Group '(.+)' .*|.*)[Oo]ption '([^']+)')", message)
+    """The option or key that a parser does not have, from jsonargparse's messages or argparse's."""
+    argparse = r"unrecognized arguments: --([\w.+-]+)"
+    jsonargparse = r"(?:Group '(.+)' .*|.*)[Oo]ption '([^']+)'"
+    found = re.match(f"{argparse}|{jsonargparse}", message)
     return ".".join(filter(None, found.groups())) if found else None
 
 
@@ -125,12 +137,14 @@ def _wrong_class(keys: str, cause: BaseException) -> str | None:
     """What is said of a class that is not there, or cannot be imported; None of anything else."""
     if isinstance(cause, AttributeError) and isinstance(cause.obj, ModuleType):
         classes = [name for name, thing in vars(cause.obj).items() if inspect.isclass(thing)]
-        return f"{cause}; {hint(str(cause.name), getattr(cause.obj, '__all__', classes))}"
+        public = getattr(cause.obj, "__all__", classes)
+        return f"{cause}; {hint(str(cause.name), public)}"
     if isinstance(cause, ImportError):
         return str(cause)
     short = str(cause).split()[-1]  # "Expected a dot import path string: S7"
-    if isinstance(cause, ValueError) and f"--{keys}" in CHOICES and short.isidentifier():
-        return f"no class {short!r}; {hint(short, [cls.__name__ for cls in CHOICES[f'--{keys}']])}"
+    ours = [cls.__name__ for cls in CHOICES.get(f"--{keys}", ())]
+    if ours and isinstance(cause, ValueError) and short.isidentifier():
+        return f"no class {short!r}; {hint(short, ours)}"
     return None
 
 
@@ -140,15 +154,17 @@ def _wrong_value(message: str, cause: BaseException) -> str:
     union = [line for line in lines if line.startswith(("Subtypes: ", "Given value: "))]
     said = _KEY.sub("", str(cause)).lstrip(": ")
     if union:
-        said = f"expected one of {union[0].removeprefix('Subtypes: ')}. {union[-1]}"
+        types = union[0].removeprefix("Subtypes: ")
+        said = f"expected one of {types}. {union[-1]}"
     return squeeze(re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", said))
 
 
 def _import_error(message: str) -> InputError | None:
-    """Where a user's module fails as it is imported: jsonargparse keeps the error of a union's first type alone."""
+    """Where a user's module fails as it is imported: jsonargparse keeps only the error of a union's first type."""
     given = message.rpartition("Given value: ")[2]
     try:
-        import_object(given if re.fullmatch(r"\w+(\.\w+)+", given) else "torch.nn.Module")
+        if re.fullmatch(r"\w+(\.\w+)+", given):
+            import_object(given)
     except Exception as error:
         return in_user_code(error)
     return None
@@ -156,8 +172,10 @@ def _import_error(message: str) -> InputError | None:
 
 @contextmanager
 def _new_classes_start_anew() -> Iterator[None]:
-    """jsonargparse keeps, of a class that another one replaces, all arguments that the new one takes too: S6 would have
-    the d_state of the S4D before it. It has no setting for this: https://github.com/mauvilsa/jsonargparse/issues/460"""
+    """jsonargparse gives a new class all arguments of the old one that it takes too: S6 would have S4D's d_state.
+
+    It has no setting for this: https://github.com/mauvilsa/jsonargparse/issues/460
+    """
     original = _typehints.discard_init_args_on_class_path_change
     if isinstance(original, partial):  # a command's parser within the parser of all commands
         yield
@@ -170,10 +188,9 @@ def _new_classes_start_anew() -> Iterator[None]:
 
 
 def _start_anew(keep_common: Callable[..., None], said: set[str], parser_or_action: Any, before: Any, now: Any) -> None:
-    """A new class starts from its own defaults.
+    """A new class starts from its own defaults, and keeps what it has no default for.
 
-    What it has no default for, it keeps where the one before had it; a class derived from the one that it replaces, or
-    the other way round, keeps all that both have. What is kept is said.
+    Where one is derived from the other it keeps all that both have. What is kept is said.
     """
     if not (before and before.get("init_args")):
         return
@@ -184,15 +201,22 @@ def _start_anew(keep_common: Callable[..., None], said: set[str], parser_or_acti
     keep_common(parser_or_action, before, now)
     if old is new:
         return
-    related = inspect.isclass(old) and inspect.isclass(new) and (issubclass(new, old) or issubclass(old, new))
-    parameters, kept = inspect.signature(new).parameters, before["init_args"]
-    for name in list(vars(kept)):
-        if not related and (name not in parameters or parameters[name].default is not inspect.Parameter.empty):
+    kept = before["init_args"]
+    if not _are_related(old, new):
+        parameters = inspect.signature(new).parameters.values()
+        needed = {one.name for one in parameters if one.default is inspect.Parameter.empty}
+        for name in vars(kept).keys() - needed:
             kept.pop(name)
     line = f"note: {new.__name__} keeps what {old.__name__} was given: {', '.join(vars(kept))}"
     if vars(kept) and line not in said:  # arguments are parsed several times
         said.add(line)
         print(line, file=sys.stderr)
+
+
+def _are_related(old: Any, new: Any) -> bool:
+    if not (inspect.isclass(old) and inspect.isclass(new)):
+        return False
+    return issubclass(new, old) or issubclass(old, new)
 
 
 def cause(error: BaseException) -> BaseException:

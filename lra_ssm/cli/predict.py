@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Classifies files of your own with a run or a saved model, as its data module makes inputs of the data: PNG or JPEG
-images, or folders of them, of the size and mode that the data has (nothing is resized); expressions or texts, one a
-line (.txt, .tsv); pairs of texts, one a line with a tab between them; features as the network takes them (.npy, .csv).
-The data need not be there. A CSV file has every class's probability.
+images, or folders of them, of the data's size and mode (nothing is resized); expressions or texts, one a line (.txt,
+.tsv); pairs of texts, one a line with a tab between them; features as the network takes them (.npy, .csv). The data
+need not be there. A CSV file has every class's probability.
 
 Without FILE it predicts a split of the run's own data: `lra-ssm predict --help` has the options of that."""
 
@@ -43,8 +43,10 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("--split is a part of the model's own data: leave it out, or the files")
     options = parser().parse_intermixed_args(arguments)
     output = Path(options.output)
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise InputError(f"--output {output}: {'is a folder' if output.is_dir() else 'its folder does not exist'}")
+    if output.is_dir():
+        raise InputError(f"--output {output}: is a folder")
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"--output {output}: its folder does not exist")
     device = device_of(options.device)
     named = load(options.model, options.allow_pickle, options.trust)
     datamodule = _data_module(named)

@@ -9,6 +9,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
+from lra_ssm import datamodules
 from lra_ssm.cli.batch_picture import check_picture, draw_batch
 from lra_ssm.cli.datasets import DATASETS, LANGUAGE, SYNTHETIC
 from lra_ssm.cli.output import PlainParser, add_debug
@@ -21,7 +22,6 @@ from lra_ssm.datamodules.storage.prepare import LOCK
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import locked
-from lra_ssm.layers.spec import import_object
 from lra_ssm.tables import terminal_width, wrapped
 
 USAGE = """\
@@ -110,13 +110,16 @@ def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
 
 def _prepare_named(name: str, options: list[str]) -> None:
     """Prepares a dataset, or a share of it, as its own options say."""
-    class_path, defaults = DATASETS[name]
-    cls = import_object(class_path)
+    module, defaults = DATASETS[name]
+    cls = getattr(datamodules, module)
     parser = _parser(name, cls)
     parser.set_defaults(defaults)
     settings = parser.parse_args(options).as_dict()
-    picture, processes, shard, merge = (settings.pop(key, None) for key in ("picture", "processes", "shard", "merge"))
     summary = settings.pop("summary")
+    picture = settings.pop("picture", None)
+    processes = settings.pop("processes", None)
+    shard = settings.pop("shard", None)
+    merge = settings.pop("merge", None)
     if shard is not None and merge:
         raise InputError("--shard and --merge: one after the other; all shares first")
     datamodule = cls(**settings)

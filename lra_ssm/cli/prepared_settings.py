@@ -37,9 +37,9 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
     None where it cannot find it: its files were changed or removed since.
     """
     cls = type(datamodule)
-    defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+    given = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()} | own
     settings = {name: value for name, value in settings.items() if name != "root"}
-    others = {n: value for n, value in settings.items() if _plain(own.get(n, defaults.get(n))) != _plain(value)}
+    others = {name: value for name, value in settings.items() if _plain(given.get(name)) != _plain(value)}
 
     def found(values: dict[str, Any]) -> str:
         try:
@@ -71,10 +71,8 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
             splits = open_prepared(folder).manifest["splits"]
             counts = ", ".join(f"{num_examples(split):,} {name}" for name, split in splits.items())
             options = fit_options(datamodule, own, known["init_args"])
-            source = known["init_args"]["source"]
-            found.append(
-                f"{' '.join(options)} ({counts})" if options else f"{folder}, but {source} has changed or is gone"
-            )
+            gone = f"{folder}, but {known['init_args']['source']} has changed or is gone"
+            found.append(f"{' '.join(options)} ({counts})" if options else gone)
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
 

@@ -46,7 +46,7 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("which model? lra-ssm pull --list shows the names we know")
     from rich.filesize import decimal
 
-    from lra_ssm.checkpoints import ModelFiles
+    from lra_ssm.checkpoints import ModelFiles, placing
     from lra_ssm.cli.export import check_destination
     from lra_ssm.models.pretrained import check_pretrained
 
@@ -55,23 +55,16 @@ def main(command: str, arguments: list[str]) -> int:
     files = ModelFiles(options.name)
     found = files.fetch(options.allow_pickle)
     cls = check_pretrained(files, options.allow_pickle, options.trust)
-    place = found["config.json"].parent
+    place = options.to or found["config.json"].parent
     if options.to is not None:
-        _copy(found, Path(options.to))
-        place = Path(options.to)
+        with placing(options.to) as folder:
+            for name, path in found.items():
+                shutil.copyfile(path, folder / name)
     size = sum(path.stat().st_size for path in found.values())
     print(squeeze(f"{files.name}: {cls.__name__}, {len(found)} files, {decimal(size)}"))
     print(squeeze(str(place)))
     print(squeeze(_use(options, cls.__name__, "config.yaml" in found)))
     return 0
-
-
-def _copy(found: dict[str, Path], to: Path) -> None:
-    from lra_ssm.checkpoints import placing
-
-    with placing(to) as folder:
-        for name, path in found.items():
-            shutil.copyfile(path, folder / name)
 
 
 def _use(options: Any, cls: str, of_a_run: bool) -> str:
@@ -93,8 +86,8 @@ def _table() -> str:
     from lra_ssm.checkpoints.known import known_models
     from lra_ssm.tables import table, terminal_width
 
-    rows = [
-        (one.name, one.task, one.metric, one.note, f"{one.parameters:,}" if one.parameters else "", decimal(one.size))
-        for one in known_models()
-    ]
+    rows = []
+    for one in known_models():
+        parameters = f"{one.parameters:,}" if one.parameters else ""
+        rows.append((one.name, one.task, one.metric, one.note, parameters, decimal(one.size)))
     return table(("name", "task", "stated", "", "parameters", "size"), rows, left=4, width=terminal_width())

@@ -12,7 +12,7 @@ from lra_ssm.files import one_reason
 
 DESCRIPTION = """\
 Shares what a run has trained: a saved model with its tokenizer, the run's config.yaml, and a model card with its data,
-settings, figures and how to repeat it. A run that is not finished or not tested is refused unless told, a NaN always.
+settings, figures and how to repeat it. Runs not finished or not tested are refused unless told, a NaN always.
 
 DESTINATION is a folder (./models/s4d), a repository of the Hub (owner/name, or hf://owner/name; created where it is
 missing; the token is huggingface_hub's: HF_TOKEN, or `hf auth login`), or wandb:entity/project/name."""
@@ -55,7 +55,8 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError(f"{options.run}: is no run's directory; lra-ssm export takes a .ckpt alone")
     file = found.run / "checkpoints" / ("last.ckpt" if options.last else "best.ckpt")
     if not file.is_file():
-        raise InputError(f"{found.run} has no {file.name}" + ("" if options.last else ": --last pushes its last.ckpt"))
+        remedy = "" if options.last else ": --last pushes its last.ckpt"
+        raise InputError(f"{found.run} has no {file.name}{remedy}")
     if kind == "folder":
         check_destination(Path(destination), options.force)
     run = read_run(found.run)
@@ -91,17 +92,17 @@ def _destination(options: Any) -> tuple[str, str]:
     elif given.count("/") == 1 and is_repository(given) and not given.startswith("."):
         owner = given.partition("/")[0]
         if Path(owner).is_dir():
-            raise InputError(
-                f"{given}: a folder in {owner}, or a repository of the Hub? give ./{given}, or {HUB}{given}"
-            )
+            doubt = f"a folder in {owner}, or a repository of the Hub?"
+            raise InputError(f"{given}: {doubt} give ./{given}, or {HUB}{given}")
         kind = "hub"
     else:
         kind = "folder"
     if kind == "hub" and (given.count("/") != 1 or not is_repository(given)):
         raise InputError(f"{given}: a repository of the Hub is owner/name")
     of_hub = {"--private": options.private, "--revision": options.revision, "--pull-request": options.pull_request}
-    if wrong := next((name for name, value in of_hub.items() if value and kind != "hub"), None):
-        raise InputError(f"{wrong} is for a repository of the Hub; {options.destination} is a {kind}")
+    for name, value in of_hub.items():
+        if value and kind != "hub":
+            raise InputError(f"{name} is for a repository of the Hub; {options.destination} is a {kind}")
     if options.pull_request and options.revision not in (None, "main"):
         raise InputError("--pull-request goes to the main branch: leave --revision out")
     return kind, given
@@ -122,12 +123,13 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
     state = model.network.state_dict()
     check_finite(state, str(file))
     source = facts(run, file, model.step, model.parameters)
-    foreign = sorted({path for path in import_paths(model.specification) if not is_known(path)})
-    source = {**source, **({"foreign": foreign} if foreign else {}), **({"license": license} if license else {})}
-    beside = {
-        RUN_CONFIG: yaml.safe_dump(portable(run.config), sort_keys=False).encode(),
-        CARD: model_card(name, model.specification, source, license).encode(),
-    }
+    if foreign := {path for path in import_paths(model.specification) if not is_known(path)}:
+        source["foreign"] = sorted(foreign)
+    if license:
+        source["license"] = license
+    config = yaml.safe_dump(portable(run.config), sort_keys=False)
+    card = model_card(name, model.specification, source, license)
+    beside = {RUN_CONFIG: config.encode(), CARD: card.encode()}
     save_network(folder, model.specification, state, tokenizer_of(model), source, beside=beside)
 
 
@@ -171,11 +173,12 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
     from lra_ssm.checkpoints.layout import CONFIG
 
     *project, name = given.split("/")
+    known = run.record.get("wandb") or {}
     try:
         logged = wandb.init(
             entity=project[0] if len(project) > 1 else None,
             project=project[-1],
-            id=(run.record.get("wandb") or {}).get("id") or run.path.resolve().name,
+            id=known.get("id") or run.path.resolve().name,
             name=run.name,
             resume="allow",
             job_type="push",
@@ -183,7 +186,8 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
             settings=wandb.Settings(silent=True, console="off"),
         )
         try:
-            artifact = wandb.Artifact(name, type="model", metadata=read_json(folder / CONFIG, CONFIG)["source"])
+            source = read_json(folder / CONFIG, CONFIG)["source"]
+            artifact = wandb.Artifact(name, type="model", metadata=source)
             artifact.add_dir(str(folder), skip_cache=True)
             logged.log_artifact(artifact)
             offline = logged.offline

@@ -31,9 +31,8 @@ _FORMATS = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".txt": "text"}
 
 def parser() -> PlainParser:
     found = PlainParser("lra-ssm results", DESCRIPTION, EXAMPLE)
-    found.add_argument(
-        "runs", nargs="+", metavar="RUNS", help="run directories, folders of runs, globs, or a sweep's file or folder"
-    )
+    said = "run directories, folders of runs, globs, or a sweep's file or folder"
+    found.add_argument("runs", nargs="+", metavar="RUNS", help=said)
     found.add_argument("--metric", help="such as test/loss or val/accuracy; default: the published row's, the task's")
     found.add_argument("--by", metavar="KEY[,KEY]", help="settings that make rows: model.optimizer.lr, or its end, lr")
     found.add_argument("--grid", action="store_true", help="models down, tasks across, with LRA's average")
@@ -47,15 +46,13 @@ def parser() -> PlainParser:
 
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
-    if options.out is not None and options.out.suffix not in _FORMATS and options.format is None:
-        raise InputError(f"--out {options.out}: what it is to be is not known; end it with {', '.join(_FORMATS)}")
-    form = options.format or (_FORMATS[options.out.suffix] if options.out is not None else "text")
+    form = _format(options)
     by = [*dict.fromkeys(name for name in (options.by or "").split(",") if name)]
     if options.plot is not None and len(by) not in (1, 2):
         raise InputError("--plot draws over one setting or two: name them with --by=KEY or --by=KEY,KEY")
     if options.each and form != "csv":
         raise InputError("--each is of CSV: add --format=csv or --out=FILE.csv")
-    if options.each and options.grid or options.grid and form == "csv":
+    if options.grid and form == "csv":
         raise InputError("--grid is a table to be read: text, markdown or latex")
     from lra_ssm.results.groups import group
 
@@ -80,6 +77,14 @@ def main(command: str, arguments: list[str]) -> int:
     return 0
 
 
+def _format(options: Namespace) -> str:
+    if options.format is not None or options.out is None:
+        return options.format or "text"
+    if options.out.suffix not in _FORMATS:
+        raise InputError(f"--out {options.out}: what it is to be is not known; end it with {', '.join(_FORMATS)}")
+    return _FORMATS[options.out.suffix]
+
+
 def _table(groups: list["Group"], by: list[str], form: str, options: Namespace) -> str:
     from lra_ssm.results.tables import each_to_csv, grid, results_table, to_csv
 
@@ -87,7 +92,8 @@ def _table(groups: list["Group"], by: list[str], form: str, options: Namespace) 
         return each_to_csv(groups) if options.each else to_csv(groups, by)
     found = grid(groups) if options.grid else results_table(groups, by)
     if form == "text":
-        return found.text(terminal_width() if options.out is None else None)
+        width = terminal_width() if options.out is None else None
+        return found.text(width)
     return found.markdown() if form == "markdown" else found.latex()
 
 
@@ -95,5 +101,9 @@ def runs_of_sweep(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The directories of a sweep's runs, and what each changes, the experiment among it."""
     folder = SweepFolder.find(path)
     base = folder.path.parent.parent
-    found = [(run.directory.path, run.changes) for run in folder.runs]
-    return [(run, {**changes, "experiment": run.parent.relative_to(base).as_posix()}) for run, changes in found]
+    found = []
+    for run in folder.runs:
+        path = run.directory.path
+        experiment = path.parent.relative_to(base).as_posix()
+        found.append((path, {**run.changes, "experiment": experiment}))
+    return found

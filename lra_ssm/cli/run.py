@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.output import quiet
 from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
-from lra_ssm.cli.run_options import RunOptions
+from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, squeeze
@@ -27,6 +27,7 @@ from lra_ssm.runs.source import changed_weights, user_source
 from lra_ssm.runs.start import fit, make_ready, restoring, tensors_alone
 from lra_ssm.runs.wandb_logging import finish, identify, summarize
 
+_LIMITS = {"validate": "limit_val_batches", "test": "limit_test_batches"}
 _OF_A_RUN = (None, "best", "last")  # values of --ckpt_path
 # Of the command, not of the run that it starts.
 _OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle")
@@ -52,14 +53,16 @@ def _fit(options: RunOptions, signals: Signals) -> None:
         run.say_finished("--fresh", options.changed_inputs(run.record))
         return
     made = options.make(run.path if run else None)
-    if run is not None:
+    weights = None
+    if run is None:
+        own = fit_callbacks(given.seed_everything, as_list(made.trainer["callbacks"]))
+        arguments = trainer_arguments(made.trainer, own, False)
+        arguments["enable_checkpointing"] = False
+    else:
         run.given, run.checkpoints = made.trainer, made.checkpoints
         arguments = run.trainer_arguments()
-    else:
-        own = fit_callbacks(given.seed_everything, as_list(made.trainer["callbacks"]))
-        arguments = {**trainer_arguments(made.trainer, own, False), "enable_checkpointing": False}
-    begun_from = run.begun_from if run is not None else None
-    weights = StartingWeights(begun_from, given.allow_pickle) if begun_from else None
+        if run.begun_from:
+            weights = StartingWeights(run.begun_from, given.allow_pickle)
     prepare = _preparing(options, made.data)
     trainer = _trainer(arguments)
     fit(trainer, made.task, made.data, signals, run, weights=weights, prepare=prepare, strict=given.strict_resume)
@@ -89,20 +92,15 @@ def _score(options: RunOptions, signals: Signals) -> None:
     """validate, test and predict."""
     command, given = options.command, options.given
     # --init_from is one of the settings that a trained run is found by.
-    if given.fresh or given.strict_resume or given.allow_pickle and given.ckpt_path in _OF_A_RUN:
+    of_fit = given.fresh or given.strict_resume
+    if of_fit or given.allow_pickle and given.ckpt_path in _OF_A_RUN:
         raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {command} --ckpt_path")
     checkpoint, run = _trained_run(options)
     made = options.make(run.path if run else None)
-    loggers, callbacks = chosen_loggers(made.trainer.get("logger")), []
-    if run is not None:
-        identify(loggers, run, run.record)
-    if command == "predict":
-        callbacks.append(WritePredictions((run.path if run else Path()) / _choose_split(given.split, made.data)))
-    ours = trainer_arguments(made.trainer, callbacks, loggers, scoring=True)
-    arguments = {**ours, "enable_checkpointing": False}
-    trainer = _trainer({**arguments, "default_root_dir": str(run.path) if run else None})
+    trainer = _scorer(options, made, run)
     weights = None if checkpoint else StartingWeights(given.ckpt_path, given.allow_pickle)
-    prepare, source = _preparing(options, made.data), user_source(options.resolved)
+    prepare = _preparing(options, made.data)
+    source = user_source(options.resolved)
     make_ready(
         trainer, made.task, made.data, signals, None, checkpoint, weights, prepare, source=source, resuming=False
     )
@@ -112,17 +110,31 @@ def _score(options: RunOptions, signals: Signals) -> None:
             trainer.fit_loop.load_state_dict(load_checkpoint(checkpoint)["loops"]["fit_loop"])
     with restoring(checkpoint):
         method = getattr(trainer, command)
-        path = checkpoint and str(checkpoint)
-        method(made.task, datamodule=made.data, **{**made.method, "ckpt_path": path, **tensors_alone(method)})
+        further = {**made.method, **tensors_alone(method)}
+        further["ckpt_path"] = checkpoint and str(checkpoint)
+        method(made.task, datamodule=made.data, **further)
     if not trainer.is_global_zero or command == "predict":
         return
     if run is not None:
-        metrics, part = final_metrics(trainer), "val" if command == "validate" else command
-        limit = getattr(given.trainer, f"limit_{part}_batches")
+        metrics = final_metrics(trainer)
+        limit = getattr(given.trainer, _LIMITS[command])
         run.record_score(command, str(checkpoint), metrics, limit, made.data)
         # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
         summarize(trainer.loggers, {**run.record.get("metrics", {}), **metrics})
     finish(trainer.loggers, 0)
+
+
+def _scorer(options: RunOptions, made: Made, run: RunDirectory | None) -> Trainer:
+    folder = run.path if run else None
+    loggers, callbacks = chosen_loggers(made.trainer.get("logger")), []
+    if run is not None:
+        identify(loggers, run, run.record)
+    if options.command == "predict":
+        file = _choose_split(options.given.split, made.data)
+        callbacks.append(WritePredictions((folder or Path()) / file))
+    arguments = trainer_arguments(made.trainer, callbacks, loggers, scoring=True)
+    arguments |= {"enable_checkpointing": False, "default_root_dir": str(folder) if folder else None}
+    return _trainer(arguments)
 
 
 def _trained_run(options: RunOptions) -> tuple[Path | None, RunDirectory | None]:
@@ -131,10 +143,8 @@ def _trained_run(options: RunOptions) -> tuple[Path | None, RunDirectory | None]
     if given in _OF_A_RUN:
         checkpoint = run.last if given == "last" else run.best
         if not checkpoint.is_file():
-            raise InputError(
-                f"no run of this configuration has {checkpoint}; "
-                "fit it first with the same options, or give --ckpt_path=FILE"
-            )
+            remedy = "fit it first with the same options, or give --ckpt_path=FILE"
+            raise InputError(f"no run of this configuration has {checkpoint}; {remedy}")
     elif Path(given).is_file() or given.endswith(".ckpt"):
         checkpoint = existing(given)
         run = RunDirectory(checkpoint.absolute().parent.parent)
@@ -145,10 +155,10 @@ def _trained_run(options: RunOptions) -> tuple[Path | None, RunDirectory | None]
 
 def _choose_split(split: str | None, data: Any) -> str:
     """Has the data predict the split, and gives the name of the predictions' file."""
-    if split and not hasattr(data, "predict_split"):
-        named = type(data).__name__ if data else "the model, which loads its own data,"
-        raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
     if split:
+        if not hasattr(data, "predict_split"):
+            named = type(data).__name__ if data else "the model, which loads its own data,"
+            raise InputError(f"--split: {named} has no predict_split; its predict_dataloader decides")
         data.predict_split = split
     chosen = getattr(data, "predict_split", None)
     return f"predictions-{chosen}.csv" if chosen else "predictions.csv"
@@ -174,7 +184,9 @@ def _preparing(options: RunOptions, data: LightningDataModule | None) -> Any:
         try:
             data.prepare_data()
         except InputError as error:
-            said = with_config(str(error), options.arguments) if options.command == "fit" else str(error)
+            said = str(error)
+            if options.command == "fit":
+                said = with_config(said, options.arguments)
             raise InputError(f"{said}; {prepared}" if prepared else said) from error
 
     return prepare

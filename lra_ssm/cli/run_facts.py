@@ -29,13 +29,15 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, Any]:
-    """What is known of a checkpoint of a run, of its step and its network's parameters; what nobody recorded is left
-    out."""
+    """What is known of a run's checkpoint; what nobody recorded is left out."""
     record, last = run.record, run.last_start
     starts = record.get("starts") or [{}]
-    tested, data = test_of(run, file), record.get("data") or {}
-    known = {**(run.tested.get("data") or {k: data[k] for k in ("dataset", "source") if k in data})}
-    known |= {key: data[key] for key in ("vocabulary", "num_classes", "class_names") if key in data}
+    command = _command(starts[0].get("command"))
+    tested = test_of(run, file)
+    data = record.get("data") or {}
+    known = run.tested.get("data") or _of(data, "dataset", "source")
+    known = known | _of(data, "vocabulary", "num_classes", "class_names")
+    hardware = last.get("hardware") or {}
     found = {
         "experiment": run.experiment,
         "run": run.path.resolve().name,
@@ -49,31 +51,32 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
         "seeds": _over_seeds(run, file, tested),
         "git": starts[0].get("git"),
         "versions": last.get("versions"),
-        "hardware": {k: v for k, v in (last.get("hardware") or {}).items() if k != "host"},
+        "hardware": {name: value for name, value in hardware.items() if name != "host"},
         "begun": starts[0].get("time"),
         "seconds": run.seconds and run.seconds[0],
         "starts": len(starts),
-        "command": (command := _command(starts[0].get("command"))),
+        "command": command,
         "in_python": True if "settings" in run.config else None,  # a Trainer of the user's own: see Run.of
         "config": _config_file(command),
     }
     return {key: value for key, value in found.items() if value not in (None, {}, [])}
 
 
+def _of(found: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: found[name] for name in names if name in found}
+
+
 def test_of(run: RunRecord, file: Path) -> dict[str, float]:
     """Metrics of the whole test split, of this very checkpoint and the run's data; empty where there are none."""
     others = read_object(run.path / "test-others.json").get("others")
-    for test in [run.tested, *reversed(others if isinstance(others, list) else [])]:
-        test = test if isinstance(test, dict) else {}
-        metrics, scored = test.get("metrics"), test.get("checkpoint")
-        whole = isinstance(scored, str) and Path(scored).name == file.name and "limit_batches" not in test
-        if (
-            whole
-            and isinstance(metrics, dict)
-            and "data" not in str(test.get("of", ""))
-            and not _before(test, run, file)
-        ):
-            return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    earlier = reversed(others) if isinstance(others, list) else []
+    for test in [run.tested, *earlier]:
+        if not isinstance(test, dict) or not isinstance(test.get("metrics"), dict):
+            continue
+        same = Path(str(test.get("checkpoint"))).name == file.name
+        partial = "limit_batches" in test or "data" in str(test.get("of", ""))
+        if same and not partial and not _before(test, run, file):
+            return {name: value for name, value in test["metrics"].items() if isinstance(value, (int, float))}
     return {}
 
 
@@ -88,9 +91,8 @@ def _before(test: dict[str, Any], run: RunRecord, file: Path) -> bool:
 def _validation(run: RunRecord, file: Path) -> dict[str, float]:
     """Of best.ckpt the metric that it is best by; of last.ckpt the last ones."""
     metrics = run.record.get("metrics") or {}
-    if file.name == "best.ckpt":
-        return {name.removeprefix("best "): value for name, value in metrics.items() if name.startswith("best ")}
-    return {name: value for name, value in metrics.items() if name.startswith("val/")}
+    kind = "best " if file.name == "best.ckpt" else "val/"
+    return {name.removeprefix("best "): value for name, value in metrics.items() if name.startswith(kind)}
 
 
 def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[st
     for path in sorted(run.path.resolve().parent.glob("*/run.json")):
         other = read_run(path.parent)
         same = other.settings == run.settings and other.data[1] == run.data[1]
-        if same and other.seed not in by_seed and not other.missing:
+        if same and not other.missing and other.seed not in by_seed:
             if metrics := test_of(other, other.path / "checkpoints" / file.name):
                 by_seed[other.seed] = metrics
     found = {}
@@ -122,7 +124,7 @@ def _command(given: Any) -> str | None:
         elif of_an_option:
             of_an_option = False
         else:
-            kept.append(f"{name}{equals}{_portable(value)}" if equals else _portable(name))
+            kept.append(f"{name}={_portable(value)}" if equals else _portable(name))
     return shlex.join(["lightning", *kept])
 
 
@@ -131,7 +133,8 @@ def _portable(text: str) -> str:
     path = Path(text)
     if not path.is_absolute():
         return text
-    return str(Path(*path.parts[path.parts.index("configs") :])) if "configs" in path.parts else path.name
+    _, configs, below = text.partition("/configs/")
+    return f"configs/{below}" if configs else path.name
 
 
 def _without_folders(value: Any) -> Any:
@@ -157,8 +160,8 @@ def check_shareable(run: RunRecord, file: Path, unfinished: bool) -> None:
     if not run.finished:
         raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
     if not test_of(run, file):
-        which = "" if file.name == "best.ckpt" else f" --ckpt_path={file}"
-        raise InputError(
-            f"{run.path}: no test of its {file.name} on the whole split is recorded: lightning test --config"
-            f" {run.path / 'config.yaml'}{which}, or --unfinished to push it without a test figure"
-        )
+        test = f"lightning test --config {run.path / 'config.yaml'}"
+        if file.name != "best.ckpt":
+            test += f" --ckpt_path={file}"
+        untested = f"{run.path}: no test of its {file.name} on the whole split is recorded"
+        raise InputError(f"{untested}: {test}, or --unfinished to push it without a test figure")

@@ -76,7 +76,7 @@ class RunOptions(LightningCLI):
     """The options of a command, read and checked; nothing is drawn, made or run yet.
 
     The methods that begin with _ are private to LightningCLI, seen in Lightning 2.6.6.
-    Raises InputError for what the options say; not for what is wrong with files or data.
+    Raises InputError for what the options say, not for files or data.
     """
 
     resolved: dict[str, Any]  # the configuration as plain values
@@ -111,9 +111,8 @@ class RunOptions(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         group = parser.add_argument_group("Run")
-        group.add_argument(
-            "--experiment", type=str, default="default", help="runs/<experiment>/<run_id>/ holds the run"
-        )
+        said = "runs/<experiment>/<run_id>/ holds the run"
+        group.add_argument("--experiment", type=str, default="default", help=said)
         group.add_argument("--runs_dir", type=str, default="runs", help="folder of all runs")
         said = "weights that a new run starts from: a checkpoint, a saved model's folder, or a repository of the Hub"
         group.add_argument("--init_from", type=str | None, help=said)
@@ -145,11 +144,11 @@ class RunOptions(LightningCLI):
     # What LightningCLI does behind the parser is done by `make`, or not at all.
 
     def _add_instantiators(self) -> None:
-        """Lightning would replace the hyperparameters that modules save by the command's. Ours are plain values, the
-        same whether built here or in Python: https://github.com/Lightning-AI/pytorch-lightning/issues/20432"""
+        """Lightning would replace the hyperparameters that modules save by the command's; ours are as in Python:
+        https://github.com/Lightning-AI/pytorch-lightning/issues/20432"""
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would take the model's settings from the checkpoint, over the file's and the flags'. We compare:
+        """Lightning would prefer the checkpoint's settings to the given ones; we compare:
         https://github.com/Lightning-AI/pytorch-lightning/pull/21455"""
 
     def _set_seed(self) -> None: ...
@@ -181,19 +180,21 @@ class RunOptions(LightningCLI):
     @property
     def path(self) -> Path:
         """The directory of this configuration's run."""
-        (run_id, *former), given = run_identities(self.resolved, self.neutral), self.given
+        given = self.given
+        run_id, *former = run_identities(self.resolved, self.neutral)
         return RunDirectory.find(given.runs_dir, given.experiment, run_id, given.fresh, former).path
 
     @property
     def data_settings(self) -> dict[str, Any]:
         """The data's settings that decide what is prepared."""
-        return {k: v for k, v in self.resolved["data"].get("init_args", {}).items() if k not in LOADING}
+        settings = self.resolved["data"].get("init_args", {})
+        return {name: value for name, value in settings.items() if name not in LOADING}
 
     @property
     def stored_data(self) -> str:
         """Of runs on the same prepared data the same text; empty where nothing is prepared."""
         data = self.resolved["data"]
-        if not (data and issubclass(import_object(data["class_path"]), PreparedDataModule)):
+        if not data or not issubclass(import_object(data["class_path"]), PreparedDataModule):
             return ""
         return json.dumps([data["class_path"], self.data_settings], sort_keys=True)
 
@@ -216,8 +217,8 @@ class RunOptions(LightningCLI):
             place_tensorboard(self.given.trainer.logger, run)
         seed_everything(self.given.seed_everything, workers=True)
         made = self._instantiated(self.config)
-        names = self._subcommand_method_arguments[self.command]
-        method = {name: made[name] for name in names if name not in ("ckpt_path", "weights_only") and name in made}
+        names = {*self._subcommand_method_arguments[self.command]} - {"ckpt_path", "weights_only"}
+        method = {name: made[name] for name in names if name in made}
         return Made(made.model, made.data, {**made.trainer}, made.checkpoint, method)
 
     def _instantiated(self, config: Namespace) -> Any:
@@ -225,8 +226,9 @@ class RunOptions(LightningCLI):
             return self.parser.instantiate_classes(config)[self.command]
         except ValueError as error:  # jsonargparse wraps what a constructor said
             first = cause(error)
-            refused = None if isinstance(first, InputError) else in_user_code(error)
-            raise refused or InputError(str(first)) from error
+            if isinstance(first, InputError):
+                raise InputError(str(first)) from error
+            raise in_user_code(error) or InputError(str(first)) from error
 
 
 def read_fit_options(options: list[str]) -> RunOptions:

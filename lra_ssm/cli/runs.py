@@ -23,9 +23,8 @@ _MOST_KEYS = 4  # columns of what differs, unless --keys names them
 
 def parser() -> PlainParser:
     found = PlainParser("lra-ssm runs", DESCRIPTION, EXAMPLE)
-    found.add_argument(
-        "runs", nargs="*", default=["runs"], metavar="RUNS", help="as `lra-ssm results` takes them; default: runs"
-    )
+    said = "as `lra-ssm results` takes them; default: runs"
+    found.add_argument("runs", nargs="*", default=["runs"], metavar="RUNS", help=said)
     found.add_argument("--keys", metavar="KEY[,KEY]", help="settings to show, by their names or the ends of them")
     return found
 
@@ -38,8 +37,10 @@ def main(command: str, arguments: list[str]) -> int:
     cells = _columns(runs) | {short[key]: [_shown(run, key) for run in runs] for key in keys}
     width = terminal_width()
     # In a narrow terminal what differs is told below, and the rest stays readable.
-    for name in [*[short[key] for key in reversed(keys)], "started", "time"] if options.keys is None else []:
-        if width is None or sum(max(map(len, [n, *column])) + 1 for n, column in cells.items()) <= width:
+    dispensable = [] if options.keys is not None else [short[key] for key in reversed(keys)] + ["started", "time"]
+    for name in dispensable:
+        widths = [max(map(len, [title, *column])) + 1 for title, column in cells.items()]
+        if width is None or sum(widths) <= width:
             break
         cells.pop(name, None)
     more = [key for key in keys if short[key] not in cells] + more
@@ -87,30 +88,30 @@ def _keys(runs: list[RunRecord], given: str | None) -> tuple[list[str], list[str
     within: set[str] = set()
     for name in {run.experiment for run in known}:
         within |= differing(run.settings for run in known if run.experiment == name).keys()
-    ordered = sorted(found, key=lambda key: (key not in within, not all(map(_is_number, found[key])), key))
+    numeric = {key for key in found if all(isinstance(value, (int, float)) for value in found[key])}
+    ordered = sorted(found, key=lambda key: (key not in within, key not in numeric, key))
     seeds = [SEED] if len({run.seed for run in runs}) > 1 else []
     kept = [*seeds, *ordered][:_MOST_KEYS]
     return kept, ordered[len(kept) - len(seeds) :]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
-
-
 def _tested(run: RunRecord) -> tuple[str, str]:
     tested = run.tested.get("metrics") or {}
-    name = next((name for name in ("test/accuracy", "test/perplexity", "test/loss") if name in tested), "test/")
-    return name.removeprefix("test/"), _figure(name, tested[name]) if name in tested else ""
+    for name in ("accuracy", "perplexity", "loss"):
+        if f"test/{name}" in tested:
+            return name, _figure(name, tested[f"test/{name}"])
+    return "", ""
 
 
 def _validation(run: RunRecord) -> tuple[str, str]:
     """The best value of the monitored metric where the fit has ended, else the last one, marked …"""
     name = run.monitor
+    short = name.removeprefix("val/")
     best = (run.record.get("metrics") or {}).get(f"best {name}")
     if isinstance(best, (int, float)):
-        return name.removeprefix("val/"), _figure(name, best)
+        return short, _figure(name, best)
     curve = run.curve(name)
-    return name.removeprefix("val/"), f"… {_figure(name, curve[max(curve)])}" if curve else ""
+    return short, f"… {_figure(name, curve[max(curve)])}" if curve else ""
 
 
 def _figure(name: str, value: Any) -> str:

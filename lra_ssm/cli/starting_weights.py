@@ -19,11 +19,10 @@ from lra_ssm.runs.checks import check_tokenizer, differing_settings, existing, l
 
 
 def options_of(name: str, rest: list[str]) -> list[str]:
-    """The options with which validate, test and predict take a run by its directory or checkpoint, or a saved model
-    that brings its run's config along.
+    """The options with which validate, test and predict take a run, a checkpoint, or a saved model with its config.
 
-    rest: the options given, `--trust module.Class` among them. Raises InputError: there is none, or its config names
-    something that would be imported and that nobody trusts: see `check_trusted`.
+    rest: the options given, `--trust module.Class` among them. Raises InputError: there is none, or its config is not
+    to be trusted: see `check_trusted`.
     """
     if not is_saved(name):
         found = find(name)
@@ -39,8 +38,9 @@ def options_of(name: str, rest: list[str]) -> list[str]:
         raise InputError(f"{files.name} has no {RUN_CONFIG}: give --config, and --ckpt_path={name}")
     config = read_config(path, f"{files.name}: {RUN_CONFIG}")
     check_trusted(files.name, config, given.trust)
-    if file := next(_files(config, path.parent), None):
-        raise InputError(f"{files.name}: its {RUN_CONFIG} names the file {file}: settings of another file are not read")
+    for file in _files(config, path.parent):
+        named = f"{files.name}: its {RUN_CONFIG} names the file {file}"
+        raise InputError(f"{named}: settings of another file are not read")
     return [f"--config={path}", f"--ckpt_path={name}", *rest]
 
 
@@ -51,8 +51,10 @@ def _files(config: Any, folder: Path) -> Iterator[str]:
             if (folder / config).is_file():
                 yield config
     elif isinstance(config, (dict, list)):
-        for name, value in config.items() if isinstance(config, dict) else enumerate(config):
-            if name not in ("source", "tokenizer") or not isinstance(value, str):
+        items = config.items() if isinstance(config, dict) else enumerate(config)
+        for name, value in items:
+            of_data = name in ("source", "tokenizer") and isinstance(value, str)
+            if not of_data:
                 yield from _files(value, folder)
 
 
@@ -72,22 +74,23 @@ class StartingWeights:
         """Gives them to a task, or its network. Raises InputError: there are none, or they do not fit."""
         if self.files is None:
             path = existing(self.name)
-            state = load_checkpoint(path)
-            check_shapes(task.state_dict(), state["state_dict"], str(path))
-            task.load_state_dict(state["state_dict"])
+            state = load_checkpoint(path)["state_dict"]
+            check_shapes(task.state_dict(), state, str(path))
+            task.load_state_dict(state)
             return
         network = getattr(task, "network", None)
         if not isinstance(network, nn.Module):
             raise InputError(f"{self.name}: {type(task).__name__} has no network that could have its weights")
-        # What the configuration names is imported anyway.
-        trust = {path for path in import_paths(dict(task.hparams)) if not path.startswith("lra_ssm.")}
+        named = import_paths(dict(task.hparams))  # these are imported anyway
+        trust = {path for path in named if not path.startswith("lra_ssm.")}
         model = load_pretrained(self.files, nn.Module, allow_pickle=self.allow_pickle, trust=trust)
-        check_shapes(network.state_dict(), model.state_dict(), self.files.name)
-        network.load_state_dict(model.state_dict())
+        weights = model.state_dict()
+        check_shapes(network.state_dict(), weights, self.files.name)
+        network.load_state_dict(weights)
         print(f"starting from the weights of {squeeze(self.files.name)}")
         if isinstance(model, Pretrained):
-            state = {"hyper_parameters": {"network": model.specification()}}
-            if differing := differing_settings(task, state):
+            made_with = {"hyper_parameters": {"network": model.specification()}}
+            if differing := differing_settings(task, made_with):
                 print(squeeze(f"note: {self.files.name} was made with other settings: {differing}"))
 
     def check_tokenizer(self, data: Any) -> None:
@@ -98,20 +101,20 @@ class StartingWeights:
 def check_start_tokenizer(given: str, files: ModelFiles | None, data: Any) -> None:
     """The data's tokenizer is that of the weights, as far as both name theirs; of a checkpoint there are no files.
 
-    Raises InputError where a model of ours has another. Of other layouts a line says it: there the same tokenizer may
-    be written in more than one way.
+    Raises InputError where a model of ours has another. Other layouts may write the same tokenizer otherwise: there
+    it is a warning.
     """
     if files is None:
         check_tokenizer(Path(given), data)
         return
     path = files.tokenizer() if hasattr(data, "tokenizer_digest") else None
-    theirs = sha256(path) if path else None
-    if path is None or theirs is None or theirs == data.tokenizer_digest:
+    if path is None:
         return
-    said = (
-        f"{files.name}: its tokenizer ({path.name}, sha256 {theirs[:12]}…) is not the data's ({data.tokenizer_file},"
-        f" sha256 {data.tokenizer_digest[:12]}…)"
-    )
+    theirs, ours = sha256(path), data.tokenizer_digest
+    if theirs == ours:
+        return
+    its = f"its tokenizer ({path.name}, sha256 {theirs[:12]}…)"
+    said = f"{files.name}: {its} is not the data's ({data.tokenizer_file}, sha256 {ours[:12]}…)"
     if files.config().get("format") == FORMAT:
         raise InputError(f"{said}: prepare the data with the model's")
     print(squeeze(f"warning: {said}: unless they give the same tokens, the weights are of others"))

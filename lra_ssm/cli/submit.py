@@ -21,9 +21,8 @@ from lra_ssm.runs.record import INPUTS
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\
-Submits the runs of a sweep file, or of a sweep's folder, as one array job: each is trained, resumes after a time limit,
-a preemption or a lost node, and is tested. A job that the array waits for prepares their data first. A run that is done
-is not run again.
+Submits the runs of a sweep file, or of a sweep's folder, as one array job. Each is trained, resumes after a time limit,
+a preemption or a lost node, and is tested. A job before the array prepares the data. A run that is done is left out.
 """
 
 EXAMPLE = """\
@@ -56,7 +55,8 @@ def main(command: str, arguments: list[str]) -> int:
     _show_runs(folder)
     done = [run for run in folder.runs if run.done]
     indices = [run.index for run in folder.runs if run not in done]
-    _show_done(folder, done)
+    if done:
+        _show_done(folder, done)
     if not indices:
         print(f"nothing is left to run: lra-ssm results {folder.path}", file=sys.stderr)
         return 0
@@ -65,7 +65,9 @@ def main(command: str, arguments: list[str]) -> int:
 
         return run_local(folder, indices, given.local)
     before = submissions(folder)
-    profile = _profile(given, before[-1].get("profile") if given.resume and before else None)
+    profile = _profile(given)
+    if before and given.resume:
+        profile = _profile(given, before[-1].get("profile"))
     if given.dry_run:
         scripts = write_scripts(folder, indices, profile, given.results)
         print(scripts["submit.sbatch"], end="")
@@ -93,17 +95,25 @@ def _parser() -> PlainParser:
     parser.add_argument("--profile", type=Path, metavar="FILE", help="settings of a cluster; options go before it")
     for field in fields(Profile):
         kind = str(field.type)
-        options: dict[str, Any] = {"metavar": "N" if "int" in kind else field.name.upper()}
-        options |= {"type": int} if "int" in kind else {"action": "append"} if "tuple" in kind else {}
-        parser.add_argument(f"--{field.name}", help=_HELP.get(field.name), **options)
+        options: dict[str, Any] = {"help": _HELP.get(field.name), "metavar": field.name.upper()}
+        if "int" in kind:
+            options |= {"metavar": "N", "type": int}
+        elif "tuple" in kind:
+            options["action"] = "append"
+        parser.add_argument(f"--{field.name}", **options)
     return parser
 
 
 def _profile(given: argparse.Namespace, before: dict[str, Any] | None = None) -> Profile:
     """The settings of the submission before, over them the file's, and over those the options'."""
-    options = {field.name: value for field in fields(Profile) if (value := getattr(given, field.name)) is not None}
-    settings = (before or {}) | (read_profile(given.profile) if given.profile else {}) | options
-    return Profile(**({} if settings.get("before") else {"python": sys.executable}) | settings)
+    settings = dict(before or {})
+    if given.profile:
+        settings |= read_profile(given.profile)
+    options = {field.name: getattr(given, field.name) for field in fields(Profile)}
+    settings |= {name: value for name, value in options.items() if value is not None}
+    if not settings.get("before"):
+        settings.setdefault("python", sys.executable)
+    return Profile(**settings)
 
 
 def _folder(given: str) -> SweepFolder:
@@ -125,9 +135,8 @@ def _folder(given: str) -> SweepFolder:
 
 def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:
     """Says which runs are done, and which of them with data or starting weights that have changed since."""
-    if not done:
-        return
-    print(f"{len(done)} of {len(folder.runs)} are done: {ranges([run.index for run in done])}", file=sys.stderr)
+    indices = ranges([run.index for run in done])
+    print(f"{len(done)} of {len(folder.runs)} are done: {indices}", file=sys.stderr)
     same: dict[str, list[FolderRun]] = {}  # runs by the inputs they began with, which are looked at once
     for run in done:
         inputs = run.directory.record.get(INPUTS) or {}
@@ -135,24 +144,31 @@ def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:
             same.setdefault(json.dumps(inputs, sort_keys=True), []).append(run)
     found: dict[str, list[int]] = {}
     for runs in same.values():
-        from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
-
-        with suppress(InputError):  # a config of an earlier version
-            if said := read_fit_options(runs[0].options).changed_inputs(runs[0].directory.record):
-                found.setdefault(said, []).extend(run.index for run in runs)
+        if said := _changed_inputs(runs[0]):
+            found.setdefault(said, []).extend(run.index for run in runs)
     again = f"fit --fresh with a line of {folder.path / 'runs.txt'} trains one again"
-    for inputs, indices in found.items():
-        print(wrapped(f"warning: {ranges(indices)}: trained with {inputs} ({again})"), file=sys.stderr)
+    for changed, numbers in found.items():
+        print(wrapped(f"warning: {ranges(numbers)}: trained with {changed} ({again})"), file=sys.stderr)
+
+
+def _changed_inputs(run: FolderRun) -> str:
+    from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
+
+    with suppress(InputError):  # a config of an earlier version
+        return read_fit_options(run.options).changed_inputs(run.directory.record)
+    return ""
 
 
 def _show_runs(folder: SweepFolder) -> None:
     """A line for each run: what it changes that not all do. On stderr: stdout is for the script."""
     common = in_common([run.changes for run in folder.runs])
-    keys = list(dict.fromkeys(key for run in folder.runs for key in run.changes if key not in common))
+    every = dict.fromkeys(key for run in folder.runs for key in run.changes)
+    keys = [key for key in every if key not in common]
     short, rows = short_names(keys), []
     for run in folder.runs:
         changes = [as_option(run.changes[key]) if key in run.changes else "" for key in keys]
-        rows.append([str(run.index), Path(run.options[0].partition("=")[2]).stem, *changes])
+        config = run.options[0].partition("=")[2]
+        rows.append([str(run.index), Path(config).stem, *changes])
     columns = ["run", "config", *(short[key] for key in keys)]
     print(table(columns, rows, len(columns), terminal_width()), file=sys.stderr)
     if common:
@@ -163,11 +179,10 @@ def _show_runs(folder: SweepFolder) -> None:
 def _left_to_submit(folder: SweepFolder, indices: list[int], resume: bool, before: dict[str, Any]) -> list[int]:
     """Of the runs that are not done those that Slurm does not have."""
     if not resume:
-        raise InputError(
-            f"{folder.path} was submitted {before['time']} as job {before['job']}: "
-            "--resume submits what failed, was stopped or is missing"
-        )
+        submitted = f"{folder.path} was submitted {before['time']} as job {before['job']}"
+        raise InputError(f"{submitted}: --resume submits what failed, was stopped or is missing")
     queue = queue_of(folder, PATIENCE)
     if queue.note:
         raise InputError(queue.note)
-    return [index for index in indices if index not in queue.running and index not in queue.waiting]
+    has = {*queue.running, *queue.waiting}
+    return [index for index in indices if index not in has]

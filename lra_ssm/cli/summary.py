@@ -19,7 +19,8 @@ def prepared_folders(root: Path) -> list[Path]:
 
 def unfinished(root: Path) -> list[Path]:
     """What preparations below a data root left that did not end: started again, they go on there."""
-    return sorted(path for pattern in (".shards-*", ".parts-*", f"{UNFINISHED}*") for path in root.glob(f"*/{pattern}"))
+    patterns = (".shards-*", ".parts-*", f"{UNFINISHED}*")
+    return sorted(path for pattern in patterns for path in root.glob(f"*/{pattern}"))
 
 
 def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
@@ -35,9 +36,13 @@ def open_all(root: Path) -> tuple[list[PreparedDataset], list[str]]:
 
 def summary_tables(opened: list[PreparedDataset], width: int | None) -> list[str]:
     """Tables of what is prepared: of examples, and of text for language models; those that have rows."""
-    manifests = [prepared.manifest for prepared in opened]
-    examples = [row for manifest in manifests if "tokenizer" not in manifest for row in summary_rows(manifest)]
-    texts = [row for manifest in manifests if "tokenizer" in manifest for row in _text_rows(manifest)]
+    examples: list[Row] = []
+    texts: list[Row] = []
+    for prepared in opened:
+        if "tokenizer" in prepared.manifest:
+            texts += _text_rows(prepared.manifest)
+        else:
+            examples += summary_rows(prepared.manifest)
     both = [(rows, left) for rows, left in ((examples, _LEFT), (texts, _TEXT_LEFT)) if rows]
     return [table(list(rows[0]), [list(row.values()) for row in rows], left, width) for rows, left in both]
 
@@ -66,13 +71,13 @@ def _text_rows(manifest: dict[str, Any]) -> list[Row]:
 
 
 def _kind(source: dict[str, Any]) -> str:
-    return ", ".join(
-        [source["kind"]]
-        + ([source["difficulty"]] if source.get("difficulty") else [])
-        + ([f"{source['min_length']} to {source['max_length']}"] if "min_length" in source else [])  # of ListOps
-        + ([f"limit {source['limit']}"] if source.get("limit") else [])
-        + (["lossy"] if source.get("lossy") else [])
-    )
+    parts = [source["kind"], source.get("difficulty")]
+    if "min_length" in source:  # of ListOps
+        parts.append(f"{source['min_length']} to {source['max_length']}")
+    if source.get("limit"):
+        parts.append(f"limit {source['limit']}")
+    parts.append("lossy" if source.get("lossy") else "")
+    return ", ".join(filter(None, parts))
 
 
 def summary_rows(manifest: dict[str, Any]) -> list[Row]:

@@ -30,10 +30,8 @@ def check_trusted(name: str, config: Any, trust: Collection[str]) -> None:
     no class that lra_ssm, lightning, torch or torchmetrics has for a run."""
     for said in import_paths(config):
         if said not in trust and _could_be_imported(said) and not is_known(said, _OF_A_RUN):
-            raise InputError(
-                f"{name}: its {RUN_CONFIG} names {said}, which is no class that {one_of_known()} has for a run, and"
-                f" would be imported: if it is to be trusted, give --trust {said}"
-            )
+            unknown = f"{said}, which is no class that {one_of_known()} has for a run, and would be imported"
+            raise InputError(f"{name}: its {RUN_CONFIG} names {unknown}: if it is to be trusted, give --trust {said}")
 
 
 def _could_be_imported(path: str) -> bool:
