@@ -53,6 +53,8 @@ class RunParser(LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *positional: Any, **keywords: Any) -> Any:
         if self.exit_on_error:
+            # A command's parser has set its defaults: that of all commands would take as long again to do so anew.
+            keywords["defaults"] = self._subparsers is None
             with _in_our_way():
                 return super().parse_args(args, *positional, **keywords)
         # Seen in jsonargparse 4.53: it hands a nested parser each value as `str` makes it: None for null.
