@@ -65,13 +65,14 @@ def test_every_command_has_help(command, tmp_path):
     assert "usage" in out and "example" in out
 
 
-def test_whoever_reads_no_further_ends_the_command_quietly():
-    """As `lra-ssm status --help | head -1`: the pipe is closed before anything is written."""
+def test_whoever_reads_no_further_ends_the_command_quietly(trained):
+    """As `lra-ssm runs | head -1`: the pipe is closed before anything is written."""
     end, tip = os.pipe()
     os.close(end)
-    command = subprocess.run([sys.executable, "-m", "lra_ssm", "status", "--help"], stdout=tip, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "lra_ssm", "runs"]
+    ended = subprocess.run(command, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
     os.close(tip)
-    assert (command.returncode, command.stderr) == (128 + signal.SIGPIPE, b"")
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 # --- what a run leaves ---

@@ -11,11 +11,10 @@ import torch
 import yaml
 
 import lra_ssm
-from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
-from tests.runner import in_process
+from tests.runner import in_process, options_of
 from tests.small_data import options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -47,18 +46,9 @@ def parsed(path):
     return yaml.load(path.read_text(), yaml.CSafeLoader)
 
 
-@pytest.fixture(scope="module")
-def resolved():
-    """What files come to, the later over the earlier, by the parser of fit: made once, it takes half of the time."""
-    parser = read_fit_options(["--config", str(CONFIGS / "quickstart.yaml")])._subcommand_parsers["fit"]
-
-    def resolve(*paths):
-        found = None
-        for path in paths:
-            found = parser.parse_object(copy.deepcopy(parsed(path)), namespace=found)
-        return dict(values(parser.dump(found, skip_unset=False, skip_validation=True, format="plain")))
-
-    return resolve
+def resolved(*paths):
+    """Every setting that files come to, the later over the earlier."""
+    return dict(values(options_of(*map(parsed, paths)).resolved))
 
 
 def one_step(path, more, folder, monkeypatch, capsys):
@@ -72,7 +62,7 @@ def one_step(path, more, folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_setting_of_model_and_data_stands_in_the_file(path, resolved):
+def test_every_setting_of_model_and_data_stands_in_the_file(path):
     given = dict(values(parsed(path)))
     for key, value in resolved(path).items():
         key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
@@ -86,18 +76,18 @@ def classes(config):
     return {value for key, value in values(config) if key.endswith("class_path")}
 
 
-def covering(files):
-    """As few files as a greedy choice needs for every class that one of them names."""
-    named = {path: classes(parsed(path)) for path in files}
+def covering(configs):
+    """Of configurations by names as few as a greedy choice needs for every class that one of them has."""
+    named = {name: classes(config) for name, config in configs.items()}
     missing, chosen = set().union(*named.values()), set()
     while missing:
-        chosen.add(best := max(files, key=lambda path: len(named[path] & missing)))
+        chosen.add(best := max(named, key=lambda name: len(named[name] & missing)))
         missing -= named[best]
     return chosen
 
 
 # Every class by default; all files for `pytest -m slow`.
-BY_DEFAULT = covering(FILES)
+BY_DEFAULT = covering({path: parsed(path) for path in FILES})
 STEPS = [
     pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
     for path in FILES
@@ -112,7 +102,7 @@ def test_one_step(path, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)
-def test_strategies_change_the_trainer_alone_and_as_they_say(path, resolved):
+def test_strategies_change_the_trainer_alone_and_as_they_say(path):
     first = CONFIGS / "quickstart.yaml"
     before, after, given = resolved(first), resolved(first, path), dict(values(parsed(path)))
     assert given.items() <= after.items() and all(key.startswith("trainer.") for key in given)
