@@ -381,6 +381,7 @@ def test_sigterm_leaves_a_run_that_goes_on(tmp_path):
     command = Command(FIT, tmp_path, {"DELAY": "0.3"})
     while not list(tmp_path.glob("runs/tiny/*/metrics.csv")):
         assert command.process.is_alive()
+        command.process.join(0.05)
     os.kill(command.process.pid, signal.SIGTERM)
     assert command.wait().code == 143
     record = only_run(tmp_path) / "run.json"

@@ -26,6 +26,7 @@ ONE_STEP = [
     "--model.network.n_layers=1",
     "--trainer.max_steps=1",
     "--trainer.accelerator=cpu",
+    "--trainer.logger=false",
     "--data.batch_size=2",
     "--data.num_workers=0",
 ]
