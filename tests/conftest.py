@@ -25,8 +25,9 @@ def trained(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _no_module_of_another_test(tmp_path_factory):
     """Commands run in this process, and several tests have a my_layer.py of their own."""
-    before = set(sys.modules)
+    before, path = set(sys.modules), [*sys.path]
     yield
+    sys.path[:] = path  # commands add the working folder
     folder = str(tmp_path_factory.getbasetemp())
     for name in sys.modules.keys() - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):

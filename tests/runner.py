@@ -4,6 +4,7 @@ A fork server that has imported the trainer starts each command; what a test kil
 """
 
 import contextlib
+import copy
 import io
 import logging
 import multiprocessing
@@ -15,8 +16,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 TINY = Path(__file__).parent / "tiny.yaml"
@@ -132,6 +134,23 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
                 if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
                     del sys.modules[name]
     return Result(code, *(stream.buffer.getvalue().decode() for stream in streams))
+
+
+@cache
+def _options_of_tiny():
+    from lra_ssm.cli.run_options import read_fit_options
+
+    return read_fit_options(FIT[1:])
+
+
+def options_of(*configs: dict[str, Any]) -> Any:
+    """What `read_fit_options` gives of configurations, the later over the earlier, by a parser that is made once."""
+    options, given = copy.copy(_options_of_tiny()), None
+    for config in configs:
+        given = options._subcommand_parsers["fit"].parse_object(copy.deepcopy(config), namespace=given)
+    options.config = type(given)(subcommand="fit", fit=given)
+    options.before_instantiate_classes()
+    return options
 
 
 @contextmanager

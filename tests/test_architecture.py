@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,16 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> list[str]:
     """Absolute names of everything a file imports, at the top or inside functions."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -124,7 +131,7 @@ def test_checkpoints_use_of_datamodules_the_downloads_alone():
     for path in (ROOT / "checkpoints").glob("*.py"):
         ours = [name for name in imports(path) if name.startswith("lra_ssm.datamodules")]
         assert all(name.split(".")[2] in ("fetch", "storage") for name in ours), f"{path} imports {ours}"
-        at_top = [node.module for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+        at_top = [node.module for node in tree(path).body if isinstance(node, ast.ImportFrom)]
         assert not any(name.startswith("lra_ssm.datamodules") for name in at_top), path
 
 
@@ -134,7 +141,7 @@ def test_no_cycles_between_files():
         ".".join(["lra_ssm", *p.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): p for p in FILES
     }
     for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom):  # `from package import module` needs the module alone
                 full = [f"{node.module}.{alias.name}" for alias in node.names]
                 graph[name] |= {own if own in modules else node.module for own in full} & set(modules) - {name}

@@ -122,7 +122,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+# What another case says of another part of the configuration.
+AGAIN = ("unknown group of a network", "unknown network key", "unknown block key", "unknown data key", "a head's key",
+         "no such strategy", "no such pooling")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in AGAIN)) for case in BAD])
 def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags, expected = BAD[case]
@@ -253,6 +258,15 @@ def test_a_key_within_a_key_of_the_same_name_is_named_whole(capsys):
     wrapped = ["--model.network.layer=tests.layers.test_spec.Wrapped", "--model.network.layer.layer=lra_ssm.layers.S4D"]
     said = refused([*FIT, *wrapped, "--model.network.layer.layer.d_state=x"], capsys)
     assert said.startswith("model.network.layer.layer.d_state: Expected a int")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    {"status": "SWEEP", "submit": "SWEEP", "results": "RUNS", "generate": "CHECKPOINT_OR_NAME"}.items(),
+)
+def test_what_a_command_needs_is_named(command, missing, capsys):
+    said = refused([command], capsys)
+    assert "the following arguments are required: " in said and missing in said
 
 
 def test_a_wrong_option_of_prepare_is_named(capsys):

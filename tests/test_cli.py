@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,14 @@ import pytest
 import torch
 import yaml
 
-from tests.runner import FIT, SHORT, TINY, Command, everything_below, fail, in_process, only_run, run, succeed
+from lra_ssm.cli.run_options import read_fit_options
+from tests.runner import FIT, SHORT, TINY, Command, everything_below, fail, in_process, only_run, succeed
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """A copy of the finished run and its data."""
+    return shutil.copytree(trained[0], tmp_path / "copy")
 
 
 def layer_of(config):
@@ -57,13 +65,14 @@ def test_every_command_has_help(command, tmp_path):
     assert "usage" in out and "example" in out
 
 
-def test_whoever_reads_no_further_ends_the_command_quietly():
-    """As `lra-ssm prepare --help | head -1`: the pipe is closed before anything is written."""
+def test_whoever_reads_no_further_ends_the_command_quietly(trained):
+    """As `lra-ssm runs | head -1`: the pipe is closed before anything is written."""
     end, tip = os.pipe()
     os.close(end)
-    command = subprocess.run([sys.executable, "-m", "lra_ssm", "prepare", "--help"], stdout=tip, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "lra_ssm", "runs"]
+    ended = subprocess.run(command, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
     os.close(tip)
-    assert (command.returncode, command.stderr) == (128 + signal.SIGPIPE, b"")
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 # --- what a run leaves ---
@@ -109,6 +118,7 @@ def test_the_saved_config_is_complete_and_starts_the_same_run(trained):
     saved = only_run(folder) / "config.yaml"
     assert layer_of(yaml.safe_load(saved.read_text()))["init_args"]["num_blocks"] == 2
     assert "is finished" in succeed(["fit", "--config", str(saved)], folder).out
+    assert "is finished" in succeed([*FIT, *SHORT], folder).out
 
 
 def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
@@ -156,26 +166,20 @@ def test_predict_takes_the_split_that_it_is_told(trained):
     assert "unknown option --split" in fail([*FIT, "--split=val"], folder)
 
 
-def test_fit_and_validate_never_touch_the_test_split(tmp_path):
-    succeed([*FIT, *SHORT], tmp_path)
-    (prepared,) = (p for p in (tmp_path / "data/listops").iterdir() if p.is_dir())
+def test_fit_and_validate_never_touch_the_test_split(folder):
+    (prepared,) = (p for p in (folder / "data/listops").iterdir() if p.is_dir())
     files = list(prepared.glob("test*"))
     assert files
     for file in files:  # the same size, no meaning: whoever reads it fails
         file.write_bytes(b"\xff" * file.stat().st_size)
-    succeed([*FIT, *SHORT, "--fresh"], tmp_path)
-    succeed(["validate", *FIT[1:], *SHORT], tmp_path)
-    assert run(["test", *FIT[1:], *SHORT], tmp_path).code != 0
-    one, two = (torch.load(p, weights_only=True)["state_dict"] for p in tmp_path.rglob("last.ckpt"))
+    succeed([*FIT, *SHORT, "--fresh"], folder)
+    succeed(["validate", *FIT[1:], *SHORT], folder)
+    fail(["test", *FIT[1:], *SHORT], folder)
+    one, two = (torch.load(p, weights_only=True)["state_dict"] for p in folder.rglob("last.ckpt"))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 # --- the traps of LightningCLI ---
-
-
-def test_a_second_start_is_no_error_because_of_config_yaml(trained):
-    folder, _ = trained
-    assert run([*FIT, *SHORT], folder).code == 0
 
 
 def test_a_checkpoint_never_overrides_flags(trained, tmp_path):
@@ -319,15 +323,15 @@ def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path
     assert len([line for line in said if "error: " in line]) == 1 and everything_below(tmp_path) == ["more.yaml"]
 
 
-def test_what_cannot_change_the_result_is_no_part_of_the_identity(tmp_path):
-    succeed([*FIT, *SHORT], tmp_path)
-    neutral = ["--data.num_workers=1", f"--data.root={tmp_path / 'elsewhere'}", "--trainer.log_every_n_steps=2",
+def test_what_cannot_change_the_result_is_no_part_of_the_identity(trained):
+    folder, _ = trained
+    neutral = ["--data.num_workers=1", f"--data.root={folder / 'elsewhere'}", "--trainer.log_every_n_steps=2",
                "--trainer.profiler=simple", "--trainer.enable_progress_bar=true", "--trainer.logger=false",
                "--data.eval_batch_size=3", "--trainer.limit_test_batches=1"]  # fmt: skip
-    assert "is finished" in succeed([*FIT, *SHORT, *neutral], tmp_path).out
-    for other in ("--seed_everything=2", "--model.optimizer.lr=0.02", "--data.generator_seed=3"):
-        succeed([*FIT, *SHORT, other], tmp_path)
-    assert len(list((tmp_path / "runs/tiny").iterdir())) == 4
+    assert "is finished" in succeed([*FIT, *SHORT, *neutral], folder).out
+    others = ("--seed_everything=2", "--model.optimizer.lr=0.02", "--data.generator_seed=3")
+    paths = {read_fit_options([*FIT[1:], *SHORT, other]).path.name for other in others}
+    assert len(paths | {only_run(folder).name}) == 4
 
 
 # --- a loss that is not finite ---
@@ -377,6 +381,7 @@ def test_sigterm_leaves_a_run_that_goes_on(tmp_path):
     command = Command(FIT, tmp_path, {"DELAY": "0.3"})
     while not list(tmp_path.glob("runs/tiny/*/metrics.csv")):
         assert command.process.is_alive()
+        command.process.join(0.05)
     os.kill(command.process.pid, signal.SIGTERM)
     assert command.wait().code == 143
     record = only_run(tmp_path) / "run.json"
@@ -385,9 +390,10 @@ def test_sigterm_leaves_a_run_that_goes_on(tmp_path):
     assert json.loads(record.read_text())["status"] == "finished"
 
 
-def test_max_time_stops_a_run_that_is_not_finished(tmp_path):
-    flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:02"]
-    assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path, {"DELAY": "0.1"}).out
+def test_max_time_stops_a_run_that_is_not_finished(tmp_path, monkeypatch):
+    monkeypatch.setenv("DELAY", "0.1")
+    flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:01"]
+    assert "stopped by max_time" in succeed([*FIT, *flags], tmp_path).out
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped by max_time"
 
 
@@ -398,12 +404,7 @@ def test_without_a_logger_a_run_still_finishes(tmp_path):
     assert "val/accuracy" in json.loads((path / "run.json").read_text())["metrics"]
 
 
-def test_two_commands_in_one_process_are_two_runs(tmp_path, monkeypatch, capsys):
-    from lra_ssm.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
-        assert main([*FIT, *SHORT, f"--seed_everything={seed}"]) == 0
-    assert main([*FIT, *SHORT, "--seed_everything=1"]) == 0
-    assert "is finished" in capsys.readouterr().out
-    assert len(list((tmp_path / "runs/tiny").iterdir())) == 2
+def test_two_commands_in_one_process_are_two_runs(folder):
+    assert "is finished" not in succeed([*FIT, *SHORT, "--seed_everything=2"], folder).out
+    assert "is finished" in succeed([*FIT, *SHORT, "--seed_everything=1"], folder).out
+    assert len(list((folder / "runs/tiny").iterdir())) == 2

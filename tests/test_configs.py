@@ -1,7 +1,9 @@
 """Every config parses, is complete, says where its values come from, and trains."""
 
+import copy
 import itertools
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,22 +11,22 @@ import torch
 import yaml
 
 import lra_ssm
-from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
-from tests.runner import in_process, succeed
+from tests.runner import in_process, options_of
 from tests.small_data import options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # How a fit is spread over devices, to be given as a second --config: parts, which stand for no experiment.
 STRATEGIES = sorted(CONFIGS.glob("lm/strategies/*.yaml"))
 FILES = sorted(set(CONFIGS.rglob("*.yaml")) - set(STRATEGIES))
-# The model as published but for its depth, the data small.
+# The model as published but for its depth, and a language model's width; the data small.
 ONE_STEP = [
     "--model.network.n_layers=1",
     "--trainer.max_steps=1",
     "--trainer.accelerator=cpu",
+    "--trainer.logger=false",
     "--data.batch_size=2",
     "--data.num_workers=0",
 ]
@@ -40,10 +42,20 @@ def values(node, path=()):
         yield ".".join(path), node
 
 
+@cache
+def parsed(path):
+    return yaml.load(path.read_text(), yaml.CSafeLoader)
+
+
+def resolved(*paths):
+    """Every setting that files come to, the later over the earlier."""
+    return dict(values(options_of(*map(parsed, paths)).resolved))
+
+
 def one_step(path, more, folder, monkeypatch, capsys):
     """A run of one step on small data."""
     monkeypatch.chdir(folder)
-    cls = yaml.safe_load(path.read_text())["data"]["class_path"].rpartition(".")[2]
+    cls = parsed(path)["data"]["class_path"].rpartition(".")[2]
     small = [*options(cls, folder), *more, *ONE_STEP]
     code, _, errors = in_process(["fit", "--config", str(path), *small], capsys)
     assert code == 0, errors
@@ -52,8 +64,8 @@ def one_step(path, more, folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_setting_of_model_and_data_stands_in_the_file(path):
-    given = dict(values(yaml.safe_load(path.read_text())))
-    for key, value in values(read_fit_options(["--config", str(path)]).resolved):
+    given = dict(values(parsed(path)))
+    for key, value in resolved(path).items():
         key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
         if key.startswith(("model.", "data.", "checkpoint.")):
             assert key in given, f"{path} leaves {key} to a default"
@@ -65,18 +77,18 @@ def classes(config):
     return {value for key, value in values(config) if key.endswith("class_path")}
 
 
-def covering(files):
-    """As few files as a greedy choice needs for every class that one of them names."""
-    named = {path: classes(yaml.safe_load(path.read_text())) for path in files}
+def covering(configs):
+    """Of configurations by names as few as a greedy choice needs for every class that one of them has."""
+    named = {name: classes(config) for name, config in configs.items()}
     missing, chosen = set().union(*named.values()), set()
     while missing:
-        chosen.add(best := max(files, key=lambda path: len(named[path] & missing)))
+        chosen.add(best := max(named, key=lambda name: len(named[name] & missing)))
         missing -= named[best]
     return chosen
 
 
 # Every class by default; all files for `pytest -m slow`.
-BY_DEFAULT = covering(FILES)
+BY_DEFAULT = covering({path: parsed(path) for path in FILES})
 STEPS = [
     pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
     for path in FILES
@@ -85,19 +97,15 @@ STEPS = [
 
 @pytest.mark.parametrize("path", STEPS)
 def test_one_step(path, tmp_path, monkeypatch, capsys):
-    large = ["--model.network.d_model=64"] if path.stem == "stable_ssm_3b" else []
-    short = ["--data.resolution=32"] if path.parent.name == "pathx" else large
+    narrow = ["--model.network.d_model=64"] if CONFIGS / "lm" in path.parents else []
+    short = ["--data.resolution=32"] if path.parent.name == "pathx" else narrow
     one_step(path, short, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda p: p.stem)
-def test_strategies_change_the_trainer_alone_and_as_they_say(path, tmp_path):
-    first = ["fit", "--config", str(CONFIGS / "quickstart.yaml")]
-    before, after = (
-        dict(values(yaml.safe_load(succeed([*first, *more, "--print_config"], tmp_path).out)))
-        for more in ([], ["--config", str(path)])
-    )
-    given = dict(values(yaml.safe_load(path.read_text())))
+def test_strategies_change_the_trainer_alone_and_as_they_say(path):
+    first = CONFIGS / "quickstart.yaml"
+    before, after, given = resolved(first), resolved(first, path), dict(values(parsed(path)))
     assert given.items() <= after.items() and all(key.startswith("trainer.") for key in given)
     assert {k for k, v in before.items() if k not in given and after.get(k) != v} <= {"trainer.strategy"}
     if path.stem == "fsdp2":
@@ -105,19 +113,13 @@ def test_strategies_change_the_trainer_alone_and_as_they_say(path, tmp_path):
         assert sizes == [given["trainer.devices"] * given["trainer.num_nodes"], 1]
 
 
-PATHX = [
-    "s4d",
-    *(
-        pytest.param(path.stem, marks=pytest.mark.slow)
-        for path in FILES
-        if path.parent.name == "pathx" and path.stem != "s4d"
-    ),
-]
+PATHX = sorted(path.stem for path in FILES if path.parent.name == "pathx")
 
 
-@pytest.mark.parametrize("model", PATHX)
+@pytest.mark.parametrize("model", [m if m == "s4d" else pytest.param(m, marks=pytest.mark.slow) for m in PATHX])
 def test_path_x_at_its_length(model, tmp_path, monkeypatch, capsys):
-    one_step(CONFIGS / f"lra/pathx/{model}.yaml", [], tmp_path, monkeypatch, capsys)
+    narrow = ["--model.network.d_model=16", "--data.limit=1"]
+    one_step(CONFIGS / f"lra/pathx/{model}.yaml", narrow, tmp_path, monkeypatch, capsys)
 
 
 # What the head of every config says: a value without a comment, or with "ours", is our choice and published nowhere.
@@ -141,7 +143,7 @@ def test_every_comment_names_its_source_and_the_head_says_what_none_means(path):
 
 
 def load(name):
-    return dict(values(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())))
+    return dict(values(parsed(CONFIGS / f"{name}.yaml")))
 
 
 def lines(name):
@@ -225,7 +227,7 @@ def test_s6_is_the_control_of_b2s6(task):
 def test_mamba_has_the_parameters_of_the_code_behind_it(task):
     """jsie7/ssm-benchmark, models/mamba.py over mamba-ssm 1.1.4, counted from its modules; ours has a final norm more
     where norms come first."""
-    spec = yaml.safe_load((CONFIGS / f"lra/{task}/mamba.yaml").read_text())["model"]["init_args"]["network"]
+    spec = network(f"lra/{task}/mamba")
     s = published("jsie7", task)
     D, E, N, K = s["d_model"], int(s["expand"] * s["d_model"]), s["d_state"], spec["init_args"]["num_classes"]
     R = -(-D // 16)
@@ -233,8 +235,7 @@ def test_mamba_has_the_parameters_of_the_code_behind_it(task):
     count = s["n_layers"] * (mamba + D * 2 * D + 2 * D + 2 * D) + 2 * D + D * K + K
     if task == "retrieval":
         count += 2 * K * 512 + 512 + 512 * 256 + 256 + 256 * K + K
-    ours = sum(p.numel() for p in NetworkSpec.of(spec)().parameters())
-    assert ours == count + (2 * D if s["prenorm"] else 0)
+    assert parameters(f"lra/{task}/mamba") == count + (2 * D if s["prenorm"] else 0)
 
 
 @pytest.mark.parametrize("task", LRA)
@@ -256,7 +257,7 @@ def test_stable_ssm_has_the_parameters_and_settings_of_its_public_code(name, lay
     D, N = 64, 64
     layer = D + 2 * D * N // 2 + D * N + D + D * 2 * D + 2 * D + 2 * D
     assert count == layers * layer + inputs * D + D + D * 10 + 10 == parameters(f"{name}/stable_ssm")
-    spec = network(f"{name}/stable_ssm")
+    spec = copy.deepcopy(network(f"{name}/stable_ssm"))
     spec["init_args"]["layer"]["init_args"]["learn_B"] = True
     with torch.device("meta"):
         assert sum(p.numel() for p in NetworkSpec.of(spec)().parameters()) == count + layers * D * N
@@ -284,7 +285,7 @@ def test_what_configs_take_from_each_other_is_the_same():
     checked = 0
     for path in FILES:
         text = path.read_text()
-        ours = dict(values(yaml.safe_load(text)))
+        ours = dict(values(parsed(path)))
         for line in text.splitlines():
             found = re.match(r"\s*(\w+): .*#.*configs/([\w/]+)\.yaml", line)
             if found:
@@ -306,7 +307,7 @@ def parameters(name):
 
 
 def network(name):
-    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["init_args"]["network"]
+    return parsed(CONFIGS / f"{name}.yaml")["model"]["init_args"]["network"]
 
 
 @pytest.mark.parametrize(

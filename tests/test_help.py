@@ -1,9 +1,12 @@
 """`--help` of the run commands: our classes first, by their short names; Lightning's options briefly."""
 
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from torch import nn
 
 from lra_ssm.cli.help import CHOICES
 from tests.runner import FIT, printed
@@ -41,6 +44,9 @@ def test_every_class_is_explained_by_its_short_name(option, monkeypatch, capsys)
 
 
 def test_short_names_serve_as_values_on_the_command_line_and_in_files(tmp_path, monkeypatch, capsys):
+    """Also where another library has been imported that calls its own so, as transformers does."""
+    others = [type(name, (nn.Module,), {"__module__": "others"}) for name in ("MambaBlock", "S6")]
+    monkeypatch.setitem(sys.modules, "others", SimpleNamespace(**{cls.__name__: cls for cls in others}))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.yaml").write_text(
         "model: {class_path: Classification, init_args: {network: {class_path: Classifier, init_args:"

@@ -15,10 +15,10 @@ from lra_ssm.results.settings import counting
 from lra_ssm.runs import Run, identity
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import run_identities, run_identity
-from tests.runner import FIT, SHORT, in_process, only_run
+from tests.runner import FIT, SHORT, in_process, only_run, options_of
 from tests.test_runs import QUIET, parts
 
-STORED = yaml.safe_load((Path(__file__).parent / "stored_ids.yaml").read_text())
+STORED = yaml.load((Path(__file__).parent / "stored_ids.yaml").read_text(), yaml.CSafeLoader)
 OPTIMIZER, NETWORK = "model.init_args.optimizer", "model.init_args.network.init_args"
 # Of lra/listops/b2s6 with seed 3, as they were when every spelling had its own.
 SPELLED = {
@@ -29,23 +29,17 @@ SPELLED = {
 }
 
 
-@pytest.fixture(scope="session")
-def resolved(tmp_path_factory):
+@cache
+def once(name):
+    found = options_of(STORED[name]["config"])
+    return found.resolved, found.neutral
+
+
+def resolved(name, **trainer):
     """Of a stored configuration a copy of what it comes to, and what does not count in it; with another Trainer."""
-
-    @cache
-    def once(name):
-        file = tmp_path_factory.mktemp("stored") / "stored.yaml"
-        file.write_text(yaml.safe_dump(STORED[name]["config"]))
-        found = read_fit_options([f"--config={file}"])
-        return found.resolved, found.neutral
-
-    def made(name, **trainer):
-        config, neutral = copy.deepcopy(once(name))
-        config["trainer"] |= trainer
-        return config, neutral
-
-    return made
+    config, neutral = copy.deepcopy(once(name))
+    config["trainer"] |= trainer
+    return config, neutral
 
 
 SINCE = ("cosine_by", "norm_weight_decay", "embedding_weight_decay", "learn_B")  # settings that there were not
@@ -65,7 +59,7 @@ def old_id(config, neutral):
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_ids_are_what_they_were(name, resolved):
+def test_ids_are_what_they_were(name):
     config, neutral = resolved(name)
     for seed, stored in STORED[name]["ids"].items():
         assert run_identity({**config, "seed_everything": seed}, neutral) == stored
@@ -97,7 +91,7 @@ def test_precisions_have_the_names_that_lightning_takes_them_for():
         ({"gradient_clip_val": 2, "precision": "bf16"}, {"gradient_clip_val": 2.0, "precision": "bf16-mixed"}),
     ],
 )
-def test_spellings_of_one_setting_are_one_run(given, counts, resolved):
+def test_spellings_of_one_setting_are_one_run(given, counts):
     one, other = resolved("lra/listops/b2s6", **given), resolved("lra/listops/b2s6", **counts)
     assert run_identity(*one) == run_identity(*other) == old_id(*other) != old_id(*one)
     assert counting(one[0]) == counting(other[0])
@@ -105,12 +99,12 @@ def test_spellings_of_one_setting_are_one_run(given, counts, resolved):
 
 
 @pytest.mark.parametrize("name", ["limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval"])
-def test_of_batches_one_and_all_of_them_are_two_runs(name, resolved):
+def test_of_batches_one_and_all_of_them_are_two_runs(name):
     one, every = (resolved("lra/listops/b2s6", **{name: value}) for value in (1, 1.0))
     assert run_identity(*one) != run_identity(*every) and not {*run_identities(*one)} & {*run_identities(*every)}
 
 
-def test_a_run_that_was_made_before_is_found_by_every_spelling(resolved, tmp_path):
+def test_a_run_that_was_made_before_is_found_by_every_spelling(tmp_path):
     def found(trainer, fresh=False):
         config, neutral = resolved("lra/listops/b2s6", **trainer)
         run_id, *former = run_identities({**config, "seed_everything": 3}, neutral)
@@ -160,7 +154,7 @@ def test_a_run_made_under_another_spelling_is_gone_on_with_finished_and_scored(t
     ],
 )
 @pytest.mark.parametrize("value", ["adamw", False, None, [0.9, 0.95]])
-def test_a_setting_that_came_later_counts_where_it_differs(name, place, later, value, resolved, monkeypatch):
+def test_a_setting_that_came_later_counts_where_it_differs(name, place, later, value, monkeypatch):
     config, neutral = resolved(name)
     stored, before = STORED[name]["ids"][0], counting(config)
     node = config
@@ -176,7 +170,7 @@ def test_a_setting_that_came_later_counts_where_it_differs(name, place, later, v
     assert run_identity(config, neutral) != stored and counting(config) != before
 
 
-def test_a_class_that_had_no_settings_is_found_in_python_too(resolved, monkeypatch):
+def test_a_class_that_had_no_settings_is_found_in_python_too(monkeypatch):
     config, neutral = resolved("quickstart")
     pooling = config["model"]["init_args"]["network"]["init_args"]["pooling"]
     pooling["init_args"] = {}
@@ -187,7 +181,7 @@ def test_a_class_that_had_no_settings_is_found_in_python_too(resolved, monkeypat
     assert found[0] == STORED["quickstart"]["ids"][0] != old and old in found
 
 
-def test_a_setting_of_another_name_or_place_is_not_the_later_one(resolved, monkeypatch):
+def test_a_setting_of_another_name_or_place_is_not_the_later_one(monkeypatch):
     config, neutral = resolved("quickstart")
     later = {"optimizer.later": 1, "zer.lr": 0.008, "data.batch_size": 33}
     monkeypatch.setattr(identity, "AS_BEFORE", {**identity.AS_BEFORE, **later})

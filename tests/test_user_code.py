@@ -176,13 +176,14 @@ def test_what_breaks_in_training_is_one_line_and_recorded(flags, folder, root, c
     assert record["status"] == "failed" and record["reason"] == reason
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_scoring_ends_in_one_line_too(command, folder, root, capsys, monkeypatch):
+def test_scoring_ends_in_one_line_too(folder, root, capsys, monkeypatch):
     options = [*FIT[1:], *SHORT, f"--data.root={root}", "--data.batch_size=16", "--model.network.layer=user_code.Later"]
     assert in_process(["fit", *options], capsys)[0] == 0
     monkeypatch.setenv("BROKEN", "1")
-    code, _, said = in_process([command, *options], capsys)
-    assert code == 2 and said[-1].startswith("lra-ssm: error: user_code.Later.forward raised KeyError: 'later', with x")
+    for command in ("validate", "test", "predict"):
+        code, _, said = in_process([command, *options], capsys)
+        begins = "lra-ssm: error: user_code.Later.forward raised KeyError: 'later', with x"
+        assert code == 2 and said[-1].startswith(begins), command
 
 
 def test_a_traceback_is_shown_where_it_is_asked_for(folder, root, capsys):

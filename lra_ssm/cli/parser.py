@@ -57,7 +57,9 @@ class RunParser(LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *positional: Any, **keywords: Any) -> Any:
         if self.exit_on_error:
-            with _new_classes_start_anew():
+            # A command's parser has set its defaults: that of all commands would take as long again to do so anew.
+            keywords["defaults"] = self._subparsers is None
+            with _in_our_way():
                 return super().parse_args(args, *positional, **keywords)
         # Seen in jsonargparse 4.53: it hands a nested parser each value as `str` makes it: None for null.
         args = args and [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
@@ -171,20 +173,33 @@ def _import_error(message: str) -> InputError | None:
 
 
 @contextmanager
-def _new_classes_start_anew() -> Iterator[None]:
-    """jsonargparse gives a new class all arguments of the old one that it takes too: S6 would have S4D's d_state.
+def _in_our_way() -> Iterator[None]:
+    """Two functions of jsonargparse do as ours do; it has no settings for them.
 
-    It has no setting for this: https://github.com/mauvilsa/jsonargparse/issues/460
+    Of a class that another one replaces it keeps all arguments that the new one takes too: S6 would have the d_state of
+    the S4D before it (https://github.com/mauvilsa/jsonargparse/issues/460). And it looks a short name up among all
+    classes that are imported: MambaBlock could be transformers' too.
     """
-    original = _typehints.discard_init_args_on_class_path_change
-    if isinstance(original, partial):  # a command's parser within the parser of all commands
+    anew, found = _typehints.discard_init_args_on_class_path_change, _typehints.resolve_class_path_by_name
+    if isinstance(anew, partial):  # a command's parser within the parser of all commands
         yield
         return
-    _typehints.discard_init_args_on_class_path_change = partial(_start_anew, original, set())
+    _typehints.discard_init_args_on_class_path_change = partial(_start_anew, anew, set())
+    _typehints.resolve_class_path_by_name = partial(_ours_first, found)
     try:
         yield
     finally:
-        _typehints.discard_init_args_on_class_path_change = original
+        _typehints.discard_init_args_on_class_path_change = anew
+        _typehints.resolve_class_path_by_name = found
+
+
+def _ours_first(among_all: Callable[[Any, str], str], kinds: Any, name: str) -> str:
+    """The path of a class by its short name: our own, where there is one of these kinds."""
+    accepted = kinds if isinstance(kinds, tuple) else _typehints.get_class_types(kinds)
+    ours = [
+        cls for classes in CHOICES.values() for cls in classes if cls.__name__ == name and issubclass(cls, accepted)
+    ]
+    return public_path(ours[0]) if ours else among_all(kinds, name)
 
 
 def _start_anew(keep_common: Callable[..., None], said: set[str], parser_or_action: Any, before: Any, now: Any) -> None:

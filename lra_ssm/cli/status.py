@@ -72,7 +72,7 @@ def _parser() -> PlainParser:
 def _with_value(arguments: list[str]) -> list[str]:
     """`--watch` may stand alone, before the sweep too, which argparse would take for its seconds."""
     number = re.compile(r"[\d.]+")
-    following = [*arguments[1:], ""]
+    following = [*arguments, ""][1:]
     return [
         f"--watch={_EVERY}" if one == "--watch" and not number.fullmatch(after) else one
         for one, after in zip(arguments, following, strict=True)
