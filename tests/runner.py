@@ -25,7 +25,7 @@ _LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_h
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["lra_ssm.cli.run", "lra_ssm.datamodules.listops.module", "tests.helpers"])
+_context.set_forkserver_preload(["tests.forkserver"])
 
 
 class Result(NamedTuple):

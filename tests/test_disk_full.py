@@ -11,20 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.interrupted import assert_same, outcome
 from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, succeed
-from tests.test_resume import assert_same, outcome
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tmp_path_factory.mktemp("data") / "root"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    succeed([*FIT, f"--data.root={data}"], folder)
-    return outcome(folder)
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def one_line(result: Result) -> str:
@@ -50,7 +40,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", [pytest.param(m, marks=[] if MOMENTS[m][1] == "best.ckpt" else SLOW) for m in MOMENTS]
 )
-def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, tmp_path, data, undisturbed):
+def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, tmp_path, data, uninterrupted):
     command = [*FIT, f"--data.root={data}"]
     limit, file = MOMENTS[moment]
     line = one_line(run(command, tmp_path, {"KILL_AT": moment, "FULL_AT": str(limit)}))
@@ -64,7 +54,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, 
     for kept in where.glob("checkpoints/*"):
         torch.load(kept, weights_only=True)
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed)
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
 @pytest.fixture
@@ -85,7 +75,7 @@ FILLED = {"train_batch_end:1": "metrics.csv", "train_batch_end:4": "last.ckpt", 
 @pytest.mark.parametrize(
     "moment", [pytest.param(None, marks=SLOW), *(pytest.param(m, marks=[] if "end:4" in m else SLOW) for m in FILLED)]
 )
-def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, undisturbed, disk):
+def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, uninterrupted, disk):
     command = [*FIT, f"--data.root={data}"]
     fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
     if moment is None:  # before the start
@@ -95,11 +85,11 @@ def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, undisturb
     assert line.endswith(" 0 MB free)") and not list(tmp_path.rglob(".unfinished-*"))
     (disk / "filler").unlink()
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed)
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
 @pytest.mark.parametrize("moment", ["train_batch_end:4", pytest.param("train_epoch_end:1", marks=SLOW)])
-def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, undisturbed, disk):
+def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, uninterrupted, disk):
     command = [*FIT, f"--data.root={data}"]
     run_folder = f"{disk}/tiny/*"
     protect = f"d=$(echo {run_folder}) && mount --bind $d $d && mount -o remount,bind,ro $d"
@@ -107,7 +97,7 @@ def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, undis
     subprocess.run(f"umount {run_folder}", shell=True, check=True)
     assert "cannot be read or written (Read-only file system)" in line
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed)
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
 def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, data, disk):
