@@ -4,15 +4,18 @@ What is full is a file size limit of the process, or, where mounting is allowed,
 """
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.interrupted import assert_same, outcome
-from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, succeed
+from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, run_here, succeed
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -80,7 +83,8 @@ def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, uninterru
     fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
     if moment is None:  # before the start
         subprocess.run(fill, shell=True)
-    line = one_line(run(command, tmp_path, {"KILL_AT": moment or "", "RUN": fill}))
+    with mock.patch.dict(os.environ, KILL_AT=moment or ":", RUN=fill):
+        line = one_line(run_here(command, tmp_path))
     assert f"{FILLED.get(moment, '')}: cannot be read or written (No space left on device: " in line
     assert line.endswith(" 0 MB free)") and not list(tmp_path.rglob(".unfinished-*"))
     (disk / "filler").unlink()
@@ -93,20 +97,22 @@ def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, unint
     command = [*FIT, f"--data.root={data}"]
     run_folder = f"{disk}/tiny/*"
     protect = f"d=$(echo {run_folder}) && mount --bind $d $d && mount -o remount,bind,ro $d"
-    line = one_line(run(command, tmp_path, {"KILL_AT": moment, "RUN": protect}))
+    with mock.patch.dict(os.environ, KILL_AT=moment, RUN=protect):
+        line = one_line(run_here(command, tmp_path))
     subprocess.run(f"umount {run_folder}", shell=True, check=True)
     assert "cannot be read or written (Read-only file system)" in line
     succeed(command, tmp_path)
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
-def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, data, disk):
-    options = [*FIT[1:], *SHORT, f"--data.root={data}"]
-    succeed(["fit", *options], tmp_path)
+def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, trained, disk):
+    options = [*FIT[1:], *SHORT, f"--data.root={trained[0] / 'data'}"]
+    shutil.copytree(trained[0] / "runs", disk, dirs_exist_ok=True)
     before = everything_below(disk)
     fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
     for command, file in {"test": "test.json", "predict": "predictions-val.csv", "validate": "validate.json"}.items():
-        line = one_line(run([command, *options], tmp_path, {"KILL_AT": "setup:1", "RUN": fill}))
+        with mock.patch.dict(os.environ, KILL_AT="setup:1", RUN=fill):
+            line = one_line(run_here([command, *options], tmp_path))
         assert f"/{file}: cannot be read or written (No space left on device: " in line
         (disk / "filler").unlink()
         assert everything_below(disk) == before

@@ -39,7 +39,7 @@ def alone(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def root(data):
+def root(data, no_curves):
     return data
 
 
@@ -77,8 +77,8 @@ def weights(run):
     return torch.load(run.last, weights_only=True)["state_dict"]
 
 
-def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, root, capsys):
-    run, metrics = fit(root)
+def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, data, capsys):
+    run, metrics = fit(data)
     assert run.path.parent == tmp_path.joinpath("runs/mine").relative_to(tmp_path)
     assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {
         "config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints",
@@ -93,10 +93,10 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path,
     out = capsys.readouterr().out
     assert "recurrent, delta" in out and f"finished: {run.path}" in out
     before = run.last.stat().st_mtime_ns
-    again, repeated = fit(root)
+    again, repeated = fit(data)
     assert again.path == run.path and repeated == metrics and run.last.stat().st_mtime_ns == before
     assert "is finished" in capsys.readouterr().out
-    other, _ = fit(root, fresh=True)
+    other, _ = fit(data, fresh=True)
     assert other.path.name == f"{run.path.name}-2"
     assert "LRA_SSM_RUN_PATH" not in os.environ
 
@@ -356,9 +356,8 @@ class Failing(Callback):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), FileNotFoundError(2, "No such file", "x")], ids=repr)
-def test_an_error_reaches_a_notebook_as_itself_with_its_context(error, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    task, data = parts("data")
+def test_an_error_reaches_a_notebook_as_itself_with_its_context(error, root):
+    task, data = parts(root)
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": [Failing(error)]})
     with pytest.raises(type(error)) as raised:
         run.fit(Trainer(**run.trainer_arguments()), task, data)
