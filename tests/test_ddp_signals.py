@@ -117,10 +117,10 @@ def test_sigterm_to_one_process_stops_all_at_the_same_step_and_saves_it(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_other_processes_end_when_one_is_killed(rank: int, tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize(("rank", "devices"), [(0, 3), (1, 2)])
+def test_the_other_processes_end_when_one_is_killed(rank: int, devices: int, tmp_path: Path, root: Path) -> None:
     env = {"KILL_AT": "train_batch_end:10", "KILL_RANK": str(rank)}
-    code, lines = Processes(tmp_path, root, 3, env).end(120)
+    code, lines = Processes(tmp_path, root, devices, env).end(120)
     assert code == (137 if rank else -9)
     who = f"process {rank} of the run was killed by SIGKILL" if rank else "the first process of the run has died"
     assert len(lines) == 1 and lines[0].startswith(f"lra-ssm: {who}; the same command goes on from ")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ import torch
 import yaml
 from lightning.pytorch import Trainer, seed_everything
 
+from lra_ssm.datamodules import Corpus
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.source import changed, user_source
+from lra_ssm.runs.source import changed, changed_inputs, user_source
 from tests.runner import FIT, SHORT, TINY, in_process, only_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -140,9 +142,11 @@ def test_a_finished_run_says_that_the_data_is_other(language, tmp_path, capsys):
     assert of_a_finished_run(language, capsys) == ""  # it has its result, and there is nothing else
     # Of a record that is damaged, or of an earlier version, nothing is known.
     Path("gone").rename("text")
-    for inputs in ({"data": 3, "weights": [1]}, {"data": {"text": []}, "weights": {"a": 1}}, {}):
-        (tmp_path / "runs/tiny" / first["run_id"] / "run.json").write_text(json.dumps({**first, "inputs": inputs}))
-        of_a_finished_run(language, capsys)
+    text = partial(Corpus, root="data", source="text", tokenizer="bytes", length=16)
+    damaged = ({"data": 3, "weights": [1]}, {"data": {"text": []}, "weights": {"a": 1}})
+    found = [changed_inputs({**first, "inputs": inputs}, text, None) for inputs in damaged]
+    assert found == ["", "other data: text has changed"]
+    (tmp_path / "runs/tiny" / first["run_id"] / "run.json").write_text(json.dumps({**first, "inputs": {}}))
     assert of_a_finished_run(language, capsys) == ""
 
 
