@@ -4,6 +4,8 @@ import socket
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,6 +22,33 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     result = succeed([*FIT, *SHORT], folder)
     return folder, result
+
+
+@pytest.fixture
+def no_curves(monkeypatch):
+    """For tests that end many runs in this process: a picture takes a third of a small fit."""
+    monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """A data root, where what tiny.yaml trains on is prepared once."""
+    return tmp_path_factory.mktemp("data") / "root"
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory, data):
+    """A fit of tiny.yaml by what ends it."""
+    from tests.interrupted import ENDS, Whole, outcome
+
+    @cache
+    def of(end: str) -> Whole:
+        folder, copies = (tmp_path_factory.mktemp(name) for name in ("uninterrupted", "copies"))
+        with mock.patch.dict(os.environ, COPY_TO=str(copies)):
+            succeed([*FIT, f"--data.root={data}", *ENDS[end]], folder)
+        return Whole(outcome(folder), copies)
+
+    return of
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,12 @@
 
 import os
 import resource
+import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,18 +79,21 @@ class KillMe(Callback):
 
     KILL_WITH names another signal, KILL_RANK the one process of several that is sent it. Instead of a signal, FULL_AT
     makes every file full from that many bytes on, and RUN a command of the shell. DELAY sleeps that long at the start
-    of every training batch.
+    of every training batch. COPY_TO is a folder that gets the runs as they are at every event, by "event:number": what
+    a kill would leave.
     """
 
     def __init__(self) -> None:
         event, _, number = os.environ.get("KILL_AT", ":").partition(":")
-        self.event, self.number, self.seen = event, int(number or 0), 0
+        self.event, self.number, self.seen = event, int(number or 0), Counter[str]()
 
     def _at(self, event: str) -> None:
+        self.seen[event] += 1
+        if (copies := os.environ.get("COPY_TO")) and Path("runs").is_dir():
+            shutil.copytree("runs", f"{copies}/{event}:{self.seen[event]}")
         if event == self.event:
-            self.seen += 1
             rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-            if self.seen == self.number and os.environ.get("KILL_RANK", rank) == rank:
+            if self.seen[event] == self.number and os.environ.get("KILL_RANK", rank) == rank:
                 if full := os.environ.get("FULL_AT"):
                     resource.setrlimit(resource.RLIMIT_FSIZE, (int(full), resource.RLIM_INFINITY))
                 elif command := os.environ.get("RUN"):

@@ -27,7 +27,7 @@ _LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_h
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["lra_ssm.cli.run", "lra_ssm.datamodules.listops.module", "tests.helpers"])
+_context.set_forkserver_preload(["tests.forkserver"])
 
 
 class Result(NamedTuple):
@@ -37,7 +37,10 @@ class Result(NamedTuple):
 
 
 class Command:
-    """A started command, or another function of a list that gives an exit code; `wait()` gives its result."""
+    """A started command, or another function of a list that gives an exit code; `wait()` gives its result.
+
+    terminal: a device that it prints to.
+    """
 
     def __init__(
         self,
@@ -45,9 +48,10 @@ class Command:
         cwd: Path,
         env: dict[str, str] | None = None,
         call: Callable[[list[str]], int] | None = None,
+        terminal: str | None = None,
     ) -> None:
         self._out, self._err = (tempfile.NamedTemporaryFile("w+", suffix=".txt") for _ in range(2))
-        names = (self._out.name, self._err.name)
+        names = (terminal,) * 2 if terminal else (self._out.name, self._err.name)
         self.process = _context.Process(target=_child, args=(call, arguments, str(cwd), env or {}, *names))
         self.process.start()
 
@@ -201,7 +205,7 @@ def _child(
     checkout = str(Path(__file__).parents[1])
     sys.path[:] = [*(folder for folder in sys.path if folder not in ("", checkout)), cwd, checkout]
     for stream, name in ((1, out), (2, err)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC), stream)
+        os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY), stream)
     # A real command's loader workers are its own children, and end when it is killed; those of a fork server would not.
     multiprocessing.set_start_method("fork", force=True)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)

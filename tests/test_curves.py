@@ -5,7 +5,7 @@ from PIL import Image
 
 from lra_ssm.runs import curves
 from lra_ssm.runs.curves import _curves, _running_mean, draw_curves
-from tests.runner import FIT, SHORT, Command, everything_below, fail, only_run, succeed
+from tests.runner import FIT, SHORT, everything_below, fail, only_run, run_here, succeed
 
 METRICS = """step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,train/samples_per_s,val/loss,val/accuracy
 0,0,2.5,0.1,0.0,0.0,9.0,,
@@ -47,19 +47,22 @@ def test_without_values_there_is_no_picture(tmp_path):
     assert everything_below(tmp_path) == ["metrics.csv"]
 
 
-def test_a_stopped_run_and_a_failed_one_leave_their_curves(tmp_path):
-    command = Command(FIT, tmp_path, {"KILL_AT": "train_batch_end:3", "KILL_WITH": "SIGTERM"})
-    assert command.wait().code == 143
+def test_a_stopped_run_and_a_failed_one_leave_their_curves(tmp_path, data, monkeypatch):
+    command = [*FIT, f"--data.root={data}", "--trainer.max_epochs=1"]
+    with monkeypatch.context() as stop:
+        stop.setenv("KILL_AT", "train_batch_end:3")
+        stop.setenv("KILL_WITH", "SIGTERM")
+        assert run_here(command, tmp_path).code == 143
     stopped = only_run(tmp_path) / "curves.png"
     before = stopped.read_bytes()
-    succeed(FIT, tmp_path)
+    succeed(command, tmp_path)
     assert stopped.read_bytes() != before  # of the whole run
-    fail([*FIT, "--experiment=bad", "--model.network.layer=tests.helpers.Blowing"], tmp_path)
+    fail([*command, "--experiment=bad", "--model.network.layer=tests.helpers.Blowing"], tmp_path)
     assert (only_run(tmp_path, "bad") / "curves.png").is_file()
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is full"), ImportError("no matplotlib")])
-def test_a_picture_that_cannot_be_drawn_fails_no_run(error, tmp_path, monkeypatch, capsys):
+def test_a_picture_that_cannot_be_drawn_fails_no_run(error, tmp_path, data, monkeypatch, capsys):
     from lra_ssm.cli import main
     from lra_ssm.runs import run
 
@@ -68,7 +71,7 @@ def test_a_picture_that_cannot_be_drawn_fails_no_run(error, tmp_path, monkeypatc
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "draw_curves", refuse)
-    assert main([*FIT, *SHORT]) == 0
+    assert main([*FIT, *SHORT, f"--data.root={data}"]) == 0
     out = capsys.readouterr().out
     assert f"curves.png could not be drawn: {error}" in out and "finished: " in out
     assert curves.draw_curves is draw_curves and not (only_run(tmp_path) / "curves.png").exists()

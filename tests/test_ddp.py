@@ -18,9 +18,9 @@ FLAGS = [*UNEVEN, "--model.network.block.dropout=0", "--trainer.precision=64-tru
 DEVICES = {1: ["--trainer.devices=1"], 2: ["--trainer.devices=2", "--trainer.strategy=ddp"]}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The run directories of a fit and a test by one process and by two."""
+@pytest.fixture(scope="module", params=["torchrun's", pytest.param("Lightning's", marks=pytest.mark.slow)])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The run directories of a fit and a test by one process and by two, which are started in one of two ways."""
     root, found = tmp_path_factory.mktemp("data") / "root", {}
     for devices, flags in DEVICES.items():
         folder = tmp_path_factory.mktemp(f"by-{devices}")
@@ -31,10 +31,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
             succeed(fit, folder)
             succeed(test, folder)
         else:
-            # Lightning starts the second process with the first one's own command line: it must be a real one.
-            env = os.environ | {"PYTHONPATH": str(TINY.parents[1]), "OMP_NUM_THREADS": "1"}
-            real = [sys.executable, "-m", "lra_ssm", *fit]
-            subprocess.run(real, cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+            if request.param == "Lightning's":  # the second process has the first one's own command line
+                env = os.environ | {"PYTHONPATH": str(TINY.parents[1]), "OMP_NUM_THREADS": "1"}
+                real = [sys.executable, "-m", "lra_ssm", *fit]
+                subprocess.run(real, cwd=folder, env=env, check=True, capture_output=True, timeout=300)
+            else:
+                assert all(result.code == 0 for result in run_by(devices, fit, folder))
             assert all(result.code == 0 for result in run_by(devices, test, folder))
         found[devices] = only_run(folder)
     return found

@@ -19,8 +19,8 @@ import torch
 
 from lra_ssm.cli import main
 from lra_ssm.runs import peers
+from tests.interrupted import Outcome, assert_same, outcome
 from tests.runner import FIT, SHORT, TINY, Command, Result, bare, free_port, only_run
-from tests.test_resume import assert_same, outcome
 
 # Batches that two and three processes can share; long enough that a signal meets the training.
 FLAGS = ["--data.batch_size=6", "--checkpoint.every_n_steps=3", "--trainer.max_epochs=3", "--trainer.strategy=ddp"]
@@ -93,9 +93,9 @@ class Processes:
         self.first.wait()
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data") / "root"
+@pytest.fixture(scope="session")
+def root(data: Path) -> Path:
+    return data
 
 
 def record(folder: Path) -> dict:
@@ -117,10 +117,10 @@ def test_sigterm_to_one_process_stops_all_at_the_same_step_and_saves_it(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_other_processes_end_when_one_is_killed(rank: int, tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize(("rank", "devices"), [(0, 3), (1, 2)])
+def test_the_other_processes_end_when_one_is_killed(rank: int, devices: int, tmp_path: Path, root: Path) -> None:
     env = {"KILL_AT": "train_batch_end:10", "KILL_RANK": str(rank)}
-    code, lines = Processes(tmp_path, root, 3, env).end(120)
+    code, lines = Processes(tmp_path, root, devices, env).end(120)
     assert code == (137 if rank else -9)
     who = f"process {rank} of the run was killed by SIGKILL" if rank else "the first process of the run has died"
     assert len(lines) == 1 and lines[0].startswith(f"lra-ssm: {who}; the same command goes on from ")
@@ -147,7 +147,7 @@ def holds_back(pid: int, sent: signal.Signals) -> bool:
     return bool(int(mask[1], 16) >> sent - 1 & 1)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_signal_as_a_bare_process_starts_ends_the_other_too(rank: int, tmp_path: Path, root: Path) -> None:
     """At its first line: long before it is known to torch, or to the other one."""
     commands = bare([0, 1], [*FIT, *SHORT, f"--data.root={root}"], tmp_path)
@@ -180,11 +180,17 @@ class Dying(ListOps):
     ("rank", "end", "codes", "said"),
     [
         (0, "SIGKILL", [-9, 1], "the first process of the run has died; the same command goes on: nothing was saved"),
-        (1, "SIGKILL", [1, -9], "process 1 of the run has died; the same command goes on: nothing was saved yet"),
-        (1, "SIGTERM", [143, 143], "process 1 of the run was stopped by SIGTERM; the same command goes on: nothing"),
+        pytest.param(
+            1, "SIGKILL", [1, -9], "process 1 of the run has died; the same command goes on: nothing was saved yet",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            1, "SIGTERM", [143, 143], "process 1 of the run was stopped by SIGTERM; the same command goes on: nothing",
+            marks=pytest.mark.slow,
+        ),
         (1, "error", [2, 2], "error: no data on this node"),
     ],
-)
+)  # fmt: skip
 def test_a_bare_process_that_ends_before_they_met_in_torch_ends_the_other(
     rank: int, end: str, codes: list[int], said: str, tmp_path: Path
 ) -> None:
@@ -244,7 +250,7 @@ def test_every_process_knows_which_one_is_gone() -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[int, tuple]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[int, Outcome]:
     """The outcome of a run by two and by three processes."""
     outcomes = {}
     for devices in (2, 3):
@@ -256,7 +262,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[in
 
 @pytest.mark.trials
 @pytest.mark.parametrize("seed", range(30))
-def test_signals_at_random_moments(seed: int, tmp_path: Path, root: Path, undisturbed: dict[int, tuple]) -> None:
+def test_signals_at_random_moments(seed: int, tmp_path: Path, root: Path, undisturbed: dict[int, Outcome]) -> None:
     """To one process, to every one, or to the process group; before training, in it, in validation and while saving."""
     draw = random.Random(seed)
     devices, name = draw.choice([2, 3]), draw.choice(["SIGTERM", "SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGKILL"])
@@ -290,6 +296,6 @@ def test_signals_at_random_moments(seed: int, tmp_path: Path, root: Path, undist
     if devices == 2:
         assert_same(ours, theirs)
     else:  # torch packs the gradients otherwise in a process's first step: a sum of three has another order then
-        assert [row["step"] for row in ours[2]] == [row["step"] for row in theirs[2]]
-        for name in ours[0]:
-            torch.testing.assert_close(ours[0][name], theirs[0][name], rtol=1e-3, atol=1e-4, msg=name)
+        assert [row["step"] for row in ours.rows] == [row["step"] for row in theirs.rows]
+        for name in ours.last:
+            torch.testing.assert_close(ours.last[name], theirs.last[name], rtol=1e-3, atol=1e-4, msg=name)

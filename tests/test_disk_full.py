@@ -4,27 +4,20 @@ What is full is a file size limit of the process, or, where mounting is allowed,
 """
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, succeed
-from tests.test_resume import assert_same, outcome
+from tests.interrupted import assert_same, outcome
+from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, run_here, succeed
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tmp_path_factory.mktemp("data") / "root"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    succeed([*FIT, f"--data.root={data}"], folder)
-    return outcome(folder)
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def one_line(result: Result) -> str:
@@ -50,7 +43,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", [pytest.param(m, marks=[] if MOMENTS[m][1] == "best.ckpt" else SLOW) for m in MOMENTS]
 )
-def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, tmp_path, data, undisturbed):
+def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, tmp_path, data, uninterrupted):
     command = [*FIT, f"--data.root={data}"]
     limit, file = MOMENTS[moment]
     line = one_line(run(command, tmp_path, {"KILL_AT": moment, "FULL_AT": str(limit)}))
@@ -64,7 +57,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_where_it_was_saved(moment, 
     for kept in where.glob("checkpoints/*"):
         torch.load(kept, weights_only=True)
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed)
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
 @pytest.fixture
@@ -85,38 +78,41 @@ FILLED = {"train_batch_end:1": "metrics.csv", "train_batch_end:4": "last.ckpt", 
 @pytest.mark.parametrize(
     "moment", [pytest.param(None, marks=SLOW), *(pytest.param(m, marks=[] if "end:4" in m else SLOW) for m in FILLED)]
 )
-def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, undisturbed, disk):
+def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, uninterrupted, disk):
     command = [*FIT, f"--data.root={data}"]
     fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
     if moment is None:  # before the start
         subprocess.run(fill, shell=True)
-    line = one_line(run(command, tmp_path, {"KILL_AT": moment or "", "RUN": fill}))
+    with mock.patch.dict(os.environ, KILL_AT=moment or ":", RUN=fill):
+        line = one_line(run_here(command, tmp_path))
     assert f"{FILLED.get(moment, '')}: cannot be read or written (No space left on device: " in line
     assert line.endswith(" 0 MB free)") and not list(tmp_path.rglob(".unfinished-*"))
     (disk / "filler").unlink()
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed)
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
 @pytest.mark.parametrize("moment", ["train_batch_end:4", pytest.param("train_epoch_end:1", marks=SLOW)])
-def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, undisturbed, disk):
+def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, uninterrupted, disk):
     command = [*FIT, f"--data.root={data}"]
     run_folder = f"{disk}/tiny/*"
     protect = f"d=$(echo {run_folder}) && mount --bind $d $d && mount -o remount,bind,ro $d"
-    line = one_line(run(command, tmp_path, {"KILL_AT": moment, "RUN": protect}))
+    with mock.patch.dict(os.environ, KILL_AT=moment, RUN=protect):
+        line = one_line(run_here(command, tmp_path))
     subprocess.run(f"umount {run_folder}", shell=True, check=True)
     assert "cannot be read or written (Read-only file system)" in line
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed)
+    assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
-def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, data, disk):
-    options = [*FIT[1:], *SHORT, f"--data.root={data}"]
-    succeed(["fit", *options], tmp_path)
+def test_what_scores_a_run_leaves_no_half_of_its_file(tmp_path, trained, disk):
+    options = [*FIT[1:], *SHORT, f"--data.root={trained[0] / 'data'}"]
+    shutil.copytree(trained[0] / "runs", disk, dirs_exist_ok=True)
     before = everything_below(disk)
     fill = f"head -c 1M /dev/zero > {disk}/filler 2> /dev/null"
     for command, file in {"test": "test.json", "predict": "predictions-val.csv", "validate": "validate.json"}.items():
-        line = one_line(run([command, *options], tmp_path, {"KILL_AT": "setup:1", "RUN": fill}))
+        with mock.patch.dict(os.environ, KILL_AT="setup:1", RUN=fill):
+            line = one_line(run_here([command, *options], tmp_path))
         assert f"/{file}: cannot be read or written (No space left on device: " in line
         (disk / "filler").unlink()
         assert everything_below(disk) == before

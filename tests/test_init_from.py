@@ -10,8 +10,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from lra_ssm.layers import B2S6, S6, LayerSpec
+from lra_ssm.cli.starting_weights import StartingWeights
+from lra_ssm.errors import InputError
+from lra_ssm.layers import B2S6, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
+from lra_ssm.tasks import LanguageModelling
 from tests.hub_models import COMMIT, serving
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import in_process, only_run, refused
@@ -94,6 +97,15 @@ def test_a_repository_of_the_hub(command: list[str], tmp_path: Path, monkeypatch
         assert message == "me/mamba: there is no such folder, and the Hub has no such model, or it is private"
 
 
+def said_of(start: str, d_state: int = 4, pad_vocab_size_multiple: int = 1) -> str:
+    """The refusal where a network of these sizes is to start from these weights."""
+    sizes_ = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": pad_vocab_size_multiple}
+    task = LanguageModelling(NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=d_state, delta_rank=1), **sizes_))
+    with pytest.raises(InputError) as error:
+        StartingWeights(start, allow_pickle=False).load(task)
+    return str(error.value)
+
+
 def test_other_settings_are_a_note_and_other_shapes_an_error(command: list[str], tmp_path: Path, capsys) -> None:
     hf_folder(tmp_path / "hf", sizes(**BYTES))
     flags = [*command, "--init_from=hf"]
@@ -101,11 +113,11 @@ def test_other_settings_are_a_note_and_other_shapes_an_error(command: list[str],
     assert code == 0 and "note: hf was made with other settings: network.residual_in_float32 True there, False" in out
     layers = "backbone.blocks.1.conv1d.bias is (24,) in the checkpoint, missing in the model (and 11 more)"
     assert refused([*flags, "--model.network.n_layers=1"], capsys) == f"checkpoint hf is of another shape: {layers}"
-    rows = refused([*flags, "--model.network.pad_vocab_size_multiple=8"], capsys)
-    assert rows.endswith("backbone.embedding.weight is (257, 12) in the checkpoint, (264, 12) in the model")
-    assert "A_log is (24, 4) in the checkpoint" in refused([*flags, "--model.network.layer.d_state=6"], capsys)
+    rows = "backbone.embedding.weight is (257, 12) in the checkpoint, (264, 12) in the model"
+    assert said_of("hf", pad_vocab_size_multiple=8).endswith(rows)
+    assert "A_log is (24, 4) in the checkpoint" in said_of("hf", d_state=6)
     assert "there is no such folder" in refused([*command, "--init_from=/nowhere/hf"], capsys)
-    assert refused([*command, "--init_from=runs/no.ckpt"], capsys) == "checkpoint runs/no.ckpt does not exist"
+    assert said_of("runs/no.ckpt") == "checkpoint runs/no.ckpt does not exist"
     assert len(list((tmp_path / "runs/tiny").iterdir())) == 1
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,7 +14,7 @@ from torchmetrics import MeanMetric
 
 from lra_ssm.cli import _warning_line
 from lra_ssm.progress import Progress, ShowModel, of_one_batch, shown_by_us
-from tests.runner import FIT, SHORT, only_run, succeed
+from tests.runner import FIT, SHORT, Command, only_run, succeed
 
 
 class Line(LightningModule):
@@ -125,26 +123,26 @@ def test_a_users_own_bar_and_summary_win(monkeypatch):
     assert kinds({}, []) == [ShowModel]
 
 
-def test_the_log_of_a_job_moves_and_settings_of_it_are_no_part_of_the_run(tmp_path):
+def test_the_log_of_a_job_moves_and_settings_of_it_are_no_part_of_the_run(tmp_path, data, no_curves):
     shown = ["--trainer.enable_progress_bar=true", "--trainer.enable_model_summary=true"]
-    out = succeed([*FIT, *SHORT, *shown], tmp_path).out
+    out = succeed([*FIT, *SHORT, f"--data.root={data}", *shown], tmp_path).out
     assert "\r" not in out and "\x1b" not in out
     assert "step 1/2, epoch 1/1, loss (batch) " in out and "step 2/2, epoch 1/1, " in out
     assert "network.backbone  Backbone" in out and "MeanMetric" not in out and "FLOPs" not in out
     callbacks = ["--trainer.callbacks+=lra_ssm.progress.Progress", "--trainer.callbacks.line_every_s=5"]
-    assert "is finished" in succeed([*FIT, *SHORT, shown[0], *callbacks], tmp_path).out
+    assert "is finished" in succeed([*FIT, *SHORT, f"--data.root={data}", shown[0], *callbacks], tmp_path).out
     only_run(tmp_path)
 
 
-def test_a_warning_is_one_line_without_source(tmp_path):
-    said = succeed([*FIT, *SHORT, "--model.optimizer.warmup_steps=9"], tmp_path).err.splitlines()
+def test_a_warning_is_one_line_without_source(tmp_path, data, no_curves):
+    said = succeed([*FIT, *SHORT, f"--data.root={data}", "--model.optimizer.warmup_steps=9"], tmp_path).err.splitlines()
     assert "warning: the run has 2 steps, all within warmup_steps 9: lr stays below 0.01" in said
     assert not any(line.startswith(" ") for line in said)
     assert _warning_line("a\nb", UserWarning, "/home/me/mine.py", 3) == "warning: a b (/home/me/mine.py:3)\n"
 
 
 @pytest.fixture(scope="module")
-def on_terminal(tmp_path_factory):
+def on_terminal(tmp_path_factory, data):
     """What a terminal of 100 columns is sent by a fit that a signal ends, and what the command ended with."""
     import fcntl
     import pty
@@ -152,18 +150,13 @@ def on_terminal(tmp_path_factory):
     import struct
     import termios
 
-    folder = tmp_path_factory.mktemp("terminal")
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     arguments = [*FIT, "--trainer.enable_progress_bar=true", "--trainer.max_epochs=500", "--trainer.max_steps=400",
-                 "--trainer.num_sanity_val_steps=1", "--trainer.enable_model_summary=true"]  # fmt: skip
-    env = {**os.environ, "TERM": "xterm", "DELAY": "0.1", "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    env.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lra_ssm", *arguments], cwd=folder, env=env, stdin=follower, stdout=follower,
-        stderr=follower,
-    )  # fmt: skip
-    os.close(follower)
+                 "--trainer.num_sanity_val_steps=1", "--trainer.enable_model_summary=true",
+                 f"--data.root={data}"]  # fmt: skip
+    env = {"TERM": "xterm", "DELAY": "0.1", "COLUMNS": ""}
+    command = Command(arguments, tmp_path_factory.mktemp("terminal"), env, terminal=os.ttyname(follower))
     sent, until = b"", time.monotonic() + 200
     try:
         while time.monotonic() < until:
@@ -173,12 +166,14 @@ def on_terminal(tmp_path_factory):
                 break
             if not part:
                 break
+            if not sent:
+                os.close(follower)  # the command has it open
             sent += part
             if b" steps/s" in sent and b"val/accuracy" in sent:
-                process.send_signal(signal.SIGINT)
-        code = process.wait(60)
+                os.kill(command.process.pid, signal.SIGINT)
+        code = command.wait(60).code
     finally:
-        process.kill()
+        command.process.kill()
         os.close(leader)
     return sent.decode(), code
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ import torch
 import yaml
 from lightning.pytorch import Trainer, seed_everything
 
+from lra_ssm.datamodules import Corpus
 from lra_ssm.runs.directory import RunDirectory
-from lra_ssm.runs.source import changed, user_source
-from tests.runner import FIT, SHORT, TINY, in_process, only_run, run
+from lra_ssm.runs.source import changed, changed_inputs, user_source
+from tests.runner import FIT, SHORT, TINY, in_process, only_run
+
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 LAYER = """
 from torch import nn
@@ -47,19 +51,12 @@ def finished(here, trained):
     return only_run(here)
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A folder with a run of two epochs that was killed in the second one."""
-    folder = tmp_path_factory.mktemp("stopped")
-    assert run(FIT, folder, {"KILL_AT": "train_batch_start:10"}).code == -9
-    return folder
-
-
 @pytest.fixture
-def interrupted(stopped, tmp_path, monkeypatch):
+def interrupted(uninterrupted, data, tmp_path, monkeypatch):
+    """A run of two epochs that was killed in the second one."""
     monkeypatch.chdir(tmp_path)
-    os.symlink(stopped / "data", "data")
-    shutil.copytree(stopped / "runs", "runs")
+    os.symlink(data, "data")
+    shutil.copytree(uninterrupted("epochs").copies / "train_batch_start:10", "runs")
     return only_run(tmp_path)
 
 
@@ -76,7 +73,6 @@ def write_layer(folder, name):
 def test_a_finished_run_says_that_the_code_is_another(here, capsys):
     command = write_layer(here, "edited_after")
     assert in_process(command, capsys)[0] == 0
-    assert "warning" not in in_process(command, capsys)[1]
     with open(here / "edited_after.py", "a") as file:
         file.write("# another\n")
     code, out, _ = in_process(command, capsys)
@@ -89,9 +85,12 @@ def test_a_finished_run_says_that_the_code_is_another(here, capsys):
     assert "warning" not in in_process([*command, "--fresh"], capsys)[1]
 
 
-def test_a_resume_warns_of_other_code_or_refuses(here, capsys):
+def test_a_resume_warns_of_other_code_or_refuses(here, capsys, monkeypatch):
     command = [*write_layer(here, "edited_within"), "--checkpoint.every_n_steps=1"]
-    assert run(command, here, {"KILL_AT": "train_batch_end:2"}).code == -9
+    with monkeypatch.context() as stopped:
+        stopped.setenv("KILL_AT", "train_batch_start:2")
+        stopped.setenv("KILL_WITH", "SIGTERM")
+        assert in_process(command, capsys)[0] == 143
     (here / "edited_within.py").write_text((here / "edited_within.py").read_text() + "# another\n")
     code, _, said = in_process([*command, "--strict-resume"], capsys)
     (line,) = [line for line in said if line.startswith("lra-ssm: error: ")]
@@ -143,9 +142,11 @@ def test_a_finished_run_says_that_the_data_is_other(language, tmp_path, capsys):
     assert of_a_finished_run(language, capsys) == ""  # it has its result, and there is nothing else
     # Of a record that is damaged, or of an earlier version, nothing is known.
     Path("gone").rename("text")
-    for inputs in ({"data": 3, "weights": [1]}, {"data": {"text": []}, "weights": {"a": 1}}, {}):
-        (tmp_path / "runs/tiny" / first["run_id"] / "run.json").write_text(json.dumps({**first, "inputs": inputs}))
-        of_a_finished_run(language, capsys)
+    text = partial(Corpus, root="data", source="text", tokenizer="bytes", length=16)
+    damaged = ({"data": 3, "weights": [1]}, {"data": {"text": []}, "weights": {"a": 1}})
+    found = [changed_inputs({**first, "inputs": inputs}, text, None) for inputs in damaged]
+    assert found == ["", "other data: text has changed"]
+    (tmp_path / "runs/tiny" / first["run_id"] / "run.json").write_text(json.dumps({**first, "inputs": {}}))
     assert of_a_finished_run(language, capsys) == ""
 
 
@@ -355,7 +356,7 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
     assert (interrupted / "checkpoints/best.ckpt").is_file()
 
 
-@pytest.mark.parametrize("left", [None, 1, 5])
+@pytest.mark.parametrize("left", [None, pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatch):
     """left: the log's lines; it had a row of each step and one of the validation before step 8, which was saved."""
     log = interrupted / "metrics.csv"
@@ -375,6 +376,7 @@ def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatc
 
 # --- what is damaged ---
 
+SLOW, TRIALS = pytest.mark.slow, pytest.mark.trials
 FILES = ("run.json", ".holder.json", "config.yaml", "metrics.csv", "test.json")
 JSON = ["null", "[]", '"finished"', "1", "{}", '{"status": 3}', '{"status": "finished", "metrics": null}',
         '{"status": "finished", "metrics": {"a": "b"}}', '{"status": "finished", "starts": [1]}',
@@ -405,7 +407,7 @@ def ends_well(arguments, capsys, what):
     return code, out
 
 
-@pytest.mark.parametrize("text", ["", '{"status": "fini', JSON[6]])
+@pytest.mark.parametrize("text", [pytest.param("", marks=SLOW), '{"status": "fini', pytest.param(JSON[6], marks=SLOW)])
 def test_a_damaged_record_is_made_anew(text, finished, capsys):
     expected = json.loads((finished / "run.json").read_text())["metrics"]
     (finished / "run.json").write_text(text)
@@ -479,20 +481,18 @@ def try_damage(seed, folder, capsys):
         ends_well([command, *FIT[1:]], capsys, (seed, what, command))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+def fuzzed(*seeds):
+    """The first twelve for `pytest -m slow`, the others for `-m trials`."""
+    return [pytest.param(seed, marks=SLOW if i < 12 else TRIALS) for i, seed in enumerate(seeds)]
+
+
+@pytest.mark.parametrize("seed", [1, *fuzzed(*range(2, 60))])
 def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
     try_damage(seed, interrupted, capsys)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 60))
-def test_more_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
-    try_damage(seed, interrupted, capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60, 80))
-def test_damage_to_a_finished_run_ends_well_or_with_one_line(seed, stopped, interrupted, capsys):
+@pytest.mark.parametrize("seed", fuzzed(*range(60, 80))[8:])
+def test_damage_to_a_finished_run_ends_well_or_with_one_line(seed, interrupted, capsys):
     assert in_process(FIT, capsys)[0] == 0
     try_damage(seed, interrupted, capsys)
 

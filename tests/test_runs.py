@@ -38,6 +38,11 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
 
 
+@pytest.fixture
+def root(data, no_curves):
+    return data
+
+
 def parts(root, lr=0.01, vocab_size=18, seed=1):
     seed_everything(seed, verbose=False)
     network = NetworkSpec(
@@ -72,8 +77,8 @@ def weights(run):
     return torch.load(run.last, weights_only=True)["state_dict"]
 
 
-def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, capsys):
-    run, metrics = fit(tmp_path / "data")
+def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, data, capsys):
+    run, metrics = fit(data)
     assert run.path.parent == tmp_path.joinpath("runs/mine").relative_to(tmp_path)
     assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {
         "config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints",
@@ -88,21 +93,21 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path,
     out = capsys.readouterr().out
     assert "recurrent, delta" in out and f"finished: {run.path}" in out
     before = run.last.stat().st_mtime_ns
-    again, repeated = fit(tmp_path / "data")
+    again, repeated = fit(data)
     assert again.path == run.path and repeated == metrics and run.last.stat().st_mtime_ns == before
     assert "is finished" in capsys.readouterr().out
-    other, _ = fit(tmp_path / "data", fresh=True)
+    other, _ = fit(data, fresh=True)
     assert other.path.name == f"{run.path.name}-2"
     assert "LRA_SSM_RUN_PATH" not in os.environ
 
 
-def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
-    whole, expected = fit(tmp_path / "data", fresh=True)
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path, root):
+    whole, expected = fit(root, fresh=True)
     with pytest.raises(RuntimeError, match="stopped here"):
-        fit(tmp_path / "data", stop=7)
+        fit(root, stop=7)
     record = json.loads(next(tmp_path.glob("runs/mine/*[!2]/run.json")).read_text())
     assert record["status"] == "failed" and "raised RuntimeError: stopped here" in record["reason"]
-    resumed, metrics = fit(tmp_path / "data")
+    resumed, metrics = fit(root)
     assert resumed.path != whole.path
     ours, theirs = weights(resumed), weights(whole)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -151,13 +156,13 @@ def test_objects_in_settings_are_told_apart_or_refused(tmp_path):
     assert Run.of(*parts(tmp_path), trainer=again).path == before
 
 
-def test_a_run_within_a_run_and_beside_one_is_its_own(tmp_path, monkeypatch):
-    task, data = parts(tmp_path / "data")
+def test_a_run_within_a_run_and_beside_one_is_its_own(root, monkeypatch):
+    task, data = parts(root)
     trainer = {**QUIET, "max_epochs": 1}
     outer = Run.of(task, data, trainer=trainer, experiment="outer")
     data.prepare_data()
     outer.begin(Trainer(**outer.trainer_arguments()), task, data)
-    other, _ = parts(tmp_path / "data", lr=0.5)
+    other, _ = parts(root, lr=0.5)
     inner = Run.of(other, data, trainer=trainer, experiment="inner")
     assert inner.path.parts[-2] == "inner"
     inner.begin(Trainer(**inner.trainer_arguments()), other, data)
@@ -170,8 +175,8 @@ def test_a_run_within_a_run_and_beside_one_is_its_own(tmp_path, monkeypatch):
     assert "LRA_SSM_RUN_PATH" not in os.environ
 
 
-def test_a_task_that_was_trained_is_not_a_fresh_one(tmp_path):
-    task, data = parts(tmp_path / "data")
+def test_a_task_that_was_trained_is_not_a_fresh_one(root):
+    task, data = parts(root)
     stop = Stop(1)
     checkpoints = CheckpointSettings(100)
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2, "callbacks": [stop]}, checkpoints=checkpoints)
@@ -181,16 +186,16 @@ def test_a_task_that_was_trained_is_not_a_fresh_one(tmp_path):
         run.fit(Trainer(**run.trainer_arguments()), task, data)
     longer = Trainer(**{**run.trainer_arguments(), "max_epochs": 5})
     with pytest.raises(InputError, match="this Trainer's max_epochs is 5, the run's another"):
-        run.fit(longer, parts(tmp_path / "data")[0], data)
-    task, _ = parts(tmp_path / "data")
+        run.fit(longer, parts(root)[0], data)
+    task, _ = parts(root)
     seed_everything(7, verbose=False)
     with pytest.raises(InputError, match="the seed is 7, the run's is 1"):
         run.fit(Trainer(**run.trainer_arguments()), task, data)
 
 
-def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
+def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, root):
     with pytest.raises(InputError, match="model.network.vocab_size is 17, but ListOps has 18"):
-        fit(tmp_path / "data", vocab_size=17)
+        fit(root, vocab_size=17)
     assert not (tmp_path / "runs").exists()
     os.environ.pop("PL_GLOBAL_SEED")
     with pytest.raises(InputError, match="call lightning.seed_everything"):
@@ -224,26 +229,26 @@ def test_trainers_that_make_no_run(trainer, message, tmp_path):
         Run.of(*parts(tmp_path), trainer=trainer)
 
 
-def test_the_same_run_goes_on_after_a_failure_and_takes_no_other_parts(tmp_path):
-    task, data = parts(tmp_path / "data")
+def test_the_same_run_goes_on_after_a_failure_and_takes_no_other_parts(tmp_path, root):
+    task, data = parts(root)
     stop = Stop(7)
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2, "callbacks": [stop]}, checkpoints=CheckpointSettings(2))
     with pytest.raises(InputError, match="this Trainer keeps nothing in the run"):
         run.fit(Trainer(**QUIET, max_epochs=2, logger=False), task, data)
     with pytest.raises(InputError, match="is a run of another Classification"):
-        run.fit(Trainer(**run.trainer_arguments()), parts(tmp_path / "data", lr=0.3)[0], data)
+        run.fit(Trainer(**run.trainer_arguments()), parts(root, lr=0.3)[0], data)
     assert not (tmp_path / "runs").exists()
     with pytest.raises(RuntimeError, match="stopped here"):
         run.fit(Trainer(**run.trainer_arguments()), task, data)
     stop.at = None
-    task, _ = parts(tmp_path / "data")
+    task, _ = parts(root)
     metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
     assert json.loads((run.path / "run.json").read_text())["status"] == "finished" and "best val/accuracy" in metrics
     assert len(json.loads((run.path / "run.json").read_text())["starts"]) == 2
 
 
-def test_what_numpy_computed_is_a_plain_value(tmp_path):
-    task, data = parts(tmp_path / "data", lr=np.geomspace(1e-3, 1e-2, 3)[1])
+def test_what_numpy_computed_is_a_plain_value(root):
+    task, data = parts(root, lr=np.geomspace(1e-3, 1e-2, 3)[1])
     arguments = {**QUIET, "max_epochs": 1, "gradient_clip_val": np.float64(0.5)}
     settings = {"grid": np.float64(0.25), "at": np.int64(3)}
     run = Run.of(task, data, trainer=arguments, checkpoints=CheckpointSettings(np.int64(2)), settings=settings)
@@ -253,8 +258,8 @@ def test_what_numpy_computed_is_a_plain_value(tmp_path):
     assert saved["lr"] == pytest.approx(10**-2.5) and type(saved["lr"]) is float
 
 
-def test_a_start_that_fails_gives_the_directory_back_and_leaves_no_reason(tmp_path, monkeypatch):
-    task, data = parts(tmp_path / "data")
+def test_a_start_that_fails_gives_the_directory_back_and_leaves_no_reason(root, monkeypatch):
+    task, data = parts(root)
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1})
     with monkeypatch.context() as broken:
         broken.setattr(Run, "save_config", lambda *_: (_ for _ in ()).throw(InputError("the disk is full")))
@@ -262,13 +267,13 @@ def test_a_start_that_fails_gives_the_directory_back_and_leaves_no_reason(tmp_pa
             run.fit(Trainer(**run.trainer_arguments()), task, data)
     assert not run.held and "LRA_SSM_RUN_PATH" not in os.environ
     assert run.record == {"status": "failed", "reason": "the disk is full"}
-    task, data = parts(tmp_path / "data")
+    task, data = parts(root)
     run.fit(Trainer(**run.trainer_arguments()), task, data)
     assert run.finished and "reason" not in run.record
 
 
-def test_the_record_says_how_large_it_is_and_when_each_attempt_ended(tmp_path):
-    task, data = parts(tmp_path / "data")
+def test_the_record_says_how_large_it_is_and_when_each_attempt_ended(root):
+    task, data = parts(root)
     trainer = {**QUIET, "max_epochs": 1, "callbacks": [Stop(2)]}
     run = Run.of(task, data, trainer=trainer, checkpoints=CheckpointSettings(1))
     with pytest.raises(RuntimeError, match="stopped here"):
@@ -290,8 +295,8 @@ def test_the_record_says_how_large_it_is_and_when_each_attempt_ended(tmp_path):
     assert killed["ended"] == last and finished["ended"] >= finished["time"]
 
 
-def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):
-    task, data = parts(tmp_path / "data")
+def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path, root):
+    task, data = parts(root)
     own = [ModelCheckpoint(dirpath=tmp_path / "own", monitor="val/loss"), ModelCheckpoint(save_last=True)]
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": own})
     metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
@@ -299,14 +304,14 @@ def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path):
     assert Path(own[1].last_model_path).parent == run.path / "own_checkpoints"
 
 
-def test_a_run_may_end_by_steps(tmp_path):
-    task, data = parts(tmp_path / "data")
+def test_a_run_may_end_by_steps(root):
+    task, data = parts(root)
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": None, "max_steps": 3, "val_check_interval": 2})
     assert run.fit(Trainer(**run.trainer_arguments()), task, data)["val/loss"] > 0
 
 
-def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(tmp_path):
-    run, _ = fit(tmp_path / "data")
+def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(root):
+    run, _ = fit(root)
     first, second = Run(run.path), Run(run.path)
     first.lock()
     with pytest.raises(InputError, match=f"in use by process {os.getpid()} on "):
@@ -352,9 +357,8 @@ class Failing(Callback):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), FileNotFoundError(2, "No such file", "x")], ids=repr)
-def test_an_error_reaches_a_notebook_as_itself_with_its_context(error, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    task, data = parts("data")
+def test_an_error_reaches_a_notebook_as_itself_with_its_context(error, root):
+    task, data = parts(root)
     run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": [Failing(error)]})
     with pytest.raises(type(error)) as raised:
         run.fit(Trainer(**run.trainer_arguments()), task, data)

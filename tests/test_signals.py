@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,34 +18,13 @@ from lightning.pytorch import Callback, Trainer, callbacks
 
 from lra_ssm.cli import main
 from lra_ssm.runs import Run
-from tests.runner import FIT, SHORT, Command, only_run, run, succeed
-from tests.test_resume import assert_same, outcome
+from tests.interrupted import ENDS, assert_same, outcome
+from tests.runner import FIT, SHORT, Command, Result, only_run, run, run_here, succeed
 from tests.test_runs import QUIET, parts
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 SAVES_NEVER = "--checkpoint.every_n_steps=1000"  # but at the end of an epoch: what is saved within was saved to stop
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tmp_path_factory.mktemp("data") / "root"
-
-
-ENDS = {
-    "epochs": [],
-    "steps": ["--trainer.max_epochs=-1", "--trainer.max_steps=9"],
-    "validation within epochs": ["--trainer.val_check_interval=2"],
-    "accumulated": ["--trainer.accumulate_grad_batches=2", "--trainer.max_epochs=3"],
-}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, data):
-    outcomes = {}
-    for name, flags in ENDS.items():
-        folder = tmp_path_factory.mktemp("undisturbed")
-        succeed([*FIT, f"--data.root={data}", SAVES_NEVER, *flags], folder)
-        outcomes[name] = outcome(folder)
-    return outcomes
 
 
 def state(folder: Path) -> tuple[dict, int]:
@@ -75,22 +55,29 @@ MOMENTS = {
     "validation_end:1": 6,
 }
 SIGNALS = {"SIGTERM": 143, "SIGINT": 130, "SIGUSR1": 138}
+ENDED_BY = ("epochs", "steps", "validation within epochs", "accumulated")
 CASES = [  # one by one across the table by default, the others with `pytest -m slow` and `-m trials`
     pytest.param(
         end,
         moment,
         list(SIGNALS)[i % 3],
-        marks=[] if (i + j) % 8 == 3 else [(pytest.mark.slow, pytest.mark.trials)[i % 2]],
+        marks=[] if (i + j) % 8 == 3 else [(pytest.mark.trials, pytest.mark.slow)[(i + j) % 4 == 1]],
     )
-    for j, end in enumerate(ENDS)
+    for j, end in enumerate(ENDED_BY)
     for i, moment in enumerate(MOMENTS)
 ]
 
 
+def signalled(command: list[str], folder: Path, moment: str, name: str = "SIGTERM") -> Result:
+    """A command in this process, which a signal ends."""
+    with mock.patch.dict(os.environ, KILL_AT=moment, KILL_WITH=name):
+        return run_here(command, folder)
+
+
 @pytest.mark.parametrize(("end", "moment", "name"), CASES)
-def test_a_signal_saves_the_step_and_the_run_goes_on_bit_identical(end, moment, name, tmp_path, data, undisturbed):
+def test_a_signal_saves_the_step_and_the_run_goes_on_bit_identical(end, moment, name, tmp_path, data, uninterrupted):
     command = [*FIT, f"--data.root={data}", SAVES_NEVER, *ENDS[end]]
-    result = run(command, tmp_path, {"KILL_AT": moment, "KILL_WITH": name})
+    result = signalled(command, tmp_path, moment, name)
     record, step = state(tmp_path)
     assert result.code == SIGNALS[name], result.err[-2000:]
     line = only_line(result.err)
@@ -99,7 +86,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_bit_identical(end, moment, 
     if end == "epochs":
         assert step == MOMENTS[moment]
     succeed(command, tmp_path)
-    assert_same(outcome(tmp_path), undisturbed[end])
+    assert_same(outcome(tmp_path), uninterrupted(end).outcome)
 
 
 MINE = """
@@ -122,7 +109,7 @@ class Mine(EMAWeightAveraging):
 @pytest.mark.parametrize(
     ("averages", "flags"),
     [
-        ("lightning.pytorch.callbacks.EMAWeightAveraging", []),
+        pytest.param("lightning.pytorch.callbacks.EMAWeightAveraging", [], marks=pytest.mark.slow),
         ("lightning.pytorch.callbacks.WeightAveraging", ["--trainer.precision=64-true"]),
         ("mine.Mine", ["--trainer.val_check_interval=2"]),
     ],
@@ -135,14 +122,12 @@ def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(average
         folder.mkdir()
         (folder / "mine.py").write_text(MINE)
         if folder.name == "stopped":
-            result = run(command, folder, {"KILL_AT": "validation_batch_start:3", "KILL_WITH": "SIGTERM"})
+            result = signalled(command, folder, "validation_batch_start:3")
             assert only_line(result.err).startswith("stopped by SIGTERM at step ")
         succeed(command, folder)
         last = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
-        _, *best_and_rows = outcome(folder)
-        ends.append(
-            (last["state_dict"] | {f"raw {k}": w for k, w in last["current_model_state"].items()}, *best_and_rows)
-        )
+        both = last["state_dict"] | {f"raw {k}": w for k, w in last["current_model_state"].items()}
+        ends.append(outcome(folder)._replace(last=both))
     assert_same(*ends)
 
 
@@ -262,7 +247,6 @@ def test_a_run_validates_at_its_last_step_once_and_its_best_is_found(flags, tmp_
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     assert "val/accuracy" in metrics and "best val/accuracy" in metrics
     assert "test/accuracy" in succeed(["test", *command], tmp_path).out
-    assert "val/accuracy" in succeed(["fit", *command], tmp_path).out
 
 
 class Raise(Callback):
@@ -294,23 +278,23 @@ def fit_in_python(root: Path, stop: Raise | None = None):
 @pytest.mark.parametrize(
     ("name", "error"), [("SIGINT", KeyboardInterrupt), pytest.param("SIGTERM", SystemExit, marks=SLOW)]
 )
-def test_a_fit_of_ones_own_is_saved_too_and_gets_its_handlers_back(name, error, tmp_path, monkeypatch, capfd):
+def test_a_fit_of_ones_own_is_saved_too_and_gets_its_handlers_back(name, error, tmp_path, data, monkeypatch, capfd):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     before = handlers()
     for folder in ("whole", "stopped"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "whole")
-    whole, fit = fit_in_python(tmp_path / "data")
+    whole, fit = fit_in_python(data)
     fit()
     monkeypatch.chdir(tmp_path / "stopped")
     stop = Raise(4, name)
-    run, fit = fit_in_python(tmp_path / "data", stop)
+    run, fit = fit_in_python(data, stop)
     with pytest.raises(error):
         fit()
     assert f"lra-ssm: stopped by {name} at step 4, saved; " in capfd.readouterr().err
     assert handlers() == before and stop.handlers != before and run.record["status"] == "interrupted"
     assert torch.load(run.last, weights_only=True)["global_step"] == 4
-    run, fit = fit_in_python(tmp_path / "data")
+    run, fit = fit_in_python(data)
     fit()
     ours, theirs = (
         torch.load(folder / whole.last, weights_only=True)["state_dict"]
@@ -319,13 +303,13 @@ def test_a_fit_of_ones_own_is_saved_too_and_gets_its_handlers_back(name, error, 
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and handlers() == before
 
 
-def test_a_fit_in_a_thread_takes_no_handlers(tmp_path, monkeypatch):
+def test_a_fit_in_a_thread_takes_no_handlers(tmp_path, data, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
     before, seen = handlers(), []
     watch = Raise(3)
     watch.on_train_batch_end = lambda *args: seen.append(handlers())
-    run, fit = fit_in_python(tmp_path / "data", watch)
+    run, fit = fit_in_python(data, watch)
     thread = threading.Thread(target=fit)
     thread.start()
     thread.join()

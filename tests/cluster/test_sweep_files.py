@@ -29,10 +29,9 @@ def resolved(run):
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_runs_are_those_of_fit(file):
-    found = read_sweep(file).runs
-    for run in (found[0], found[-1]):
-        configured = read_fit_options(run.options(run.config))
-        assert configured.path.parts[0] == "runs" and len(configured.path.name) == 10
+    run = read_sweep(file).runs[-1]
+    configured = read_fit_options(run.options(run.config))
+    assert configured.path.parts[0] == "runs" and len(configured.path.name) == 10
 
 
 def test_what_is_set_of_a_layer_holds_for_every_layer_of_a_grid(tmp_path):
@@ -47,12 +46,22 @@ def test_what_is_set_of_a_layer_holds_for_every_layer_of_a_grid(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
-def test_no_two_runs_are_one(file):
-    """Of one seed: two are never one."""
+def differences(run, other):
+    return sum(run.changes.get(key) != other.changes.get(key) for key in {*run.changes, *other.changes})
+
+
+@pytest.mark.parametrize("file", [pytest.param(file, marks=mark, id=f"{file.stem}-{mark.name}") for file in SWEEPS
+                                  for mark in (pytest.mark.slow, pytest.mark.trials)])  # fmt: skip
+def test_no_two_runs_are_one(file, request):
+    """Of one seed: two are never one. In `slow` the first run and those of its config that differ in one option, and
+    the first of each config: whatever is given by itself makes another run."""
     found = read_sweep(file).runs
-    found = [run for run in found if run.changes.get("seed_everything") == found[0].changes.get("seed_everything")]
+    first = found[0]
+    found = [run for run in found if run.changes.get("seed_everything") == first.changes.get("seed_everything")]
+    if request.node.get_closest_marker("slow"):
+        firsts = {run.config: run for run in reversed(found)}.values()
+        near = [run for run in found if run.config == first.config and differences(run, first) <= 1]
+        found = list({run.index: run for run in (*firsts, *near)}.values())
     assert len({read_fit_options(run.options(run.config)).path for run in found}) == len(found)
 
 
