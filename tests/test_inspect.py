@@ -11,8 +11,8 @@ import yaml
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
-from lra_ssm.cli.named_network import NamedNetwork, find, load_network
-from lra_ssm.datamodules import TeacherStudent
+from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
+from lra_ssm.datamodules import MNIST, TeacherStudent
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
@@ -20,67 +20,87 @@ from lra_ssm.models import LanguageModel, Regressor
 from tests.runner import everything_below, in_process, only_run, printed, refused
 
 
-def test_a_run_is_inspected_on_its_own_data(trained, monkeypatch, capsys):
+@pytest.fixture
+def reported(monkeypatch, capsys):
+    """Where a command's report would go and what it says of each network; it is not drawn."""
+
+    def of(*arguments):
+        found = []
+        with monkeypatch.context() as patch:
+            patch.setattr("lra_ssm.cli.inspect._write", lambda *report: found.append(report))
+            code, _, errors = in_process(["inspect", *map(str, arguments)], capsys)
+        assert code == 0, errors
+        ((folder, networks),) = found
+        return folder, [f"{network.title}: {'; '.join(network.facts)}" for network in networks]
+
+    return of
+
+
+def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, capsys):
     folder, _ = trained
     monkeypatch.chdir(folder)
     run = only_run(folder)
-    code, out, errors = in_process(["inspect", str(run), "--out=."], capsys)
-    assert code == 0 and out.splitlines() == ["inspect.html", "inspect.png"], errors
-    text = (folder / "inspect.html").read_text()
+    code, out, errors = in_process(["inspect", str(run), f"--out={tmp_path}"], capsys)
+    assert code == 0 and out.splitlines() == [f"{tmp_path}/inspect.html", f"{tmp_path}/inspect.png"], errors
+    text = (tmp_path / "inspect.html").read_text()
     assert f"tiny {run.name}" in text and "2 validation example(s) of ListOps" in text
-    assert "1 B2S6, both directions" in text and (folder / "inspect.png").read_bytes().startswith(b"\x89PNG")
+    assert "1 B2S6, both directions" in text and (tmp_path / "inspect.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_side_by_side_beside_the_first(trained, tmp_path, capsys):
-    run = only_run(trained[0])
-    other, mine = tmp_path / "other", tmp_path / "mine"
-    shutil.copytree(run, other)
-    shutil.copytree(run, mine)
-    data = ["--root", str(trained[0] / "data"), "--examples=1"]
-    code, out, errors = in_process(["inspect", str(mine), f"--against={other}/checkpoints/last.ckpt", *data], capsys)
-    assert code == 0, errors
-    text = (mine / "inspect.html").read_text()
-    assert "tiny mine and tiny other" in text and "last.ckpt" in text and "best.ckpt" in text
-    assert text.count("measured on 1 validation example(s) of ListOps") == 2
-
-
-def test_data_that_is_not_prepared_is_one_line_and_noise_is_asked_for(trained, tmp_path, monkeypatch, capsys):
+def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run, nowhere = shutil.copytree(only_run(trained[0]), "run"), tmp_path / "nowhere"
+    shutil.copytree(only_run(trained[0]), "first")
+    shutil.copytree("first", "second")
+    config = yaml.safe_load(Path("second/config.yaml").read_text())
+    config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
+    Path("second/config.yaml").write_text(yaml.safe_dump(config))
+    options = ["--root", str(trained[0] / "data"), "--examples=1"]
+    code, _, errors = in_process(["inspect", "first", "--against=second/checkpoints/last.ckpt", *options], capsys)
+    assert code == 0, errors
+    text = Path("first/inspect.html").read_text()
+    assert "tiny first and tiny second" in text and "last.ckpt" in text and "best.ckpt" in text
+    assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
+    assert text.count("trained with other settings of data: data.num_val 777 there, 20 here") == 1
+    for more in (options, ["--random"]):
+        said = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
+        assert said.startswith("mnist-lru: model.network.vocab_size is None, but ") and "\n" not in said
+    words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
+    with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
+        check_takes(words, open_data([words], ["--data.num_val=20"], str(trained[0] / "data")).module)
+
+
+def test_data_that_is_not_prepared_is_one_line_and_noise_is_asked_for(trained, tmp_path, reported, capsys):
+    run, nowhere = shutil.copytree(only_run(trained[0]), tmp_path / "run"), tmp_path / "nowhere"
     said = refused(["inspect", str(run), f"--root={nowhere}"], capsys)
     assert said.startswith(f"ListOps is not prepared below {nowhere} with these settings; `lra-ssm prepare listops ")
     assert f"--data.num_train=16 --data.num_val=20 --data.num_test=20 --data.root={nowhere}` makes it ready" in said
     assert said.endswith("; --random takes random inputs") and not nowhere.exists()
-    assert not Path("run/inspect.html").exists()
+    assert not Path(run, "inspect.html").exists()
     command = said.partition("`")[2].partition("`")[0].replace("'", "").split()[1:]
     nowhere.mkdir()
     code, _, errors = in_process(command, capsys)
     assert code == 0, errors
-    code, _, errors = in_process(["inspect", str(run), f"--root={nowhere}", "--examples=1"], capsys)
-    assert code == 0, errors
-    assert "measured on 1 validation example(s) of ListOps" in Path("run/inspect.html").read_text()
+    _, (text,) = reported(run, f"--root={nowhere}", "--examples=1")
+    assert "measured on 1 validation example(s) of ListOps" in text
     said = refused(["inspect", str(run), "--random", "--data.num_val", "3"], capsys)
     assert said == "--random takes no data: leave it out, or --data.num_val=3"
 
 
-def test_data_prepared_with_other_settings_is_named_and_taken(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run, root = shutil.copytree(only_run(trained[0]), "run"), tmp_path / "data"
+def test_data_prepared_with_other_settings_is_named_and_taken(trained, tmp_path, reported, capsys):
+    run, root = str(only_run(trained[0])), tmp_path / "data"
     root.mkdir()
     sizes = ["--num_train=2", "--num_val=3", "--num_test=1", "--length_bounds=[3,20]", "--max_depth=3"]
     assert in_process(["prepare", "listops", f"--root={root}", *sizes], capsys)[0] == 0
-    said = refused(["inspect", "run", f"--root={root}"], capsys)
+    said = refused(["inspect", run, f"--root={root}"], capsys)
     given = "--data.num_train=2 --data.num_val=3 --data.num_test=1"
     assert f"; prepared there: {given} (2 train, 3 val, 1 test): give these options; --random" in said
     options = ["--data.num_train", "2", "--data.num_val=3", "--data.num_test=1", "--data.batch_size=5"]
-    code, _, errors = in_process(["inspect", "run", f"--data.root={root}", *options], capsys)
-    assert code == 0, errors
-    text = Path(run, "inspect.html").read_text()
+    _, (text,) = reported(run, f"--data.root={root}", *options)
     assert "measured on 2 validation example(s) of ListOps; trained with other settings of data: " in text
     assert "data.num_val 20 there, 3 here" in text and "batch_size" not in text and "data.root" not in text
-    said = refused(["inspect", "run", "--data.num_vall=3"], capsys)
+    said = refused(["inspect", run, "--data.num_vall=3"], capsys)
     assert "lra_ssm.datamodules.ListOps takes no key 'num_vall'; did you mean 'num_val'?" in said
-    assert "must be at least 1" in refused(["inspect", "run", "--data.batch_size=0"], capsys)
+    assert "must be at least 1" in refused(["inspect", run, "--data.batch_size=0"], capsys)
 
 
 def opened(network, spec=None, config=None, **more):
@@ -156,39 +176,19 @@ def test_a_mixture_is_opened_and_another_tokenizer_or_vocabulary_refused(tmp_pat
         check_takes(opened(small, small.specification()), data.module)
 
 
-def test_two_models_are_measured_on_the_same_inputs_or_refused(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(only_run(trained[0]), "first")
-    shutil.copytree("first", "second")
-    config = yaml.safe_load(Path("second/config.yaml").read_text())
-    config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
-    Path("second/config.yaml").write_text(yaml.safe_dump(config))
-    options = [f"--root={trained[0] / 'data'}", "--examples=1"]
-    code, _, errors = in_process(["inspect", "first", "--against=second", *options], capsys)
-    assert code == 0, errors
-    text = Path("first/inspect.html").read_text()
-    assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
-    assert text.count("trained with other settings of data: data.num_val 777 there, 20 here") == 1
-    for more in (options, ["--random"]):
-        said = refused(["inspect", "first", "--against=mnist-lru", *more], capsys)
-        assert said.startswith("mnist-lru: model.network.vocab_size is None, but ") and "\n" not in said
-    words = opened(None, config=config, recorded={"vocabulary": ["a", "b"]})
-    with pytest.raises(InputError, match="it: was trained on another vocabulary than ListOps has here"):
-        check_takes(words, open_data([words], ["--data.num_val=20"], str(trained[0] / "data")).module)
-
-
-def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
+def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LRA_SSM_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = str(Path(shutil.copytree(SHIPPED / "mnist-b2s6", "mine")))
     assert "MNIST is not prepared below" in refused(["inspect", "mnist-b2s6", f"--against={folder}"], capsys)
-    command = ["inspect", "mnist-b2s6", f"--against={folder}", "--examples=1", "--random"]
-    code, out, errors = in_process(command, capsys)
-    assert code == 0 and out.split() == ["inspect.html", "inspect.png"], errors
-    text = Path("inspect.html").read_text()
-    assert "mnist-b2s6 and mine" in text and text.count("test/accuracy 98.89 %") == 2
-    assert text.count("measured on 1 random input(s) with random labels") == 2
+    (example,), _ = random_examples(named_network("mnist-b2s6"), 1)
+    assert example.inputs.shape == (1, 28 * 28, 1)
+    monkeypatch.setattr(MNIST, "image_size", (4, 4))
+    out, texts = reported("mnist-b2s6", f"--against={folder}", "--examples=1", "--random")
+    assert out == Path() and [text.partition(":")[0] for text in texts] == ["mnist-b2s6", "mine"]
+    for text in texts:
+        assert "test/accuracy 98.89 %" in text and "measured on 1 random input(s) with random labels" in text
     config = Path("mine/config.yaml")
     config.write_text(config.read_text().replace("lra_ssm.datamodules.MNIST", "tests.helpers.KillMe"))
     stated = json.loads(Path("mine/config.json").read_text())

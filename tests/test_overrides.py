@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import yaml
+from lightning.pytorch.cli import LightningArgumentParser
 
 from lra_ssm import datamodules, layers
 from tests.runner import FIT, in_process, printed, refused
@@ -95,3 +96,19 @@ def test_callbacks_that_train_otherwise_than_the_configuration_says_are_refused(
     flags = [f"--trainer.callbacks+=lightning.pytorch.callbacks.{callback}", *OVERRULING[callback]]
     assert f"trainer.callbacks: {callback} sets" in refused([*FIT, *flags], capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_one_batch_is_not_all_in_whichever_order_typing_gives_the_types(monkeypatch, capsys):
+    add = LightningArgumentParser.add_lightning_class_args
+
+    def float_first(self, *args, **kwargs):
+        added = add(self, *args, **kwargs)
+        for action in self._actions:
+            if action.dest == "trainer.limit_test_batches":
+                action._typehint = float | int | None
+        return added
+
+    monkeypatch.setattr(LightningArgumentParser, "add_lightning_class_args", float_first)
+    for text, value in (("1", 1), ("1.0", 1.0)):
+        found = printed([*FIT, f"--trainer.limit_test_batches={text}", "--print_config"], capsys)
+        assert repr(yaml.safe_load(found)["trainer"]["limit_test_batches"]) == repr(value)

@@ -5,7 +5,10 @@ import html
 import io
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -23,6 +26,9 @@ th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #e4e4e
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; vertical-align: bottom; }
 .alarm { color: #c0392b; font-weight: 600; }
 """
+
+_TITLE = {"fontsize": 13, "weight": "bold", "color": INK}
+_FACTS = {"fontsize": 9, "color": FAINT}
 
 # column -> what it says, shown under the table
 COLUMNS = {
@@ -60,8 +66,8 @@ def row(number: int, layer: LayerMeasures, length: int) -> list[str]:
     ]
 
 
-def page(networks: Sequence[Measures]) -> str:
-    """The report as one HTML page: images within it, no script, nothing fetched."""
+def page(networks: Sequence[Measures], drawn: dict[str, Image.Image]) -> str:
+    """The report as one HTML page: images within it, no script, nothing fetched; `drawn` is what `figures` gives."""
     title = " and ".join(measures.title for measures in networks)
     parts = [f"<h1>{html.escape(title)}</h1>"]
     for measures in networks:
@@ -71,9 +77,9 @@ def page(networks: Sequence[Measures]) -> str:
         parts.append(_table(measures))
     legend = "; ".join(f"<b>{html.escape(name)}</b>: {text}" for name, text in COLUMNS.items() if text)
     parts.append(f'<p class="facts">{legend}.</p>')
-    for name in _shown(networks):
+    for name, image in drawn.items():
         figure = FIGURES[name]
-        source = base64.b64encode(_png(_image(name, networks))).decode()
+        source = base64.b64encode(_png(image)).decode()
         parts.append(
             f"<h2>{html.escape(figure.title)}</h2><figure>"
             f'<img alt="{html.escape(figure.title)}" src="data:image/png;base64,{source}">'
@@ -84,12 +90,6 @@ def page(networks: Sequence[Measures]) -> str:
         f'<meta name="viewport" content="width=device-width"><style>{_CSS}</style></head>\n'
         f"<body>{chr(10).join(parts)}</body></html>\n"
     )
-
-
-def _shown(networks: Sequence[Measures]) -> list[str]:
-    """The figures that say something: none about Δ where no layer has one."""
-    selective = any(layer.delta is not None for measures in networks for layer in measures.layers)
-    return [name for name in FIGURES if name != "delta" or selective]
 
 
 def _table(measures: Measures) -> str:
@@ -106,32 +106,29 @@ def _table(measures: Measures) -> str:
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
-def _image(name: str, networks: Sequence[Measures], words: bool = False) -> Image.Image:
-    """A figure; with its title and sentence where it stands alone."""
-    about = FIGURES[name]
-    figure = Figure(figsize=(_WIDTH, _ROW * len(networks) + (1.25 if words else 0.35)), layout="constrained")
-    if words:
-        figure.suptitle(about.title, fontsize=13, weight="bold", color=INK, x=0.01, ha="left")
-        figure.supxlabel("\n".join(textwrap.wrap(about.see, 165)), fontsize=9, color=FAINT, x=0.01, ha="left")
+def figures(networks: Sequence[Measures]) -> dict[str, Image.Image]:
+    """Those of `FIGURES` that say something, drawn: none about Δ where no layer has one."""
+    selective = any(layer.delta is not None for measures in networks for layer in measures.layers)
+    return {name: _figure(name, networks) for name in FIGURES if name != "delta" or selective}
+
+
+def _figure(name: str, networks: Sequence[Measures]) -> Image.Image:
+    figure = Figure(figsize=(_WIDTH, _ROW * len(networks) + 0.35), layout="constrained")
     draw(figure, name, networks)
     return _drawn(figure)
 
 
-def picture(networks: Sequence[Measures]) -> bytes:
+def picture(networks: Sequence[Measures], drawn: dict[str, Image.Image]) -> bytes:
     """Facts, figures and sentences below each other, as one PNG."""
     texts = []
     for measures in networks:
-        cells = [row(i + 1, layer, measures.length) for i, layer in enumerate(measures.layers)]
-        texts.append((measures.title, "; ".join(measures.facts), table(list(COLUMNS), cells)))
-    lines = 0.6 + sum(3.2 + len(text.splitlines()) for *_, text in texts)
-    head, y = Figure(figsize=(_WIDTH, 0.17 * lines)), 1 - 0.6 / lines
-    for title, facts, text in texts:
-        for words, size, weight, color in ((title, 15, "bold", INK), (facts, 9, "normal", FAINT)):
-            head.text(0.01, y - 0.7 / lines, words, fontsize=size, weight=weight, color=color, va="center")
-            y -= 1.4 / lines
-        head.text(0.01, y, text, fontsize=7.5, family="monospace", color=INK, va="top", linespacing=1.35)
-        y -= (len(text.splitlines()) + 0.4) / lines
-    images = [_drawn(head), *(_image(name, networks, words=True) for name in _shown(networks))]
+        cells = table(list(COLUMNS), [row(i + 1, layer, measures.length) for i, layer in enumerate(measures.layers)])
+        texts += [(measures.title, _TITLE | {"fontsize": 15}), ("; ".join(measures.facts), _FACTS)]
+        texts.append((cells, {"fontsize": 7.5, "color": INK, "family": "monospace"}))
+    images = [_texts(texts)]
+    for name, image in drawn.items():
+        see = "\n".join(textwrap.wrap(FIGURES[name].see, 165))
+        images += [_texts([(FIGURES[name].title, _TITLE)]), image, _texts([(see, _FACTS)])]
     sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), "white")
     top = 0
     for image in images:
@@ -140,13 +137,24 @@ def picture(networks: Sequence[Measures]) -> bytes:
     return _png(sheet)
 
 
+def _texts(texts: Sequence[tuple[str, dict[str, Any]]]) -> Image.Image:
+    """Texts in their fonts, below each other, each with 4 points of space above and below."""
+    heights = [(1.35 * font["fontsize"] * (text.count("\n") + 1) + 8) / 72 for text, font in texts]
+    figure, top = Figure(figsize=(_WIDTH, sum(heights))), sum(heights)
+    for (text, font), height in zip(texts, heights, strict=True):
+        figure.text(0.01, (top - 4 / 72) / sum(heights), text, va="top", linespacing=1.35, **font)
+        top -= height
+    return _drawn(figure)
+
+
 def _drawn(figure: Figure) -> Image.Image:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=110, format="png", facecolor="white")
-    return Image.open(file).convert("RGB")
+    figure.set(dpi=110, facecolor="white")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def _png(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    image.save(file, format="png", optimize=True)
+    image.save(file, format="png")
     return file.getvalue()

@@ -113,10 +113,11 @@ def _measured(named: Sequence[NamedNetwork], examples: list["Example"], sources:
 
 
 def _write(folder: Path, networks: list[Any]) -> None:
-    from lra_ssm.analysis.report import page, picture
+    from lra_ssm.analysis.report import figures, page, picture
     from lra_ssm.files import replacing
 
-    for name, content in (("inspect.html", page(networks).encode()), ("inspect.png", picture(networks))):
+    drawn = figures(networks)
+    for name, content in (("inspect.html", page(networks, drawn).encode()), ("inspect.png", picture(networks, drawn))):
         with replacing(folder / name, "wb") as file:
             file.write(content)
         print(folder / name)

@@ -51,6 +51,11 @@ class RunParser(LightningArgumentParser):
 
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **kwargs: Any) -> Any:
         added = super().add_lightning_class_args(lightning_class, nested_key, *args, **kwargs)
+        for action in self._actions:
+            # typing may give Optional[Union[int, float]] back as another module wrote it, float first: 1, which is one
+            # batch, would be read as 1.0, all of them.
+            if getattr(action, "_typehint", None) == int | float | None:
+                action._typehint = int | float | None  # type: ignore[attr-defined]
         assert self.groups is not None
         self.groups[nested_key].title = TITLES.get(nested_key, nested_key)
         return added

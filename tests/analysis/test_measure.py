@@ -14,7 +14,7 @@ from torch import nn
 from lra_ssm.analysis.measure import LayerMeasures, measure, steps
 from lra_ssm.analysis.network import Example, from_embedding, inputs_of, layers_of, loss_of
 from lra_ssm.analysis.plots import FIGURES, delta_range
-from lra_ssm.analysis.report import COLUMNS, page, picture
+from lra_ssm.analysis.report import COLUMNS, figures, page, picture
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock
 from lra_ssm.models import Classifier, DualEncoder
@@ -130,9 +130,12 @@ def test_a_state_that_grows_is_seen():
     assert m.distance == pytest.approx(-0.01)
 
 
-def test_page(measured):
+def test_page_and_picture(measured, recwarn):
     odd = replace(measured[0], title="<b>&", facts=["<script>"])
-    text = page([odd, *measured[1:]])
+    networks = [odd, measured[2]]
+    drawn = figures(networks)
+    assert list(drawn) == list(FIGURES)
+    text = page(networks, drawn)
     assert text.startswith("<!doctype html>")
     assert "<script" not in text and not re.search(r'(src|href)="(?!data:)', text) and "@import" not in text
     assert "&lt;b&gt;&amp;" in text and "&lt;script&gt;" in text
@@ -142,6 +145,9 @@ def test_page(measured):
         assert f"<th>{name}</th>" in text
     assert all(figure.title in text for figure in FIGURES.values())
     assert "1 S6" in text and "2 Smooth, both directions" in text
+    image = Image.open(io.BytesIO(picture(networks, drawn)))
+    assert image.format == "PNG" and image.width > 1000 and image.height > sum(i.height for i in drawn.values()) > 2000
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]  # no character is missing in the font
 
 
 def test_a_diverged_network_is_said_to_be(measured):
@@ -150,11 +156,13 @@ def test_a_diverged_network_is_said_to_be(measured):
     next(network.head.parameters()).data.fill_(torch.nan)
     found = measure(network, examples(20), "", [])
     assert not found.layers[0].gradient.isfinite().any() and found.layers[0].effective > 1
-    assert picture([found])
+    assert list(figures([found])) == list(FIGURES)
 
 
 def test_no_figure_is_about_a_delta_that_nobody_has(measured):
-    assert FIGURES["delta"].title not in page(measured[2:])
+    drawn = figures(measured[2:])
+    assert list(drawn) == [name for name in FIGURES if name != "delta"]
+    assert FIGURES["delta"].title not in page(measured[2:], drawn)
 
 
 def test_a_long_sequence_is_drawn_to_its_end(measured):
@@ -164,9 +172,3 @@ def test_a_long_sequence_is_drawn_to_its_end(measured):
     delta_range(axes, replace(measured[0], layers=[replace(measured[0].layers[0], delta=delta)]))
     median = next(line for line in axes.lines if line.get_marker() == "o")
     assert median.get_ydata().tolist() == [3.0]
-
-
-def test_picture(measured, recwarn):
-    image = Image.open(io.BytesIO(picture(measured[:1])))
-    assert image.format == "PNG" and image.width > 1000 and image.height > 2000
-    assert not [w for w in recwarn if "Glyph" in str(w.message)]  # no character is missing in the font
