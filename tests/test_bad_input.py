@@ -124,7 +124,8 @@ BAD = {
 
 # What another case says of another part of the configuration.
 AGAIN = ("unknown group of a network", "unknown network key", "unknown block key", "unknown data key", "a head's key",
-         "no such strategy", "no such pooling")  # fmt: skip
+         "no such strategy", "no such pooling", "unknown group of a layer", "unknown group of data",
+         "one of discrete time alone")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in AGAIN)) for case in BAD])

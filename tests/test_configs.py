@@ -1,6 +1,7 @@
 """Every config parses, is complete, says where its values come from, and trains."""
 
 import copy
+import inspect
 import itertools
 import re
 from functools import cache
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
 import lra_ssm
 from lra_ssm.layers import NetworkSpec
+from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
 from tests.runner import in_process, options_of
@@ -62,24 +66,17 @@ def one_step(path, more, folder, monkeypatch, capsys):
     assert len(list(folder.glob("runs/**/config.yaml"))) == 1
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_setting_of_model_and_data_stands_in_the_file(path):
-    given = dict(values(parsed(path)))
-    for key, value in resolved(path).items():
-        key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
-        if key.startswith(("model.", "data.", "checkpoint.")):
-            assert key in given, f"{path} leaves {key} to a default"
-            assert given[key] == value or list(given[key]) == list(value), key
-
-
-def classes(config):
-    """The classes that a configuration names, at any depth."""
-    return {value for key, value in values(config) if key.endswith("class_path")}
+def specifications(node):
+    """What names a class in a configuration, at any depth."""
+    if isinstance(node, dict) and "class_path" in node:
+        yield node
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from specifications(part)
 
 
 def covering(configs):
     """Of configurations by names as few as a greedy choice needs for every class that one of them has."""
-    named = {name: classes(config) for name, config in configs.items()}
+    named = {name: {node["class_path"] for node in specifications(config)} for name, config in configs.items()}
     missing, chosen = set().union(*named.values()), set()
     while missing:
         chosen.add(best := max(named, key=lambda name: len(named[name] & missing)))
@@ -93,6 +90,29 @@ STEPS = [
     pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
     for path in FILES
 ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
+def test_every_setting_of_model_and_data_stands_in_the_file(path):
+    config, none = parsed(path), inspect.Parameter.empty
+    model, data = config["model"], config["data"]
+    found = [(import_object(node["class_path"]), node.get("init_args", {})) for node in specifications([model, data])]
+    found += [(OptimizerSettings, model["init_args"]["optimizer"]), (CheckpointSettings, config["checkpoint"])]
+    assert len(found) > 4 and config["trainer"].keys() <= inspect.signature(Trainer).parameters.keys()
+    for cls, given in found:
+        takes = inspect.signature(cls).parameters
+        missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
+        assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
+
+
+@pytest.mark.parametrize("path", STEPS)
+def test_the_parser_takes_every_file_as_it_stands_and_adds_nothing(path):
+    given = dict(values(parsed(path)))
+    for key, value in resolved(path).items():
+        key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
+        if key.startswith(("model.", "data.", "checkpoint.")):
+            assert key in given, f"{path} leaves {key} to a default"
+            assert given[key] == value or list(given[key]) == list(value), key
 
 
 @pytest.mark.parametrize("path", STEPS)
