@@ -1,3 +1,4 @@
+import copy
 import os
 import shutil
 import socket
@@ -28,6 +29,27 @@ def trained(tmp_path_factory):
 def no_curves(monkeypatch):
     """For tests that end many runs in this process: a picture takes a third of a small fit."""
     monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
+
+
+@cache
+def _options(command, *arguments):
+    from lra_ssm.cli.run_options import RunOptions
+
+    return RunOptions(command, list(arguments))
+
+
+@pytest.fixture
+def read_once(monkeypatch):
+    """For tests that start the same commands in this process again and again, none of which names a class of its
+    folder: the options, half of a small fit, are read the first time."""
+
+    def options(command, arguments):
+        known = _options(command, *arguments)
+        again = copy.copy(known)
+        again.config, again.resolved = copy.deepcopy((known.config, known.resolved))
+        return again
+
+    monkeypatch.setattr("lra_ssm.cli.run.RunOptions", options)
 
 
 @pytest.fixture(scope="session")

@@ -163,12 +163,19 @@ def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
     assert_close(tmp_path, fitted(1, *STREAMS, *EXACT))
 
 
+SHARDED = [*STREAMS, "--model.network.activation_checkpointing=true"]
+
+
 def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> None:
-    flags = [*STREAMS, "--model.network.activation_checkpointing=true"]
-    one, two = fitted(1, *STREAMS), fitted(2, *flags, *FSDP2)
+    one, two = fitted(1, *STREAMS), fitted(2, *SHARDED, *FSDP2)
     assert_close(two, one, rtol=1e-5, atol=1e-6)
     whole = LanguageModelling.load_from_checkpoint(only_run(two) / "checkpoints/last.ckpt", weights_only=True)
     assert torch.equal(whole.network.head_weight, last(two)["state_dict"]["network.backbone.embedding.weight"])
+
+
+@pytest.mark.slow
+def test_sharded_weights_are_scored_as_whole_ones(fitted: Callable[..., Path]) -> None:
+    two = fitted(2, *SHARDED, *FSDP2)
     folder, found = only_run(two), []
     for devices, more in ((1, []), (2, FSDP2)):
         line = ["test", "--config", str(CONFIG), *more, f"--ckpt_path={folder}/checkpoints/best.ckpt", *STREAMS]

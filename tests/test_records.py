@@ -45,14 +45,14 @@ def here(tmp_path, monkeypatch, trained):
 
 
 @pytest.fixture
-def finished(here, trained):
+def finished(here, trained, read_once):
     """A copy of a finished run."""
     shutil.copytree(trained[0] / "runs", "runs")
     return only_run(here)
 
 
 @pytest.fixture
-def interrupted(uninterrupted, data, tmp_path, monkeypatch):
+def interrupted(uninterrupted, data, tmp_path, monkeypatch, read_once):
     """A run of two epochs that was killed in the second one."""
     monkeypatch.chdir(tmp_path)
     os.symlink(data, "data")

@@ -74,6 +74,7 @@ def signalled(command: list[str], folder: Path, moment: str, name: str = "SIGTER
         return run_here(command, folder)
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(("end", "moment", "name"), CASES)
 def test_a_signal_saves_the_step_and_the_run_goes_on_bit_identical(end, moment, name, tmp_path, data, uninterrupted):
     command = [*FIT, f"--data.root={data}", SAVES_NEVER, *ENDS[end]]
