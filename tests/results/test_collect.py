@@ -163,7 +163,7 @@ def test_a_task_that_stands_for_other_data_is_told(tmp_path):
 
 
 def test_many_runs_are_read_in_about_a_second_without_torch(tmp_path):
-    for seed in range(200):
+    for seed in range(60):
         make_run(tmp_path, seed=seed, run_id=f"{seed:010x}", curve=[(100 * i, 0.5) for i in range(100)])
     code = "import sys; from lra_ssm.cli import main; assert main(sys.argv[2:]) == 0; " \
         "assert not set(sys.argv[1].split()) & set(sys.modules)"  # fmt: skip
