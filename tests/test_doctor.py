@@ -42,7 +42,8 @@ def ours(path: Path, interpreter: str = sys.executable) -> Path:
 # --- the command ---
 
 
-def test_it_shows_everything_and_nothing_is_wrong(bare, capsys):
+def test_it_shows_everything_and_nothing_is_wrong(bare, monkeypatch, capsys):
+    monkeypatch.setattr(doctor_operators, "_SECONDS", 1e-3)
     for name in ("lightning", "lra-ssm"):
         ours(bare / name)
     code, out, err = in_process(["doctor"], capsys)

@@ -5,12 +5,18 @@ from contextlib import suppress
 import pytest
 import torch
 
+from lra_ssm.cli import doctor_operators
 from lra_ssm.cli.doctor_operators import TINY, Shape, check_operators
 from lra_ssm.ops import backends
 from lra_ssm.ops.backends import Operation
 
 CPU = torch.device("cpu")
 SMALL = Shape(1, 8, 4, 64)
+
+
+@pytest.fixture(autouse=True)
+def timed_for_less(monkeypatch):
+    monkeypatch.setattr(doctor_operators, "_SECONDS", 1e-3)
 
 
 def test_every_operator_by_every_backend_is_right_and_timed():

@@ -16,10 +16,9 @@ def shown(out):
 
 
 @pytest.fixture(scope="module")
-def pushed(tmp_path_factory):
+def pushed(trained, tmp_path_factory):
     """A folder with a finished, tested run that was pushed to `model`, and the metrics of its test."""
-    folder = tmp_path_factory.mktemp("pushed")
-    succeed([*FIT, *SHORT], folder)
+    folder = shutil.copytree(trained[0], tmp_path_factory.mktemp("pushed"), dirs_exist_ok=True)
     metrics = shown(succeed(["test", *FIT[1:], *SHORT], folder).out)
     assert "test/accuracy" in metrics
     succeed(["push", str(only_run(folder)), "model"], folder)

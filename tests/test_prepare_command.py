@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from lra_ssm import datamodules
+from lra_ssm.cli import doctor_operators
 from lra_ssm.cli.prepare import DATASETS, LANGUAGE
 from lra_ssm.datamodules import ListOps, Text
-from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run, succeed
+from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run_here, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -83,27 +84,29 @@ def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
 
 
-def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path: Path) -> None:
+def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(doctor_operators, "_SECONDS", 1e-3)
     out = succeed(["doctor", f"--root={root}", "--verify"], tmp_path).out
     assert "torch 2." in out and "reference  runs" in out and "kind: generated" in out
     assert "all digests of 4 prepared folders are as recorded" in out
     assert "inputs: characters" in out and "split" in out
 
 
-def test_doctor_names_damaged_data(root: Path, tmp_path: Path) -> None:
+def test_doctor_names_damaged_data(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(doctor_operators, "check_operators", lambda device, begun: iter(()))
     labels = next(root.glob("mnist/*/test_labels.npy"))
     manifest = labels.parent / "manifest.json"
     whole, record = labels.read_bytes(), manifest.read_text()
     try:
         labels.write_bytes(whole[:-8])
-        cut = run(["doctor", f"--root={root}"], tmp_path)
+        cut = run_here(["doctor", f"--root={root}"], tmp_path)
         assert cut.code == 1 and "DAMAGED" in cut.out and "bytes instead of" in cut.out
         labels.write_bytes(whole[:-8] + bytes(8))
-        other = run(["doctor", f"--root={root}", "--verify"], tmp_path)
+        other = run_here(["doctor", f"--root={root}", "--verify"], tmp_path)
         assert other.code == 1 and "does not have its recorded sha256" in other.out and "all digests" not in other.out
         for text in ("{", "{}"):
             manifest.write_text(text)
-            assert "DAMAGED" in (broken := run(["doctor", f"--root={root}", "--verify"], tmp_path)).out
+            assert "DAMAGED" in (broken := run_here(["doctor", f"--root={root}", "--verify"], tmp_path)).out
             assert broken.code == 1 and "Traceback" not in broken.err
             assert f"damaged: {manifest}" in succeed(["prepare", "--summary", f"--root={root}"], tmp_path).out
     finally:
@@ -190,8 +193,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**files, "corpus": folder / "corpus"}
 
 
-@pytest.mark.parametrize("case", OPTIONS)
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("case", "elsewhere"),
+    [
+        pytest.param(case, elsewhere, marks=[] if i % 2 == elsewhere else pytest.mark.slow)
+        for i, case in enumerate(OPTIONS)
+        for elsewhere in (False, True)
+    ],
+)
 def test_it_ends_with_the_options_that_take_it(
     case: str, elsewhere: bool, sources: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

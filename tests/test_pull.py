@@ -317,9 +317,12 @@ def test_the_sizes_that_we_list_are_those_of_the_networks() -> None:
     sizes = {"130m": (24, 768), "370m": (48, 1024), "790m": (48, 1536), "1.4b": (48, 2048), "2.8b": (64, 2560)}
     known = {model.name: model.parameters for model in known_models()}
     for name, (layers, width) in sizes.items():
-        config = {"n_layer": layers, "d_model": width, "vocab_size": 50277, "pad_vocab_size_multiple": 8, "ssm_cfg": {}}
-        spec = network_of_mamba({**config, "rms_norm": True, "residual_in_fp32": True}, name)
-        assert spec is not None
-        with torch.device("meta"):
-            count = sum(p.numel() for p in NetworkSpec.of(spec)().parameters())
+        counts = []
+        for few in (1, 2):  # every layer more is as large as the second
+            config = {"n_layer": few, "d_model": width, "vocab_size": 50277, "pad_vocab_size_multiple": 8}
+            spec = network_of_mamba({**config, "ssm_cfg": {}, "rms_norm": True, "residual_in_fp32": True}, name)
+            assert spec is not None
+            with torch.device("meta"):
+                counts.append(sum(p.numel() for p in NetworkSpec.of(spec)().parameters()))
+        count = counts[0] + (layers - 1) * (counts[1] - counts[0])
         assert known[f"state-spaces/mamba-{name}"] == known[f"state-spaces/mamba-{name}-hf"] == count
