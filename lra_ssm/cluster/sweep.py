@@ -134,7 +134,11 @@ def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
 
 def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Config and changes of each of a group's runs."""
-    configs = [shipped.find("config", text) for text in _list(group.get("configs"), f"{where}.configs", str)]
+    given = _list(group.get("configs"), f"{where}.configs", str)
+    try:
+        configs = [shipped.find("config", text) for text in given]
+    except InputError as error:
+        raise InputError(f"{where}.configs: {error}") from error
     seeds: Sequence[int | None] = [None]
     if "seeds" in group:
         seeds = _list(group["seeds"], f"{where}.seeds", int)
@@ -266,8 +270,8 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 def _list(value: Any, where: str, kind: type) -> list[Any]:
     if not isinstance(value, list) or not value or not all(type(item) is kind for item in value):
-        what = {str: "configs: [mnist/s4d, my.yaml]", int: "whole numbers: [0, 1, 2]"}[kind]
-        raise InputError(f"{where} is {value!r}; give a list of {what}")
+        what = {str: "a list of names or files: [mnist/s4d, my.yaml]", int: "a list of whole numbers: [0, 1, 2]"}[kind]
+        raise InputError(f"{where} is {value!r}; give {what}")
     return value
 
 

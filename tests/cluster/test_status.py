@@ -297,7 +297,7 @@ def test_the_command_shows_filters_and_prints_records(folder, capsys):
 
 @pytest.mark.parametrize(
     "arguments, said",
-    [(["nowhere"], "nowhere is neither a sweep file"), (["nowhere.yaml"], "sweep nowhere.yaml cannot be read"),
+    [(["nowhere"], "nowhere is neither a sweep file"), (["nowhere.yaml"], "no sweep nowhere.yaml: neither"),
      (["FOLDER", "--state=faild"], "there is no state 'faild'; did you mean 'failed'?"),
      (["FOLDER", "--watch=0"], "--watch draws"), (["FOLDER", "--watch", "--json"], "--watch draws")],
 )  # fmt: skip

@@ -124,9 +124,9 @@ def test_a_groups_grid_and_draws_are_added_to_those_beside(here):
     ("parts", "said"),
     [
         ({"seed": [1]}, "it has 'seed'; did you mean 'seeds'?"),
-        ({"configs": ["c.yaml"]}, "it.configs has c.yaml, and no such file is there"),
-        ({"configs": "a.yaml"}, "it.configs is 'a.yaml'; give a list of files"),
-        ({"configs": None}, "it.configs is None; give a list of files"),
+        ({"configs": ["c.yaml"]}, "it.configs: no config c.yaml: neither such a file nor one of ours"),
+        ({"configs": "a.yaml"}, "it.configs is 'a.yaml'; give a list of names or files"),
+        ({"configs": None}, "it.configs is None; give a list of names or files"),
         ({"seeds": [0.5]}, "it.seeds is [0.5]; give a list of whole numbers"),
         ({"grid": {"lr": 3}}, "it.grid.lr is 3; give a list of values, or {from: "),
         ({"grid": {"lr": []}}, "it.grid.lr is []; give a list of values"),
@@ -195,5 +195,5 @@ def test_files_that_are_none(here):
         with pytest.raises(InputError, match=None) as error:
             read_sweep(Path("x.yaml"))
         assert said in str(error.value)
-    with pytest.raises(InputError, match="y.yaml cannot be read: No such file"):
+    with pytest.raises(InputError, match="no sweep y.yaml: neither such a file"):
         read_sweep(Path("y.yaml"))
