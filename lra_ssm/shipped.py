@@ -18,14 +18,14 @@ Kind = Literal["config", "sweep", "profile"]
 def names(kind: Kind) -> list[str]:
     """What there is, in the folders' order."""
     folder = FOLDERS[kind]
-    return [str(file.relative_to(folder).with_suffix("")) for file in sorted(folder.glob("**/*.yaml"))]
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.glob("**/*.yaml"))]
 
 
 def name_of(kind: Kind, given: str) -> str | None:
     """The name of what is shipped, given as that or as its path in a checkout; None of anything else."""
     folder = "configs/" if kind == "config" else f"slurm/{kind}s/"
     name = given.removeprefix(folder).removesuffix(".yaml")
-    return name if (FOLDERS[kind] / f"{name}.yaml").is_file() else None
+    return name if name in names(kind) else None
 
 
 def find(kind: Kind, given: str | Path) -> Path:
@@ -42,3 +42,9 @@ def find(kind: Kind, given: str | Path) -> Path:
     if kind == "config" and not ours.startswith("did"):
         ours = "`lra-ssm configs` lists ours"
     raise InputError(f"no {kind} {given}: neither such a file nor one of ours; {ours}")
+
+
+def in_a_checkout(config: Path) -> Path:
+    """configs/… of a shipped config, wherever the package lies; of another the path itself."""
+    folder = FOLDERS["config"]
+    return Path("configs") / config.relative_to(folder) if config.is_relative_to(folder) else config

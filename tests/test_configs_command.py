@@ -1,5 +1,6 @@
 """Configs, sweeps and profiles by name, in any directory; their list."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from lra_ssm import shipped
 from lra_ssm.cli.configs import readiness
+from lra_ssm.cli.run_facts import _config_file
+from lra_ssm.cluster.folder import folder_of
 from lra_ssm.cluster.script import read_profile
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.datamodules import ListOps
@@ -26,6 +29,23 @@ def test_a_config_is_found_by_its_name_outside_a_checkout(options, capsys):
     assert "experiment: lra/listops/b2s6" in printed(["fit", *options, "--print_config"], capsys)
 
 
+def test_configs_that_are_no_plain_files_are_read_as_they_are(tmp_path, capsys):
+    Path("tabs.json").write_text('{\n\t"experiment": "tabs"\n}')
+    os.mkdir("quickstart")
+    assert "experiment: tabs" in printed(["fit", "--config=quickstart", "--config=tabs.json", "--print_config"], capsys)
+    reads, writes = os.pipe()
+    os.write(writes, b"{experiment: piped}")
+    os.close(writes)
+    pipe = f"/dev/fd/{reads}"
+    assert "experiment: piped" in printed(["fit", "-c", "quickstart", "-c", pipe, "--print_config"], capsys)
+
+
+def test_a_card_names_the_config_that_was_used():
+    assert _config_file("lightning fit --config mnist/s4d") == "configs/mnist/s4d.yaml"
+    assert _config_file("lightning fit --config=configs/mnist/s4d.yaml --seed=1") == "configs/mnist/s4d.yaml"
+    assert _config_file(f"lightning fit --config my.yaml --experiment=mnist/s4d --model={'x' * 300}") is None
+
+
 def test_a_file_of_that_name_goes_first(tmp_path, capsys):
     Path("quickstart").write_text((ROOT / "configs/quickstart.yaml").read_text().replace("quickstart", "mine"))
     assert "experiment: mine" in printed(["fit", "--config", "quickstart", "--print_config"], capsys)
@@ -43,6 +63,9 @@ def test_what_is_nowhere_is_one_line(tmp_path):
 def test_sweeps_and_profiles_have_names_too(tmp_path):
     sweep = read_sweep(Path("lra"))
     assert len(sweep.runs) == 90 and {run.config.name for run in sweep.runs} == {"s4d.yaml", "mamba.yaml", "b2s6.yaml"}
+    os.chdir(ROOT)  # whose configs/ has the same files: the sweep's folder is the same
+    assert folder_of(read_sweep(Path("slurm/sweeps/lra.yaml"))) == folder_of(sweep)
+    os.chdir(tmp_path)
     assert read_profile(Path("one-gpu"))["gpus"] == 1
     for name in shipped.names("sweep"):
         assert read_sweep(Path(name)).runs
@@ -83,9 +106,22 @@ def test_a_wheel_has_them_all():
 
 UNTYPED = """
 from lightning import LightningModule
+from torch import nn
 class MyTask(LightningModule):
     def __init__(self, network):
         super().__init__()
+class Bare(LightningModule):
+    def __init__(self):
+        super().__init__()
+class Net(nn.Module):
+    pass
+class Base(LightningModule):
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        assert isinstance(net, Net)
+class Derived(Base):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
 """
 
 
@@ -97,3 +133,6 @@ def test_what_a_beginner_leaves_out_is_one_line_that_says_what_to_write(tmp_path
     Path("untyped_task.py").write_text(UNTYPED)
     said = refused(["fit", "--config=quickstart", "--model=untyped_task.MyTask"], capsys)
     assert "MyTask takes 'network' without a type" in said and "`network: NetworkFactory`" in said
+    for model in (["Bare"], ["Derived", "--model.net=untyped_task.Net"]):
+        said = refused(["fit", f"--model=untyped_task.{model[0]}", *model[1:], "--data=FirstToken"], capsys)
+        assert "training_step" in said  # Lightning's own word: they were built

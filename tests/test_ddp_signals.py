@@ -147,7 +147,7 @@ def holds_back(pid: int, sent: signal.Signals) -> bool:
     return bool(int(mask[1], 16) >> sent - 1 & 1)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_signal_as_a_bare_process_starts_ends_the_other_too(rank: int, tmp_path: Path, root: Path) -> None:
     """At its first line: long before it is known to torch, or to the other one."""
     commands = bare([0, 1], [*FIT, *SHORT, f"--data.root={root}"], tmp_path)

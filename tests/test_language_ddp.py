@@ -98,7 +98,7 @@ def test_two_processes_train_as_one(order: tuple[str, ...], fitted: Callable[...
     assert_close(two, one)
 
 
-@pytest.mark.trials  # what it tells its processes, run_by does too
+@pytest.mark.slow  # what it tells its processes, run_by does too
 def test_torchrun_starts_the_same_run(tmp_path: Path, fitted: Callable[..., Path]) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lra_ssm"]
     line = [sys.executable, *launch, *FIT, *DDP, "--trainer.devices=2", *STREAMS, *EXACT]
@@ -173,7 +173,6 @@ def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> Non
     assert torch.equal(whole.network.head_weight, last(two)["state_dict"]["network.backbone.embedding.weight"])
 
 
-@pytest.mark.slow
 def test_sharded_weights_are_scored_as_whole_ones(fitted: Callable[..., Path]) -> None:
     two = fitted(2, *SHARDED, *FSDP2)
     folder, found = only_run(two), []

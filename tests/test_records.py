@@ -481,17 +481,17 @@ def try_damage(seed, folder, capsys):
         ends_well([command, *FIT[1:]], capsys, (seed, what, command))
 
 
-def fuzzed(*seeds):
-    """The first twelve for `pytest -m slow`, the others for `-m trials`."""
-    return [pytest.param(seed, marks=SLOW if i < 12 else TRIALS) for i, seed in enumerate(seeds)]
+def fuzzed(seeds, slow):
+    """The first so many for `pytest -m slow`, the others for `-m trials`."""
+    return [pytest.param(seed, marks=SLOW if i < slow else TRIALS) for i, seed in enumerate(seeds)]
 
 
-@pytest.mark.parametrize("seed", [1, *fuzzed(*range(2, 60))])
+@pytest.mark.parametrize("seed", [1, *fuzzed(range(2, 60), 12)])
 def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
     try_damage(seed, interrupted, capsys)
 
 
-@pytest.mark.parametrize("seed", fuzzed(*range(60, 80))[8:])
+@pytest.mark.parametrize("seed", fuzzed(range(60, 80), 4))
 def test_damage_to_a_finished_run_ends_well_or_with_one_line(seed, interrupted, capsys):
     assert in_process(FIT, capsys)[0] == 0
     try_damage(seed, interrupted, capsys)

@@ -41,7 +41,7 @@ class RunParser(LightningArgumentParser):
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
         self.takes = theclass if nested_key is None else self.takes
         added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
-        if theclass is TensorBoardLogger and nested_key is None:  # it writes into the run's directory
+        if issubclass(theclass, TensorBoardLogger) and nested_key is None:  # it writes into the run's directory
             self.set_defaults(save_dir=".")
         return added
 
@@ -256,8 +256,11 @@ def freeze_specifications(model: Namespace) -> None:
     """What the model takes as a specification reaches it as one, not as jsonargparse's anonymous function."""
     settings = model.get("init_args", {})
     known = annotations(import_object(model.class_path))
-    for name, value in vars(settings).items():
-        if name not in known and isinstance(value, Namespace) and "class_path" in value:
+    parameters = inspect.signature(import_object(model.class_path)).parameters
+    for name, parameter in parameters.items():
+        value = settings.get(name)
+        untyped = parameter.annotation is inspect.Parameter.empty
+        if untyped and isinstance(value, Namespace) and "class_path" in value:
             task = model.class_path.rpartition(".")[2]
             raise InputError(
                 f"{task} takes {name!r} without a type, so that it is not built: annotate it, `{name}: NetworkFactory`"

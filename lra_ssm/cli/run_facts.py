@@ -149,7 +149,8 @@ def _without_folders(value: Any) -> Any:
 def _config_file(command: str | None) -> str | None:
     """The config of ours that it was started with."""
     words = re.split(r"[\s=]", command or "")
-    name = next((name for word in words if (name := name_of("config", word))), None)
+    given = [value for option, value in zip(words, words[1:], strict=False) if option in ("--config", "-c")]
+    name = next((name for value in given if (name := name_of("config", value))), None)
     return name and f"configs/{name}.yaml"
 
 

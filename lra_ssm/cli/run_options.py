@@ -4,8 +4,10 @@ LightningCLI reads them and makes the objects; what is done with these is in `ru
 """
 
 import json
+import os
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,33 +45,39 @@ class Made(NamedTuple):
     method: dict[str, Any]  # further arguments of the Trainer's method
 
 
+def _configs(arguments: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Of every --config its place among the arguments, what stands before its value there, and the value."""
+    for i, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if equals and option in _CONFIG:
+            yield i, f"{option}=", value
+        elif i and arguments[i - 1] in _CONFIG:
+            yield i, "", argument
+
+
 def _with_shipped_configs(arguments: list[str]) -> list[str]:
     """The arguments with files for the names of configs: --config lra/listops/b2s6.
 
     Raises InputError: neither a file of that name is there nor a config of ours.
     """
-    found, awaited = [], False
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if awaited or equals and option in _CONFIG:
-            name = argument if awaited else value
-            if re.fullmatch(r"[\w./~-]+", name):  # else it is YAML, not a file's name
-                file = find("config", name)
-                _check_yaml(file)
-                name = str(file)
-            argument = name if awaited else f"{option}={name}"
-        awaited = not awaited and argument in _CONFIG
-        found.append(argument)
+    found = [*arguments]
+    for i, before, value in _configs(arguments):
+        is_there = Path(value).exists() and not Path(value).is_dir()
+        if re.fullmatch(r"\w[\w./-]*", value) and not is_there:  # else a file, or YAML itself
+            found[i] = f"{before}{find('config', value)}"
     return found
 
 
-def _check_yaml(file: Path) -> None:
-    """jsonargparse does not say which file is no YAML. Raises InputError."""
-    try:
-        yaml.compose(file.read_bytes(), yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"{file}{line}: this is no YAML: {error.problem}") from error
+def _check_yaml(arguments: list[str]) -> None:
+    """Which config is no YAML, which jsonargparse does not say. Raises InputError."""
+    for file in [Path(value) for _, _, value in _configs(arguments) if os.path.isfile(value)]:
+        try:
+            yaml.compose(file.read_bytes(), yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+            raise InputError(f"{file}{line}: this is no YAML: {error.problem}") from error
+        except yaml.YAMLError as error:
+            raise InputError(f"{file}: this is no YAML: {error}") from error
 
 
 class RunOptions(LightningCLI):
@@ -90,6 +98,14 @@ class RunOptions(LightningCLI):
             example += f"\na run, or a saved model: {named} [--trust module.Class]"
         if command == "predict":
             example += f"\nfiles of your own: {named} FILE… (--help behind them says which)"
+        arguments = _with_shipped_configs(arguments)
+        try:
+            self._read(command, arguments, about, example)
+        except (InputError, UnicodeDecodeError, yaml.YAMLError):
+            _check_yaml(arguments)
+            raise
+
+    def _read(self, command: str, arguments: list[str], about: str, example: str) -> None:
         super().__init__(
             parser_kwargs={command: {"description": about, "epilog": example}},
             parser_class=RunParser,
@@ -102,7 +118,7 @@ class RunOptions(LightningCLI):
             # `--optimizer` would replace the parameter groups by one flat group.
             auto_configure_optimizers=False,
             seed_everything_default=0,
-            args=[command, *_with_shipped_configs(arguments)],
+            args=[command, *arguments],
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there

@@ -142,7 +142,7 @@ class SweepFolder:
 def folder_of(sweep: Sweep) -> Path:
     """Where a sweep's folder is, or will be."""
     contents = {run.config: sha256(run.config) for run in sweep.runs}
-    what = [[contents[run.config], run.options(run.config)] for run in sweep.runs]
+    what = [[contents[run.config], run.options(shipped.in_a_checkout(run.config))] for run in sweep.runs]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
     return Path(sweep.runs_dir) / "sweeps" / f"{sweep.name}-{digest}"
 

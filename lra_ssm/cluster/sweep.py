@@ -138,7 +138,7 @@ def _group(group: Mapping[str, Any], where: str) -> Iterator[tuple[Path, dict[st
     try:
         configs = [shipped.find("config", text) for text in given]
     except InputError as error:
-        raise InputError(f"{where}.configs: {error}") from error
+        raise InputError(f"{where}.configs: {error} (files are looked for from {Path.cwd()})") from error
     seeds: Sequence[int | None] = [None]
     if "seeds" in group:
         seeds = _list(group["seeds"], f"{where}.seeds", int)

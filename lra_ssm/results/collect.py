@@ -322,7 +322,7 @@ def collect(given: list[str], sweep: Sweep) -> list[RunRecord]:
             raise InputError(f"{name}: there is no such folder; give run directories, folders of runs, or a sweep")
         before = len(found)
         for path in paths:
-            if not path.is_dir() or (path / "runs.json").is_file():
+            if path.is_file() or (path / "runs.json").is_file() or not os.path.lexists(path):
                 read = [_planned(*run) for run in sweep(path)]
             else:
                 read = [read_run(folder) for folder in _folders(path)]

@@ -145,6 +145,8 @@ def test_what_is_done_with_other_data_or_weights_is_told(here, capsys):
     shutil.copytree(first.directory.path, second.directory.path)
     assert "warning" not in submit(capsys)[2]
     Path("text/train.txt").write_text("another text\n" * 20)
+    (line,) = [line for line in submit(capsys)[2].splitlines() if "warning" in line]
+    assert line.startswith("warning: 1-2: trained with other data: text has changed (fit --fresh with ")
     Path("start.ckpt").write_bytes(Path("start.ckpt").read_bytes() + b"0")
     code, _, err = submit(capsys)
     (line,) = [line for line in err.splitlines() if "warning" in line]

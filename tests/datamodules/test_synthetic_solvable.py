@@ -223,9 +223,7 @@ LEARNT: dict[str, tuple[dict[str, Any], Any, int, float]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.trials if n == "FirstToken" else pytest.mark.slow) for n in LEARNT]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in LEARNT])
 def test_a_small_s4d_learns_the_regression(name: str) -> None:
     settings, pooling, epochs, most = LEARNT[name]
     seed_everything(0)

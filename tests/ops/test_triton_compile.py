@@ -45,8 +45,13 @@ VARIANTS = {
     "real euler, bfloat16, segments": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
-# Every dtype, rule, form and way in: the others are left to `pytest -m trials`, for a variant compiles for 15 seconds.
-CHOSEN = ["real zoh, bias, bfloat16", "complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments"]
+# A variant compiles for 15 seconds: those beside these are left to `pytest -m trials`.
+CHOSEN = [
+    "real zoh, bias, bfloat16",
+    "complex zoh, bias, N = 32, everything",
+    "real euler, bfloat16, segments",
+    "float64",
+]
 
 
 def compile_variants(names: list[str]) -> None:

@@ -124,7 +124,7 @@ def test_odd_sizes(complex_A, shape, cut, monkeypatch):
     if shape["D"] == 5:
         monkeypatch.setattr(triton_call, "BACKWARD_STATE", 32)
         monkeypatch.setattr(triton_call, "MAX_BLOCK", 4)
-    compare(make_inputs(complex_A, B, C, batch=1, L=6, **shape), discretization="zoh", delta_softplus=True)
+    compare(make_inputs(complex_A, B, C, batch=1, L=8, **shape), discretization="zoh", delta_softplus=True)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def rounded(wide):
 )
 def test_float32_error(complex_A, discretization, cut):
     """Over two segments."""
-    cut(8, 16)
+    cut(8, 8)
     L = 1024 if DEVICE == "cuda" else 20
     narrow, wide = rounded(make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, N=2, L=L))
     flags = dict(discretization=discretization, delta_softplus=True)
@@ -208,8 +208,8 @@ def test_float32_error_of_large_phases(discretization):
 def test_reset_drops_what_is_not_finite(complex_A, cut):
     """An infinite input before a reset, in the same segment and in one before, leaves what follows as it was."""
     cut()
-    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=11, optional=("initial_state",))
-    reset = torch.zeros(1, 11, dtype=torch.bool)
+    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=12, optional=("initial_state",))
+    reset = torch.zeros(1, 12, dtype=torch.bool)
     reset[:, 6] = True
     expected = run(inputs, "reference", reset=reset)
     for t in (1, 5):
@@ -231,7 +231,7 @@ def test_reset_drops_what_is_not_finite(complex_A, cut):
 def test_strides(complex_A, cut):
     """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
     cut()
-    inputs = make_inputs(complex_A, "2 real", "1 complex" if complex_A else "1 real", L=6)
+    inputs = make_inputs(complex_A, "2 real", "1 complex" if complex_A else "1 real", L=8)
     expected = run(inputs, "reference", discretization="zoh")
     for name in ("u", "delta", "z"):
         inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
@@ -247,7 +247,7 @@ def test_strides(complex_A, cut):
     assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
     assert_close({name: x.cpu() for name, x in actual.items()}, expected)
     inputs = {name: x.cpu() for name, x in inputs.items()}
-    inputs["u"] = inputs["u"][:1, :, :1].expand(2, 4, 6)
+    inputs["u"] = inputs["u"][:1, :, :1].expand(2, 4, 8)
     inputs["delta"] = inputs["delta"][..., ::2].repeat_interleave(4, dim=-1)[..., ::2]
     compare(inputs)
 
@@ -255,7 +255,7 @@ def test_strides(complex_A, cut):
 @pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_mixed_dtypes(complex_A, cut):
     cut()
-    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32, L=6)
+    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32, L=8)
     for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
         inputs[name] = inputs[name].to(dtype)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
@@ -285,7 +285,7 @@ def test_gradcheck(cut):
 
 def test_gradients_do_not_vary(cut):
     cut()
-    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, batch=1, D=2, L=6)
+    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, batch=1, D=2, L=8)
     first, second = (run_triton(inputs, discretization="zoh", delta_softplus=True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -366,7 +366,7 @@ def test_refusals(monkeypatch):
 @pytest.mark.parametrize("complex_", [0, 1])
 def test_the_linear_recurrence_with_a_constant_factor(complex_, cut):
     cut()
-    inputs, reset = test_scan.make((complex_,) * 3 + (True,), D=3, L=11), random_reset(2, 11)
+    inputs, reset = test_scan.make((complex_,) * 3 + (True,), D=3, L=12), random_reset(2, 12)
     actual = test_scan.run({name: x.to(DEVICE) for name, x in inputs.items()}, "triton", reset=reset.to(DEVICE))
     expected = test_scan.run(inputs, "reference", reset=reset)
     assert_close({name: x.cpu() for name, x in actual.items()}, expected)
