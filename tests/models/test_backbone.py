@@ -111,3 +111,9 @@ def test_features_step_too():
     for t in range(5):
         y, state = model.step(x[:, t], state)
         torch.testing.assert_close(y, whole[:, t])
+
+
+def test_a_step_with_the_states_of_another_depth_is_refused():
+    model = build(S4D, S4Block)
+    with pytest.raises(ValueError, match="zip"):
+        model.step(ids()[:, 0], model.initial_state(2)[:-1])
