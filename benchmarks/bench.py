@@ -226,13 +226,13 @@ class Bench:
             own = [rows[mode][name] for mode in modes]
             try:
                 peaks = peak_memory(build, list(modes), self.device)
+                for row in own:
+                    row.megabytes = peaks.get(row.mode)
                 prepared[name] = build()
             except FAILURES as error:
                 for row in own:
                     row.note = reason(error)
                 continue
-            for row in own:
-                row.megabytes = peaks.get(row.mode)
             if truth is not None:
                 self._set_errors(own, prepared[name], truth, truths)
         truths.clear()

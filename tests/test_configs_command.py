@@ -69,6 +69,7 @@ def test_sweeps_and_profiles_have_names_too(tmp_path):
     assert read_profile(Path("one-gpu"))["gpus"] == 1
     for name in shipped.names("sweep"):
         assert read_sweep(Path(name)).runs
+    os.mkdir("small")  # a folder of that name hides no sweep
     said = fail(["status", "small"], tmp_path)
     assert "sweep small was not submitted from here" in said
 

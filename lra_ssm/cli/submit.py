@@ -18,6 +18,7 @@ from lra_ssm.cluster.sweep import SweepRun, as_option, read_sweep
 from lra_ssm.errors import InputError
 from lra_ssm.runs.identity import short_names
 from lra_ssm.runs.record import INPUTS
+from lra_ssm.shipped import name_of
 from lra_ssm.tables import table, terminal_width, wrapped
 
 DESCRIPTION = """\
@@ -65,9 +66,8 @@ def main(command: str, arguments: list[str]) -> int:
 
         return run_local(folder, indices, given.local)
     before = submissions(folder)
-    profile = _profile(given)
-    if before and given.resume:
-        profile = _profile(given, before[-1].get("profile"))
+    earlier = before[-1].get("profile") if before and given.resume else None
+    profile = _profile(given, earlier)
     if given.dry_run:
         scripts = write_scripts(folder, indices, profile, given.results)
         print(scripts["submit.sbatch"], end="")
@@ -119,7 +119,7 @@ def _profile(given: argparse.Namespace, before: dict[str, Any] | None = None) ->
 def _folder(given: str) -> SweepFolder:
     """The sweep's folder, written where it is not there yet."""
     path = Path(given)
-    if path.is_dir():
+    if path.is_dir() and not name_of("sweep", given):
         return SweepFolder(path)
     sweep = read_sweep(path)
     if folder_of(sweep).is_dir():

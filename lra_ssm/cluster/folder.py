@@ -82,10 +82,10 @@ class SweepFolder:
 
         Raises InputError where there is none.
         """
-        path = Path(given)
-        if path.is_dir():
+        path, name = Path(given), shipped.name_of("sweep", str(given))
+        if path.is_dir() and name is None:
             return cls(path)
-        if path.suffix not in (".yaml", ".yml") and shipped.name_of("sweep", str(given)) is None:
+        if path.suffix not in (".yaml", ".yml") and name is None:
             raise InputError(f"{path} is neither a sweep file (.yaml) nor the folder of a sweep")
         sweep = read_sweep(path)
         folder = folder_of(sweep)
