@@ -26,9 +26,14 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def no_curves(monkeypatch):
-    """For tests that end many runs in this process: a picture takes a third of a small fit."""
-    monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
+def curves():
+    """For tests of the picture that a run leaves: the others draw none, it takes a third of a small fit."""
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(request, monkeypatch):
+    if "curves" not in request.fixturenames:
+        monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
 
 
 @cache

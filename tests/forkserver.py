@@ -5,20 +5,14 @@ No threads are started here: they do not live on in a forked process.
 
 import gc
 import os
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import lra_ssm.datamodules.listops.module  # noqa: F401
 import tests.helpers  # noqa: F401
 from lra_ssm.cli.run_options import read_fit_options
-from lra_ssm.runs.curves import draw_curves
 
 with mock.patch.dict(os.environ), mock.patch("sys.argv", ["lra-ssm"]):
     read_fit_options(["--config", str(Path(__file__).parent / "tiny.yaml")])
-with tempfile.TemporaryDirectory() as folder:
-    log = Path(folder, "metrics.csv")
-    log.write_text("step,epoch,train/loss,lr/base,val/loss\n0,0,2.5,0.1,2.0\n1,0,2.5,0.2,2.0\n")
-    draw_curves(log, Path(folder, "curves.png"))
 gc.collect()
 gc.freeze()  # a collection in a forked process would copy every page of memory

@@ -213,7 +213,9 @@ def _child(
     from lightning.pytorch.utilities import rank_zero_only
 
     from lra_ssm.cli import main
+    from lra_ssm.runs import run
 
+    run.draw_curves = lambda *paths: None  # see conftest.py's fixture `curves`
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import torch
 from tests.interrupted import assert_same, outcome
 from tests.runner import FIT, SHORT, Result, everything_below, only_run, run, run_here, succeed
 
-pytestmark = pytest.mark.usefixtures("no_curves", "read_once")
+pytestmark = pytest.mark.usefixtures("read_once")
 
 
 def one_line(result: Result) -> str:

@@ -21,8 +21,6 @@ from torch.utils._pytree import tree_leaves
 from lra_ssm.tasks import LanguageModelling
 from tests.runner import fail, only_run, run_by, run_here
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 CONFIG = Path(__file__).parent / "language.yaml"
 FIT = ["fit", "--config", str(CONFIG)]
 STREAMS = ["--data.order=streams", "--data.evaluation=streams"]

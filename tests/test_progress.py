@@ -123,7 +123,7 @@ def test_a_users_own_bar_and_summary_win(monkeypatch):
     assert kinds({}, []) == [ShowModel]
 
 
-def test_the_log_of_a_job_moves_and_settings_of_it_are_no_part_of_the_run(tmp_path, data, no_curves):
+def test_the_log_of_a_job_moves_and_settings_of_it_are_no_part_of_the_run(tmp_path, data):
     shown = ["--trainer.enable_progress_bar=true", "--trainer.enable_model_summary=true"]
     out = succeed([*FIT, *SHORT, f"--data.root={data}", *shown], tmp_path).out
     assert "\r" not in out and "\x1b" not in out
@@ -134,7 +134,7 @@ def test_the_log_of_a_job_moves_and_settings_of_it_are_no_part_of_the_run(tmp_pa
     only_run(tmp_path)
 
 
-def test_a_warning_is_one_line_without_source(tmp_path, data, no_curves):
+def test_a_warning_is_one_line_without_source(tmp_path, data):
     said = succeed([*FIT, *SHORT, f"--data.root={data}", "--model.optimizer.warmup_steps=9"], tmp_path).err.splitlines()
     assert "warning: the run has 2 steps, all within warmup_steps 9: lr stays below 0.01" in said
     assert not any(line.startswith(" ") for line in said)

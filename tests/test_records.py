@@ -21,8 +21,6 @@ from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.source import changed, changed_inputs, user_source
 from tests.runner import FIT, SHORT, TINY, in_process, only_run
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 LAYER = """
 from torch import nn
 from {helper} import SCALE

@@ -15,7 +15,7 @@ import torch
 from tests.interrupted import ENDS, assert_same, outcome
 from tests.runner import FIT, SHORT, Command, everything_below, fail, only_run, run, succeed
 
-pytestmark = pytest.mark.usefixtures("no_curves", "read_once")
+pytestmark = pytest.mark.usefixtures("read_once")
 
 # Before the first save, between saves, at and around the end of an epoch, in validation, while saving, at the end.
 MOMENTS = [

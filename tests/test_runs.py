@@ -39,7 +39,7 @@ def alone(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def root(data, no_curves):
+def root(data):
     return data
 
 
@@ -77,7 +77,7 @@ def weights(run):
     return torch.load(run.last, weights_only=True)["state_dict"]
 
 
-def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, data, capsys):
+def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, data, curves, capsys):
     run, metrics = fit(data)
     assert run.path.parent == tmp_path.joinpath("runs/mine").relative_to(tmp_path)
     assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {

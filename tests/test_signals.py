@@ -22,8 +22,6 @@ from tests.interrupted import ENDS, assert_same, outcome
 from tests.runner import FIT, SHORT, Command, Result, only_run, run, run_here, succeed
 from tests.test_runs import QUIET, parts
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 SAVES_NEVER = "--checkpoint.every_n_steps=1000"  # but at the end of an epoch: what is saved within was saved to stop
 
 
