@@ -18,7 +18,7 @@ FLAGS = [*UNEVEN, "--model.network.block.dropout=0", "--trainer.precision=64-tru
 DEVICES = {1: ["--trainer.devices=1"], 2: ["--trainer.devices=2", "--trainer.strategy=ddp"]}
 
 
-@pytest.fixture(scope="module", params=["Lightning's", pytest.param("torchrun's", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param("Lightning's", marks=pytest.mark.slow), "torchrun's"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The run directories of a fit and a test by one process and by two, which are started in one of two ways."""
     root, found = tmp_path_factory.mktemp("data") / "root", {}

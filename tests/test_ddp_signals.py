@@ -205,7 +205,7 @@ def impatient(arguments: list[str]) -> int:
     return main(arguments)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_bare_process_does_not_wait_for_ever_for_one_that_never_comes(rank: int, tmp_path: Path, root: Path) -> None:
     commands = bare([rank], [*FIT, *SHORT, f"--data.root={root}"], tmp_path, call=impatient)
     who = "the first process" if rank else "process 1"

@@ -89,7 +89,10 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return of
 
 
-@pytest.mark.parametrize("order", [(), tuple(STREAMS)], ids=["shuffled", "streams"])
+# Shuffled examples are shared in test_ddp.py too.
+@pytest.mark.parametrize(
+    "order", [pytest.param((), marks=pytest.mark.slow), tuple(STREAMS)], ids=["shuffled", "streams"]
+)
 def test_two_processes_train_as_one(order: tuple[str, ...], fitted: Callable[..., Path]) -> None:
     one, two = fitted(1, *order, *EXACT), fitted(2, *order, *EXACT)
     assert only_run(one).name == only_run(two).name
@@ -112,10 +115,8 @@ EVALUATIONS = {
 }
 
 
-# Fits of the tests above validate in windows and in streams.
-@pytest.mark.parametrize(
-    "evaluation", [name if name == "sliding" else pytest.param(name, marks=pytest.mark.slow) for name in EVALUATIONS]
-)
+@pytest.mark.slow  # fits of the tests above validate in streams
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_perplexity_is_of_the_whole_split(evaluation: str, fitted: Callable[..., Path]) -> None:
     folder, found = fitted(1, *EXACT), []
     for devices in (1, 2):
