@@ -26,9 +26,9 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-# With the usual end before the first save, after a step, after a validation and while saving; with each of the others,
-# which share its code, one moment of its own; where validation comes at other times, its end. Every moment with one of
-# the ends is for `pytest -m slow`, all others for `pytest -m trials`.
+# With the usual end before the first save, after a step, after a validation and while saving; with the end that others
+# differ from most, one moment of its own; where validation comes at other times, its end. Every moment with one of the
+# ends is for `pytest -m slow`, all others for `pytest -m trials`.
 USUAL = {"train_batch_start:1", "train_batch_end:6", "validation_end:1", "save_checkpoint:5"}
 OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
 
@@ -36,10 +36,10 @@ OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
 def marks(i, end, j, moment):
     if end == "epochs":
         quick = moment in USUAL
-    elif end.startswith("validation"):
+    elif end == "validation within epochs":
         quick = moment == "validation_end:1"
     else:
-        quick = moment == OTHERS[i - 1]
+        quick = end in ("steps", "accumulated") and moment == OTHERS[i - 1]
     return [] if quick else [(pytest.mark.trials, pytest.mark.slow)[(i + j) % len(ENDS) == 1]]
 
 

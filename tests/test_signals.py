@@ -109,7 +109,9 @@ class Mine(EMAWeightAveraging):
     ("averages", "flags"),
     [
         pytest.param("lightning.pytorch.callbacks.EMAWeightAveraging", [], marks=pytest.mark.slow),
-        ("lightning.pytorch.callbacks.WeightAveraging", ["--trainer.precision=64-true"]),
+        pytest.param(
+            "lightning.pytorch.callbacks.WeightAveraging", ["--trainer.precision=64-true"], marks=pytest.mark.slow
+        ),
         ("mine.Mine", ["--trainer.val_check_interval=2"]),
     ],
 )
