@@ -1,4 +1,5 @@
 import copy
+import gc
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ import pytest
 # Several tests run side by side (pytest -n): threads that wait for each other would spin on the other's core. Before
 # torch is imported anywhere, the processes that tests start included.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until all tests are imported: it would look through all that torch has again and again
 
 from tests.runner import FIT, SHORT, succeed  # noqa: E402
 
@@ -97,6 +99,11 @@ def _online() -> bool:
     except OSError:
         return False
     return True
+
+
+def pytest_collection_finish(session):
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config):

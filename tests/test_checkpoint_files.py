@@ -14,6 +14,7 @@ from lra_ssm.runs.checkpoints import AtomicCheckpointIO, DamagedCheckpoint, load
 from lra_ssm.runs.saving import keep_as_previous
 from tests.runner import FIT, SHORT, in_process, only_run, run, succeed
 
+pytestmark = pytest.mark.usefixtures("read_once")
 TEST = ["test", *FIT[1:]]
 
 

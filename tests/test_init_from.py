@@ -19,6 +19,7 @@ from tests.hub_models import COMMIT, serving
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
 from tests.runner import in_process, only_run, refused
 
+pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
 NETWORK = {"vocab_size": 257, "d_model": 12, "n_layers": 2, "pad_vocab_size_multiple": 1,
            "layer": {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4, "delta_rank": 1}}}  # fmt: skip

@@ -37,6 +37,7 @@ trap 'record interrupted; echo "lra-ssm: stopped by SIGTERM at step 7, saved"; e
 touch ready$seed
 while true; do sleep 0.05; done
 """
+TOLD = "for i in {1..600}; do [ -f told ] && break; sleep 0.05; done"  # until the test says so
 STUBBORN = "record started; trap '' TERM; touch ready$seed; while true; do sleep 0.05; done"
 
 
@@ -86,9 +87,13 @@ def test_each_run_is_trained_and_tested_so_many_at_a_time(tmp_path):
     run_left(folder, 2, "finished", tested=True)
     run_left(folder, 3, "finished")  # trained, and its test is missing
     for seed in (1, 4, 5):
-        (tmp_path / f"seed{seed}").write_text('echo "$command $seed begins" >> times; sleep 0.3; echo ends >> times')
-    said, _ = (process := start(folder, 2)).communicate(timeout=60)
-    assert process.returncode == 0, said
+        (tmp_path / f"seed{seed}").write_text(f'echo "$command $seed begins" >> times\n{TOLD}\necho ends >> times')
+    process, said = start(folder, 2), ""
+    for line in process.stdout:
+        said += line
+        if re.search(r"\d running", line):  # a line every so often
+            (tmp_path / "told").touch()
+    assert process.wait(60) == 0, said
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert sorted(calls(tmp_path)) == sorted(f"{c} {i} {threads}" for c, i in
         [("fit", 1), ("test", 1), ("test", 3), ("fit", 4), ("test", 4), ("fit", 5), ("test", 5)])  # fmt: skip
@@ -98,7 +103,7 @@ def test_each_run_is_trained_and_tested_so_many_at_a_time(tmp_path):
         assert running <= 2
     assert all(run.done for run in folder.runs)
     assert "run 4 begins: seed 4" in said and re.search(r"run 4 done after [\d.]+ s, test/accuracy 0.75", said)
-    assert said.endswith("5 runs: 5 done\n") and "running" in said  # a line every so often
+    assert said.endswith("5 runs: 5 done\n") and (tmp_path / "told").exists()
     assert "== attempt " in folder.log(1).read_text()
 
 
