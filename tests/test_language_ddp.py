@@ -182,7 +182,7 @@ def test_sharded_weights_are_scored_as_whole_ones(fitted: Callable[..., Path]) -
     assert found[1] == pytest.approx(found[0], rel=1e-5) and "test/perplexity" in found[0]
 
 
-@pytest.mark.slow  # tests/tasks/test_sharding.py has a step of it
+@pytest.mark.trials  # tests/tasks/test_sharding.py has a step of it
 def test_sharded_weights_are_float32_where_they_are_sent_in_bfloat16(
     tmp_path: Path, fitted: Callable[..., Path]
 ) -> None:

@@ -55,8 +55,9 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("offline", marks=pytest.mark.slow), pytest.param("online", marks=pytest.mark.trials)]
+)
 def test_a_stopped_or_killed_run_goes_on_in_its_own_and_test_too(mode, tmp_path):
     """Offline, the pieces of the run become one when they are synced; steps after the checkpoint are there twice."""
     with serving(WandbServer, runs := Runs()) as address:
