@@ -2,6 +2,7 @@ import copy
 import gc
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 # Several tests run side by side (pytest -n): threads that wait for each other would spin on the other's core. Before
 # torch is imported anywhere, the processes that tests start included.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
 gc.disable()  # until all tests are imported: it would look through all that torch has again and again
 
 from tests.runner import FIT, SHORT, succeed  # noqa: E402
@@ -36,6 +38,12 @@ def curves():
 def _no_curves(request, monkeypatch):
     if "curves" not in request.fixturenames:
         monkeypatch.setattr("lra_ssm.runs.run.draw_curves", lambda *paths: None)
+
+
+@pytest.fixture
+def of_data(monkeypatch):
+    """For tests of what `lra-ssm doctor` says of data: it times no operators, which takes it more than a second."""
+    monkeypatch.setattr("lra_ssm.cli.doctor._devices", lambda: [])
 
 
 @cache
@@ -102,7 +110,6 @@ def _online() -> bool:
 
 
 def pytest_collection_finish(session):
-    gc.freeze()
     gc.enable()
 
 

@@ -143,6 +143,7 @@ def test_bars_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert re.fullmatch(r"a\[/b\]\\x1b\]0;t\\x07 c 10/10(, [\d.]+/s)?\n", capsys.readouterr().err)
 
 
+@pytest.mark.usefixtures("of_data")
 def test_tables_and_doctor_show_manifests_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(("a",), [("x\x1b[2J\u202ey",)]) == "a\n" + r"x\x1b[2J\u202ey"
     folder = tiny_dataset(tmp_path / "tiny" / "one\x1b[2J").folder

@@ -250,6 +250,7 @@ def test_a_folder_that_is_a_link_is_as_good(tmp_path: Path) -> None:
 # -- the commands ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("of_data")
 def test_a_fit_does_not_train_on_changed_data(tmp_path: Path) -> None:
     succeed([*FIT, *SHORT], tmp_path)
     (labels,) = (tmp_path / "data/listops").glob("*/train_labels.npy")

@@ -198,6 +198,7 @@ BLOCK = BlockSpec(S4Block, norm="layer", prenorm=True)
 OPTIMIZER = OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0.0, warmup_steps=0.1)
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_recall() -> None:
     seed_everything(0)
     data = datamodules.AssociativeRecall(

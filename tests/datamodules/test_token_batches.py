@@ -206,6 +206,7 @@ def test_a_dataset_of_its_own_can_fill_reset(tmp_path: Path) -> None:
     assert batch.reset is not None and batch.reset.tolist() == [[True, False, False]] * 3 and batch.lengths is None
 
 
+@pytest.mark.usefixtures("of_data")
 def test_the_commands_show_what_has_no_labels(tmp_path: Path) -> None:
     for cls in (Documents, Marked):
         data = prepared(cls(root=tmp_path))

@@ -84,6 +84,7 @@ def test_what_cannot_be_is_caught_when_it_is_read(tmp_path: Path) -> None:
         split.starts(0, 69)
 
 
+@pytest.mark.usefixtures("of_data")
 def test_the_commands_show_and_verify_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*arguments: str) -> tuple[int, str]:
         return in_process([*arguments, f"--root={tmp_path}"], capsys)[:2]
