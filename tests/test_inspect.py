@@ -47,7 +47,9 @@ def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, caps
     assert "1 B2S6, both directions" in text and (tmp_path / "inspect.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(trained, tmp_path, monkeypatch, capsys):
+def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
+    trained, tmp_path, monkeypatch, reported, capsys
+):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(only_run(trained[0]), "first")
     shutil.copytree("first", "second")
@@ -55,10 +57,10 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(trained
     config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
     Path("second/config.yaml").write_text(yaml.safe_dump(config))
     options = ["--root", str(trained[0] / "data"), "--examples=1"]
-    code, _, errors = in_process(["inspect", "first", "--against=second/checkpoints/last.ckpt", *options], capsys)
-    assert code == 0, errors
-    text = Path("first/inspect.html").read_text()
-    assert "tiny first and tiny second" in text and "last.ckpt" in text and "best.ckpt" in text
+    folder, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
+    text = "\n".join(texts)
+    assert folder == Path("first") and [one.partition(":")[0] for one in texts] == ["tiny first", "tiny second"]
+    assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
     assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
     assert text.count("trained with other settings of data: data.num_val 777 there, 20 here") == 1
     for more in (options, ["--random"]):

@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 
-from tests.runner import FIT, SHORT, TINY, only_run, run, succeed
+from tests.runner import FIT, SHORT, TINY, only_run, succeed
+
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 MINE = '''
 from dataclasses import dataclass
@@ -151,29 +153,33 @@ def test_a_block_a_pooling_and_a_head(tmp_path):
     assert "network.backbone.blocks.1.layer.A_log" in state and "network.backbone.norm.weight" in state
 
 
-def test_a_task_with_its_network_and_data_without_labels(tmp_path):
+def test_a_task_with_its_network_and_data_without_labels(tmp_path, monkeypatch):
     network = {
         "class_path": "mine.NextToken",
         "init_args": {"vocab_size": 70_000, "d_model": 4, "n_layers": 1, "layer": LAYER,
                       "block": "lra_ssm.layers.MambaBlock"},
     }  # fmt: skip
     model = {"class_path": "mine.Language", "init_args": {"network": network, "optimizer": {"lr": 0.1}}}
-    command = write(
-        tmp_path, model=model, data={"class_path": "mine.Counting", "init_args": {"root": "data"}},
-        checkpoint={"monitor": "val/loss", "mode": "min", "every_n_steps": 2},
-    )  # fmt: skip
-    assert run(command, tmp_path, {"KILL_AT": "train_batch_end:7"}).code == -9
-    out = succeed(command, tmp_path).out
-    assert "going on from" in out and "delta" in out
-    path = only_run(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+        command = write(
+            folder, model=model, data={"class_path": "mine.Counting", "init_args": {"root": str(tmp_path / "data")}},
+            checkpoint={"monitor": "val/loss", "mode": "min", "every_n_steps": 2},
+        )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setenv("KILL_AT", "train_batch_end:7")
+        patch.setenv("RUN", f"cp -r runs {killed}")  # what a kill would leave
+        assert "delta" in succeed(command, whole).out
+    assert "going on from" in succeed(command, killed).out
+    path = only_run(killed)
     resumed = torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert json.loads((path / "run.json").read_text())["metrics"].keys() >= {"train/loss", "val/loss", "best val/loss"}
     with open(path / "metrics.csv", newline="") as file:
         losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert len(losses) == 10 and all(loss < 12 for loss in losses)  # log 70,000 = 11.2
-    succeed([*command, "--fresh"], tmp_path)
-    whole = torch.load(path.with_name(f"{path.name}-2") / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    expected = torch.load(only_run(whole) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 
 
 # --- one part of one's own, the rest ours ---

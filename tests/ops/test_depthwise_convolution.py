@@ -271,8 +271,7 @@ def test_last_taps_errors(name, value, match):
     assert "\n" not in str(error.value)
 
 
-@each("optional", [(), OPTIONAL])
-@each("with_reset", [False, True])
+@each("optional, with_reset", [((), False), (OPTIONAL, True)])
 def test_torch_compile_traces_it_whole(optional, with_reset):
     torch._dynamo.reset()
     inputs, reset = make(9, optional=optional), random_reset(3, 9) if with_reset else None

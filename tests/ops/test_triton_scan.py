@@ -82,49 +82,60 @@ ALL_CASES = [pytest.param(c, marks=[] if i in BY_DEFAULT else [pytest.mark.slow]
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_forms_and_options(case, cut):
     cut()
-    compare(case.inputs(L=9), **case.flags(L=9))
+    batch = 2 if case.reset else 1  # random_reset's first item starts anew, the second goes on from the initial state
+    compare(case.inputs(L=6, batch=batch), **case.flags(L=6, batch=batch))
 
 
 LENGTHS = [
-    *((1, False), (2, True), (63, True)),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, False), (63, False), (257, True))),
-    *(pytest.param(*case, marks=pytest.mark.trials) for case in ((257, False), (1024, False), (1024, True))),
+    *((1, False), (2, True)),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, False), (63, False), (63, True))),
+    *(pytest.param(L, A, marks=pytest.mark.trials) for L in (257, 1024) for A in (False, True)),
 ]
 
 
 @pytest.mark.parametrize("L, complex_A", LENGTHS)
 def test_lengths(L, complex_A, cut):
-    """Several segments, of two chunks of four groups of steps each, from 64 steps on."""
-    cut(16, 32)
+    """Several segments, of two chunks of four groups of steps each, from 63 steps on."""
+    cut(16, 31)
     inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=1, N=1, L=L, optional=("z", "initial_state"))
     flags = dict(discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
     compare(inputs, **flags)
 
 
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_one_segment(complex_A):
-    """As long inputs are cut on a device that batch and channels fill: not at all, in chunks of the usual size."""
-    inputs = make_inputs(complex_A, "1 real", "constant", batch=1, D=2, N=2, L=70, optional=("initial_state",))
-    compare(inputs, discretization="zoh", reset=random_reset(1, 70))
+@pytest.mark.parametrize(
+    "complex_A, chunk, L", [(True, 8, 19), pytest.param(False, triton_call.CHUNK, 70, marks=pytest.mark.slow)]
+)
+def test_one_segment(complex_A, chunk, L, monkeypatch):
+    """As long inputs are cut on a device that batch and channels fill: not at all, but in chunks."""
+    monkeypatch.setattr(triton_call, "CHUNK", chunk)
+    inputs = make_inputs(complex_A, "1 real", "constant", batch=1, D=2, N=2, L=L, optional=("initial_state",))
+    compare(inputs, discretization="zoh", reset=random_reset(1, L).roll(5))
+
+
+def test_many_segments(cut):
+    """More than the four that are joined at a time, the last of one step."""
+    cut()
+    inputs = make_inputs(False, "1 real", "1 real", batch=1, D=1, N=1, L=21, optional=("initial_state",))
+    compare(inputs, reset=torch.arange(21)[None] == 14)
 
 
 @pytest.mark.parametrize(
-    ("complex_A", "shape"),
+    ("complex_A", "L", "shape"),
     [
-        (True, dict(D=6, N=3)),
-        (False, dict(D=5, N=5)),
-        pytest.param(False, dict(D=6, N=3), marks=pytest.mark.slow),
-        pytest.param(True, dict(D=5, N=5), marks=pytest.mark.slow),
+        (True, 3, dict(D=6, N=3)),
+        (False, 8, dict(D=5, N=5)),
+        pytest.param(False, 8, dict(D=6, N=3), marks=pytest.mark.slow),
+        pytest.param(True, 3, dict(D=5, N=5), marks=pytest.mark.slow),
     ],
 )
-def test_odd_sizes(complex_A, shape, cut, monkeypatch):
+def test_odd_sizes(complex_A, L, shape, cut, monkeypatch):
     """Neither D nor N a power of two, B and C in different groups, blocks that do not divide a group."""
     cut()
     B, C = ("2 real", "3 interleaved" if complex_A else "3 real") if shape["D"] == 6 else ("1 real", "1 real")
     if shape["D"] == 5:
         monkeypatch.setattr(triton_call, "BACKWARD_STATE", 32)
         monkeypatch.setattr(triton_call, "MAX_BLOCK", 4)
-    compare(make_inputs(complex_A, B, C, batch=1, L=8, **shape), discretization="zoh", delta_softplus=True)
+    compare(make_inputs(complex_A, B, C, batch=1, L=L, **shape), discretization="zoh", delta_softplus=True)
 
 
 @pytest.mark.parametrize(
@@ -138,26 +149,24 @@ def test_odd_sizes(complex_A, shape, cut, monkeypatch):
 )
 def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
     cut()
-    compare(make_inputs(complex_A, "2 real", "constant", batch=1, L=9), use_y=use_y, use_state=use_state)
-    one = leaves({name: x.to(DEVICE) for name, x in make_inputs(complex_A, "1 real", "1 real", L=5).items()})
+    compare(make_inputs(complex_A, "1 real", "constant", batch=1, D=2, L=6), use_y=use_y, use_state=use_state)
+    one = leaves({name: x.to(DEVICE) for name, x in make_inputs(complex_A, "1 real", "1 real", batch=1, L=3).items()})
     y, state = selective_scan(**one, return_last_state=True, backend="triton")
     assert all(g is not None for g in torch.autograd.grad(abs(state).sum(), [one["u"], one["A"]]))
 
 
-@each("magnitude", [0.0, 1e-30, 1e-6, 1e-3])
 @pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_small_A(magnitude, complex_A):
+def test_small_A(complex_A):
     """zoh and its gradients stay right as A -> 0, and at A == 0."""
-    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=6, optional=("B_bias",))
-    inputs["A"] = magnitude * inputs["A"]
-    inputs["A"][0, 0] = -0.5
+    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=5, L=4, optional=("B_bias",))
+    inputs["A"] = torch.tensor([0.0, 1e-30, 1e-6, 1e-3, 1.0], dtype=torch.float64)[:, None] * inputs["A"]
     compare(inputs, discretization="zoh")
 
 
 @pytest.mark.parametrize("complex_A", [False, True])
 def test_float32_gradient_of_small_A(complex_A):
     """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
-    wide = make_inputs(complex_A, "1 real", "1 real", batch=1, N=8, L=16, optional=("B_bias",))
+    wide = make_inputs(complex_A, "1 real", "1 real", batch=1, N=8, L=8, optional=("B_bias",))
     direction = wide["A"] / wide["A"].abs()
     wide["A"] = direction * torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
     narrow, wide = rounded(wide)
@@ -182,9 +191,9 @@ def rounded(wide):
     ],
 )
 def test_float32_error(complex_A, discretization, cut):
-    """Over two segments."""
-    cut(8, 8)
-    L = 1024 if DEVICE == "cuda" else 20
+    """Over three segments."""
+    cut()
+    L = 1024 if DEVICE == "cuda" else 12
     narrow, wide = rounded(make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, N=2, L=L))
     flags = dict(discretization=discretization, delta_softplus=True)
     truth, result = run(wide, "reference", **flags), run_triton(narrow, **flags)
@@ -204,11 +213,11 @@ def test_float32_error_of_large_phases(discretization):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # by numpy, which the interpreter computes with
-@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_reset_drops_what_is_not_finite(complex_A, cut):
     """An infinite input before a reset, in the same segment and in one before, leaves what follows as it was."""
     cut()
-    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=12, optional=("initial_state",))
+    inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=1, N=1, L=12, optional=("initial_state",))
     reset = torch.zeros(1, 12, dtype=torch.bool)
     reset[:, 6] = True
     expected = run(inputs, "reference", reset=reset)
@@ -228,34 +237,30 @@ def test_reset_drops_what_is_not_finite(complex_A, cut):
 
 
 @pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_strides(complex_A, cut):
-    """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
-    cut()
-    inputs = make_inputs(complex_A, "2 real", "1 complex" if complex_A else "1 real", L=8)
+def test_strides(complex_A):
+    """Transposed, expanded, strided, negated and conjugated inputs; y keeps u's memory order."""
+    inputs = make_inputs(complex_A, "2 real", "1 complex" if complex_A else "1 real", L=5)
+    inputs["z"] = inputs["z"][:1, :, :1].expand(2, 4, 5)
     expected = run(inputs, "reference", discretization="zoh")
-    for name in ("u", "delta", "z"):
-        inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["u"] = inputs["u"].transpose(1, 2).contiguous().transpose(1, 2)
     inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
     inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
     inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
     if complex_A:
         for name in ("A", "C", "initial_state"):
             inputs[name] = inputs[name].conj().resolve_conj().conj()
-    inputs["z"] = torch.complex(inputs["z"], -inputs["z"]).conj().imag  # a lazy negative
+    inputs["delta"] = torch.complex(inputs["delta"], -inputs["delta"]).conj().imag  # a lazy negative
     inputs = {name: x.to(DEVICE) for name, x in inputs.items()}
     actual = run(inputs, "triton", discretization="zoh")
     assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
     assert_close({name: x.cpu() for name, x in actual.items()}, expected)
-    inputs = {name: x.cpu() for name, x in inputs.items()}
-    inputs["u"] = inputs["u"][:1, :, :1].expand(2, 4, 8)
-    inputs["delta"] = inputs["delta"][..., ::2].repeat_interleave(4, dim=-1)[..., ::2]
-    compare(inputs)
 
 
 @pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_mixed_dtypes(complex_A, cut):
     cut()
-    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32, L=8)
+    inputs = make_inputs(complex_A, "2 real", "constant", batch=1, dtype=torch.float32, L=6)
+    inputs["delta_bias"] += 1  # delta mostly positive, as in use: rounding does not grow
     for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
         inputs[name] = inputs[name].to(dtype)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
@@ -270,22 +275,11 @@ def test_mixed_dtypes(complex_A, cut):
         assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
 
 
-@pytest.mark.slow
-def test_gradcheck(cut):
-    cut(4, 4)
-    inputs = make_inputs(True, "1 complex", "1 interleaved", batch=1, D=1, N=1, L=2)
-    x = {name: v.to(DEVICE).requires_grad_() for name, v in inputs.items()}
-
-    def f(*values):
-        named = dict(zip(x, values, strict=True))
-        return selective_scan(**named, return_last_state=True, discretization="zoh", backend="triton")
-
-    assert torch.autograd.gradcheck(f, tuple(x.values()))
-
-
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="interpreted, programs run one after the other")
 def test_gradients_do_not_vary(cut):
     cut()
-    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, batch=1, D=2, L=8)
+    inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, L=257)
     first, second = (run_triton(inputs, discretization="zoh", delta_softplus=True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -300,7 +294,7 @@ def test_nothing_is_kept_without_gradients(monkeypatch):
         return results
 
     monkeypatch.setattr(triton_scan, "_empty_results", spy)
-    inputs = {name: x.to(DEVICE) for name, x in make_inputs(False, "1 real", "1 real", L=5).items()}
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(False, "1 real", "1 real", L=3).items()}
     x = leaves(inputs)
     with torch.no_grad():
         y = selective_scan(**x, backend="triton")
@@ -329,7 +323,7 @@ def test_no_batch():
 def test_operators(complex_A):
     """What torch.compile is told about shapes, strides and gradients is so."""
     form = "1 interleaved" if complex_A else "1 real"
-    x = {name: v.to(DEVICE) for name, v in make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=5).items()}
+    x = {name: v.to(DEVICE) for name, v in make_inputs(complex_A, form, form, batch=1, D=2, N=2, L=2).items()}
     x = leaves(x)
     tensors = [x["u"], x["delta"], x["A"], x["B"].unsqueeze(1) if x["B"].dim() == 3 else x["B"], x["C"]]
     tensors += [x[name] for name in ("B_bias", "D", "z", "delta_bias", "initial_state")]
