@@ -14,7 +14,6 @@ from tests.each import each
 from tests.ops.scan_cases import BACKENDS, assert_close, random_reset, weighted_sum
 from tests.pairwise import pairwise
 
-LENGTHS = [1, 2, 63, 257, 1024]
 # Which of a, b and initial_state are complex, and whether a is constant.
 KINDS = [
     (complex_a, complex_b, complex_initial, constant)
@@ -55,7 +54,11 @@ def run(inputs, backend="auto", *, use_x=True, use_last=True, **flags):
     return {"x": x.detach(), "last": last.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
-@each(*pairwise(kind=KINDS, L=LENGTHS, initial=[False, True], with_reset=[False, True], rest=False).args)
+SHORT = pairwise(kind=KINDS, L=[1, 2, 63], initial=[False, True], with_reset=[False, True], rest=False)
+LONG = [(kind, L, True, True) for kind in KINDS[:4] for L in (257, 1024)]  # real and complex alike, constant or not
+
+
+@each(SHORT.args[0], [*SHORT.args[1], *LONG])
 def test_against_the_loop(kind, L, initial, with_reset):
     inputs = make(kind, L=L, initial=initial)
     reset = random_reset(2, L) if with_reset else None
