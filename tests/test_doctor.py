@@ -84,7 +84,11 @@ def test_without_the_compiled_kernels_it_goes_on(tmp_path):
     env = {**places, "PATH": str(tmp_path), "CXX": "no-such-compiler"}
     done = run(["doctor", f"--root={tmp_path / 'data'}"], tmp_path, env)
     assert done.code == 0 and "nothing is wrong" in done.out, done.out + done.err
-    assert "no C++ compiler was found (CXX=no-such-compiler): " in done.out and "order of magnitude slower" in done.out and "cpu        does not: " in done.out
+    assert (
+        "no C++ compiler was found (CXX=no-such-compiler): " in done.out
+        and "order of magnitude slower" in done.out
+        and "cpu        does not: " in done.out
+    )
     assert "every process compiles the CPU kernels anew" in done.out and "set LRA_SSM_CACHE" in done.out
     assert "eager      runs, " in done.out and "selective_scan, S6     cpu" not in done.out
 
