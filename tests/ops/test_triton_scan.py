@@ -333,7 +333,9 @@ def test_operators(complex_A, checks):
     x = leaves(x)
     tensors = [x["u"], x["delta"], x["A"], x["B"].unsqueeze(1) if x["B"].dim() == 3 else x["B"], x["C"]]
     tensors += [x[name] for name in ("B_bias", "D", "z", "delta_bias", "initial_state")]
-    torch.library.opcheck(torch.ops.lra_ssm.selective_scan_triton, (*tensors, None, True, True, True), test_utils=checks)
+    torch.library.opcheck(
+        torch.ops.lra_ssm.selective_scan_triton, (*tensors, None, True, True, True), test_utils=checks
+    )
 
 
 def test_plan_fills_the_device(monkeypatch):
