@@ -1,4 +1,4 @@
-"""Cross products of a test's cases: by default as many as show every pair of values once, all of them in `slow`."""
+"""Cross products of a test's cases: by default as many as show every pair of values once; the others in `slow`."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 
-def pairwise(**axes: Iterable[Any]) -> pytest.MarkDecorator:
+def pairwise(*, rest: bool = True, **axes: Iterable[Any]) -> pytest.MarkDecorator:
     """Parametrizes a test over the product of its arguments' values.
 
-    The cases that run by default hold each pair of two arguments' values at least once; the others are marked slow.
+    The cases that run by default hold each pair of two arguments' values at least once; the others are marked slow, or
+    without `rest` there are none.
     A value that is a pytest.param with marks of its own gives them to all of its cases.
     """
     values = {name: [v if hasattr(v, "marks") else pytest.param(v) for v in of] for name, of in axes.items()}
@@ -20,6 +21,8 @@ def pairwise(**axes: Iterable[Any]) -> pytest.MarkDecorator:
     params = []
     for case in every:
         picked = [of[i] for of, i in zip(values.values(), case, strict=True)]
+        if case in usual and case not in chosen and not rest:
+            continue
         label = "-".join(f"{name}={v.values[0]}" for name, v in zip(values, picked, strict=True))
         marks = [mark for v in picked for mark in v.marks] or ([] if case in chosen else [pytest.mark.slow])
         params.append(pytest.param(*(v.values[0] for v in picked), marks=marks, id=label))

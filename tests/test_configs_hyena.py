@@ -1,6 +1,5 @@
 """StableSSM's language models: their settings, sizes and sweep; such a model learns."""
 
-import pytest
 import torch
 
 from lra_ssm.layers import BlockSpec, HyenaBlock, LayerSpec, StableSSM
@@ -31,7 +30,7 @@ def test_the_small_one_has_the_parameters_of_the_code_behind_it():
 
 
 def test_the_large_one_has_three_billion_parameters_and_the_small_ones_settings():
-    model = on_meta(LARGE)
+    model = on_meta(LARGE, n_layers=2)
     assert 2.95e9 < parameters(LARGE) < 3.05e9 and all(p.is_meta for p in model.parameters())
     assert model(torch.zeros(2, 16, dtype=torch.int64, device="meta")).shape == (2, 16, 50257)
     small, large = load(SMALL), load(LARGE)
@@ -42,10 +41,9 @@ def test_the_large_one_has_three_billion_parameters_and_the_small_ones_settings(
     assert large[OPTIMIZER + "lr"] == 0.01 and large[LAYER + "parameterization"] == "best"  # table 6
 
 
-@pytest.mark.parametrize("form", ["best", "exp"])
-def test_a_tiny_one_learns_a_batch_by_heart_and_says_it_step_by_step(form):
+def test_a_tiny_one_learns_a_batch_by_heart_and_says_it_step_by_step():
     torch.manual_seed(0)
-    layer = LayerSpec(StableSSM, d_state=16, form="real", readout="identity", parameterization=form)
+    layer = LayerSpec(StableSSM, d_state=16, form="real", readout="identity", parameterization="best")
     block = BlockSpec(HyenaBlock, activation="gelu", mlp_factor=2.0)
     model = LanguageModel(layer, vocab_size=20, d_model=32, n_layers=2, block=block)
     ids = torch.randint(20, (3, 17))

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from lra_ssm.analysis.plots import FIGURES
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
@@ -39,6 +40,7 @@ def reported(monkeypatch, capsys):
 def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, capsys):
     folder, _ = trained
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("lra_ssm.analysis.report.FIGURES", {name: FIGURES[name] for name in ("memory", "stability")})
     run = only_run(folder)
     code, out, errors = in_process(["inspect", str(run), f"--out={tmp_path}"], capsys)
     assert code == 0 and out.splitlines() == [f"{tmp_path}/inspect.html", f"{tmp_path}/inspect.png"], errors

@@ -29,7 +29,7 @@ def build(name, bidirectional=False, **settings):
 
 @every_layer
 @each("settings", [S5, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}])
-@each("L", [1, 2, 63, pytest.param(257, marks=pytest.mark.slow)])
+@each("L", [1, 2, 63])
 def test_equals_the_equations_with_every_gradient(name, settings, L):
     contract.check_equations(build(name, **settings), naive.hyena_block, L)
 

@@ -13,7 +13,7 @@ from tests.layers.test_layers import D, sequences
 
 
 @each(("form", "time"), FORMS)
-@each("L", [1, 2, 63, 257])
+@each("L", [1, 31])
 def test_the_real_form_equals_the_equations_under_every_f_with_every_gradient(form, time, L):
     torch.manual_seed(0)
     delta = None if time == "discrete" else 0.1

@@ -74,7 +74,7 @@ def test_lengths_that_cannot_be_are_one_line(pooling, lengths, message):
 def test_lengths_are_not_looked_at_where_that_costs_something():
     block = S4Block(4, S6, norm="layer").eval()
     x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
-    compiled = torch.compile(block.layer, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(block.layer, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, lengths), block.layer(x, lengths))
     on_meta = block.to("meta")(x.to("meta"), torch.tensor([9, 9], device="meta"))
     assert on_meta.shape == x.shape and on_meta.is_meta

@@ -12,7 +12,8 @@ from lra_ssm.ops import scan_backends, selective_scan
 
 NOT_COMPILED = scan_backends()["cpu"]
 needs_compiled = pytest.mark.skipif(NOT_COMPILED is not None, reason=str(NOT_COMPILED))
-# The fast backends of this machine's CPU, each compared with "reference".
+# The fast backends of this machine's CPU, each compared with "reference": for tests of each, and for loops.
+FAST = ["eager"] if NOT_COMPILED else ["cpu", "eager"]
 BACKENDS = [pytest.param("cpu", marks=needs_compiled), "eager"]
 
 Inputs = dict[str, Tensor]
@@ -129,16 +130,16 @@ def run(
     return {"y": y.detach(), "last_state": state.detach(), **dict(zip(x, grads, strict=True))}
 
 
-def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9) -> None:
-    """Same names, dtypes and shapes; errors within rtol of each tensor's largest entry."""
+def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9, by: str = "") -> None:
+    """Same names, dtypes and shapes; errors within rtol of each tensor's largest entry. by: whose they are."""
     assert actual.keys() == expected.keys()
     for name, want in expected.items():
         got = actual[name]
-        assert got.dtype == want.dtype and got.shape == want.shape, name
+        assert got.dtype == want.dtype and got.shape == want.shape, f"{name} {by}"
         assert torch.isfinite(want).all(), f"{name}: the expected values are not finite"
         error = (got - want).abs().max()
         scale = want.abs().max()
-        assert error <= rtol * scale + 1e-14, f"{name}: error {error:.3g}, largest value {scale:.3g}"
+        assert error <= rtol * scale + 1e-14, f"{name} {by}: error {error:.3g}, largest value {scale:.3g}"
 
 
 def random_reset(batch: int, L: int, seed: int = 1) -> Tensor:

@@ -53,6 +53,7 @@ def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=tor
         transposed=[False, True],
         with_reset=[False, True],
         optional=[(), ("bias",), OPTIONAL],
+        rest=False,
     ).args
 )
 def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):

@@ -17,6 +17,7 @@ from tests.each import each
 from tests.ops.mamba_stand_in import StandIn
 from tests.ops.scan_cases import Case, assert_close, leaves, make_inputs, run
 from tests.ops.test_selective_scan import CASES
+from tests.pairwise import pairwise
 
 SUPPORTED = ("D", "z", "delta_bias", "B_bias")
 B2S6 = dict(optional=SUPPORTED, tied_A=True, D=6, dtype=torch.float32)
@@ -156,9 +157,7 @@ def test_autocast_does_not_reach_the_kernel(stand_in):
         assert_close(run(inputs, "mamba_ssm", use_state=False), expected, rtol=1e-7)
 
 
-@each("optional", [(), SUPPORTED])
-@each("complex_A", [False, True])
-@each("L", [40, 128])
+@each(*pairwise(L=[40, 128], complex_A=[False, True], optional=[(), SUPPORTED], rest=False).args)
 def test_strides(L, complex_A, optional, stand_in):
     """Transposed, expanded, overlapping, misaligned, conjugated and negated inputs; y keeps u's memory order."""
     form = "3 complex" if complex_A else "3 real"
