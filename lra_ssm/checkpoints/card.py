@@ -28,7 +28,23 @@ _DATA: dict[str, tuple[str, str | None, str | None]] = {
 _LRA = ("listops", "text", "retrieval", "cifar10", "pathfinder")
 
 
-def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None) -> str:
+def commands(name: str, network: Mapping[str, Any], source: Mapping[str, Any], tokenizer: bool) -> list[str]:
+    """What a model is used with, as it is typed; arguments as of `model_card`."""
+    data = within(source, "data")
+    trust = "".join(f" --trust {one}" for one in source.get("foreign") or ())
+    found = []
+    if not source.get("in_python"):
+        command = "test" if "test" in (data.get("examples") or ("test",)) else "validate"
+        files = " --data.source=FOLDER" if _kind(source) == "files" else ""
+        found.append(f"lra-ssm {command} {name}{trust}{files}")
+    if _class(network)[1] == "LanguageModel" and tokenizer:
+        found += [f'lra-ssm generate {name}{trust} --prompt "The"', f"lra-ssm score {name}{trust} FILE"]
+    return found
+
+
+def model_card(
+    name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None, tokenizer: bool = False
+) -> str:
     """README.md: card.md, filled in.
 
     Args:
@@ -36,10 +52,11 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
         network: its specification.
         source: as `push` writes it into config.json.
         license: an identifier as the Hub has them ("apache-2.0"); None where nobody states one.
+        tokenizer: whether one lies beside the weights.
     """
     import jinja2
 
-    module, _, cls = str(network.get("class_path", "")).rpartition(".")
+    module, cls = _class(network)
     layer = within(network, "init_args").get("layer")
     if isinstance(layer, dict):
         layer = layer.get("class_path")
@@ -64,9 +81,25 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
         foreign=tuple(source.get("foreign") or ()),
         settings=_settings(source),
         versions=versions,
-        score=headline(within(source, "metrics", "test")),
+        score=_score(source),
+        commands=commands(name, network, source, tokenizer),
         duration=duration(source["seconds"]) if "seconds" in source else "",
     )
+
+
+def _class(network: Mapping[str, Any]) -> tuple[str, str]:
+    """The network's module, and its class."""
+    module, _, cls = str(network.get("class_path", "")).rpartition(".")
+    return module, cls
+
+
+def _score(source: Mapping[str, Any]) -> str:
+    """Its figure, on the test split, or of data without one on the validation split; nothing where there is none."""
+    data = within(source, "data").get("examples") or {}
+    for split in ("test",) if "test" in data or not data else ("test", "validation"):
+        if found := headline(within(source, "metrics", split)):
+            return f"{found}, on the {split} split"
+    return ""
 
 
 def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:
