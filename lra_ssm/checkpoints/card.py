@@ -30,11 +30,10 @@ _LRA = ("listops", "text", "retrieval", "cifar10", "pathfinder")
 
 def commands(name: str, network: Mapping[str, Any], source: Mapping[str, Any], tokenizer: bool) -> list[str]:
     """What a model is used with, as it is typed; arguments as of `model_card`."""
-    data = within(source, "data")
     trust = "".join(f" --trust {one}" for one in source.get("foreign") or ())
     found = []
     if not source.get("in_python"):
-        command = "test" if "test" in (data.get("examples") or ("test",)) else "validate"
+        command = "test" if _has_test(source) else "validate"
         files = " --data.source=FOLDER" if _kind(source) == "files" else ""
         found.append(f"lra-ssm {command} {name}{trust}{files}")
     if _class(network)[1] == "LanguageModel" and tokenizer:
@@ -95,11 +94,16 @@ def _class(network: Mapping[str, Any]) -> tuple[str, str]:
 
 def _score(source: Mapping[str, Any]) -> str:
     """Its figure, on the test split, or of data without one on the validation split; nothing where there is none."""
-    data = within(source, "data").get("examples") or {}
-    for split in ("test",) if "test" in data or not data else ("test", "validation"):
+    for split in ("test",) if _has_test(source) else ("test", "validation"):
         if found := headline(within(source, "metrics", split)):
             return f"{found}, on the {split} split"
     return ""
+
+
+def _has_test(source: Mapping[str, Any]) -> bool:
+    """Whether its data has a split for testing, as all has of which nothing is known."""
+    names = [name.rpartition("/")[2] for name in within(source, "data", "examples")]
+    return "test" in names or not names
 
 
 def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:

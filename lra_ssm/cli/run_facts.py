@@ -4,6 +4,7 @@ import copy
 import re
 import shlex
 import statistics
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
     data = record.get("data") or {}
     known = read_object(run.path / f"{run.scored_by}.json").get("data") or _of(data, "dataset", "source")
     known = known | _of(data, "vocabulary", "num_classes", "class_names")
-    if isinstance(data.get("splits"), dict):
+    with suppress(KeyError, TypeError):  # of a run of other data than the package's there may be none
         known.setdefault("examples", {name: num_examples(split) for name, split in data["splits"].items()})
     hardware = last.get("hardware") or {}
     found = {

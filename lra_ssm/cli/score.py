@@ -109,7 +109,7 @@ def _content(file: str) -> tuple[str, bytes]:
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror or error})") from error
     if is_blank(data, 0, len(data)):
-        raise InputError(f"{name}: holds no text, {'nothing but white space' if data else 'nothing'}")
+        raise InputError(f"{name}: {'holds nothing but white space' if data else 'is empty'}; give a text")
     return name, data
 
 

@@ -137,7 +137,8 @@ class RunRecord:
     def scored_by(self) -> str:
         """The command that scores it: "test", or "validate" where its data has no split for testing."""
         splits = (self.record.get("data") or {}).get("splits")
-        return "validate" if isinstance(splits, dict) and splits and "test" not in splits else "test"
+        names = [name.rpartition("/")[2] for name in splits] if isinstance(splits, dict) else []
+        return "validate" if names and "test" not in names else "test"
 
     @property
     def missing(self) -> str:

@@ -140,7 +140,7 @@ def _one(
     """The share data[begin:end] of a document data[slice(*whole)]."""
     start, size = whole
     if is_blank(data, start, size):
-        yield reading.empty(where(0), "")
+        yield reading.empty(where(start), "")
         return
     key = reading.key(data[slice(*next(cut(data, start, size, where)))]) if keyed else 0
     for here, there in cut(data, begin, end, where):
