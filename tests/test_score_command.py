@@ -172,14 +172,14 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder, 
         f" validate --config {run}/config.yaml, or --unfinished to push it without a validation figure"
     )
     succeed(["validate", "--config", f"{run}/config.yaml"], folder)
-    use = "lra-ssm validate ./pushed --data.source=FOLDER"
+    use = "lra-ssm validate ./pushed --data.source=FILE"
     assert succeed(["push", run, "./pushed"], folder).out == f"./pushed: use it with {use}\n"
     found = json.loads((only_run(folder) / "validate.json").read_text())["metrics"]
     card = (folder / "pushed/README.md").read_text()
     assert f"val/bits_per_byte {found['val/bits_per_byte']:.2f}, on the validation split." in card
     assert f"| validation | val/perplexity | {found['val/perplexity']:.6g} |" in card
     assert f'\n{use}\nlra-ssm generate ./pushed --prompt "The"\nlra-ssm score ./pushed FILE\n' in card
-    assert "lightning fit --config config.yaml --data.source=FOLDER\n" in card and "lra-ssm test" not in card
+    assert "lightning fit --config config.yaml --data.source=FILE\n" in card and "lra-ssm test" not in card
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other/train.txt").write_text("said again\n" * 9)
     (folder / "other/val.txt").write_text("again and again\n" * 9)

@@ -34,8 +34,7 @@ def commands(name: str, network: Mapping[str, Any], source: Mapping[str, Any], t
     found = []
     if not source.get("in_python"):
         command = "test" if _has_test(source) else "validate"
-        files = " --data.source=FOLDER" if _kind(source) == "files" else ""
-        found.append(f"lra-ssm {command} {name}{trust}{files}")
+        found.append(f"lra-ssm {command} {name}{trust}{_files(source)}")
     if _class(network)[1] == "LanguageModel" and tokenizer:
         found += [f'lra-ssm generate {name}{trust} --prompt "The"', f"lra-ssm score {name}{trust} FILE"]
     return found
@@ -82,6 +81,7 @@ def model_card(
         versions=versions,
         score=_score(source),
         commands=commands(name, network, source, tokenizer),
+        files=_files(source),
         duration=duration(source["seconds"]) if "seconds" in source else "",
     )
 
@@ -98,6 +98,14 @@ def _score(source: Mapping[str, Any]) -> str:
         if found := headline(within(source, "metrics", split)):
             return f"{found}, on the {split} split"
     return ""
+
+
+def _files(source: Mapping[str, Any]) -> str:
+    """The option that names data of files, which are elsewhere on another machine; nothing of other data."""
+    if _kind(source) != "files":
+        return ""
+    one_text = within(source, "data", "source").get("splits") == ["tail"]
+    return f" --data.source={'FILE' if one_text else 'FOLDER'}"
 
 
 def _has_test(source: Mapping[str, Any]) -> bool:
