@@ -111,7 +111,7 @@ def test_of_several_runs_one_is_to_be_named(run, tmp_path, capsys):
 
 
 def test_a_saved_folder_with_its_tokenizer(tmp_path, capsys):
-    model, _, _ = load_language_model(checkpoint(tmp_path, CHARACTERS))
+    model, *_ = load_language_model(checkpoint(tmp_path, CHARACTERS))
     model.save_pretrained(tmp_path / "saved", tokenizer=CHARACTERS)
     said = made([str(tmp_path / "saved"), "--prompt=ab", *GREEDY], capsys)
     assert said == made([str(tmp_path / "a.ckpt"), "--prompt=ab", *GREEDY], capsys)

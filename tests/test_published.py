@@ -75,6 +75,8 @@ def test_every_table_has_its_cells():
         ("wang2024", "table 6"): 4,
         ("wang2024", "table 7"): 4 * 4,
         ("deep2024", "table 1"): 5,
+        ("karpathy2022", "README, shakespeare_char on a CPU"): 1,
+        ("karpathy2022", "README, shakespeare_char on a GPU"): 1,
     }
 
 

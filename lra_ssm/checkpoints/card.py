@@ -28,7 +28,21 @@ _DATA: dict[str, tuple[str, str | None, str | None]] = {
 _LRA = ("listops", "text", "retrieval", "cifar10", "pathfinder")
 
 
-def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None) -> str:
+def commands(name: str, network: Mapping[str, Any], source: Mapping[str, Any], tokenizer: bool) -> list[str]:
+    """What a model is used with, as it is typed; arguments as of `model_card`."""
+    trust = "".join(f" --trust {one}" for one in source.get("foreign") or ())
+    found = []
+    if not source.get("in_python"):
+        command = "test" if _has_test(source) else "validate"
+        found.append(f"lra-ssm {command} {name}{trust}{_files(source)}")
+    if _class(network)[1] == "LanguageModel" and tokenizer:
+        found += [f'lra-ssm generate {name}{trust} --prompt "The"', f"lra-ssm score {name}{trust} FILE"]
+    return found
+
+
+def model_card(
+    name: str, network: Mapping[str, Any], source: Mapping[str, Any], license: str | None, tokenizer: bool = False
+) -> str:
     """README.md: card.md, filled in.
 
     Args:
@@ -36,10 +50,11 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
         network: its specification.
         source: as `push` writes it into config.json.
         license: an identifier as the Hub has them ("apache-2.0"); None where nobody states one.
+        tokenizer: whether one lies beside the weights.
     """
     import jinja2
 
-    module, _, cls = str(network.get("class_path", "")).rpartition(".")
+    module, cls = _class(network)
     layer = within(network, "init_args").get("layer")
     if isinstance(layer, dict):
         layer = layer.get("class_path")
@@ -64,9 +79,39 @@ def model_card(name: str, network: Mapping[str, Any], source: Mapping[str, Any],
         foreign=tuple(source.get("foreign") or ()),
         settings=_settings(source),
         versions=versions,
-        score=headline(within(source, "metrics", "test")),
+        score=_score(source),
+        commands=commands(name, network, source, tokenizer),
+        files=_files(source),
         duration=duration(source["seconds"]) if "seconds" in source else "",
     )
+
+
+def _class(network: Mapping[str, Any]) -> tuple[str, str]:
+    """The network's module, and its class."""
+    module, _, cls = str(network.get("class_path", "")).rpartition(".")
+    return module, cls
+
+
+def _score(source: Mapping[str, Any]) -> str:
+    """Its figure, on the test split, or of data without one on the validation split; nothing where there is none."""
+    for split in ("test",) if _has_test(source) else ("test", "validation"):
+        if found := headline(within(source, "metrics", split)):
+            return f"{found}, on the {split} split"
+    return ""
+
+
+def _files(source: Mapping[str, Any]) -> str:
+    """The option that names data of files, which are elsewhere on another machine; nothing of other data."""
+    if _kind(source) != "files":
+        return ""
+    one_text = within(source, "data", "source").get("splits") == ["tail"]
+    return f" --data.source={'FILE' if one_text else 'FOLDER'}"
+
+
+def _has_test(source: Mapping[str, Any]) -> bool:
+    """Whether its data has a split for testing, as all has of which nothing is known."""
+    names = [name.rpartition("/")[2] for name in within(source, "data", "examples")]
+    return "test" in names or not names
 
 
 def _data(source: Mapping[str, Any], cls: str) -> tuple[str, str | None, str | None]:

@@ -32,6 +32,7 @@ COMMANDS = {
     "submit": ("lra_ssm.cli.submit", "run a sweep: one Slurm array, or some runs at a time here"),
     "status": ("lra_ssm.cli.status", "show where each run of a sweep stands"),
     "generate": ("lra_ssm.cli.generate", "continue texts with a language model"),
+    "score": ("lra_ssm.cli.score", "say a language model's perplexity and bits per byte of any text"),
     "pull": ("lra_ssm.cli.pull", "fetch a saved model: the Hub, wandb; or list the names we know"),
     "push": ("lra_ssm.cli.push", "share a trained run: a folder, the Hub, wandb; with its card"),
     "export": ("lra_ssm.cli.export", "write a checkpoint, or the average of several, as a saved model"),

@@ -61,7 +61,7 @@ def main(command: str, arguments: list[str]) -> int:
         source = {"checkpoint": str(files[0]), "step": model.step}
     state = model.network.state_dict()
     check_finite(state, what)
-    save_network(options.to, model.specification, state, tokenizer_of(model), source, options.format)
+    save_network(options.to, model.specification, state, tokenizer_of(model.source), source, options.format)
     print(squeeze(f"{options.to}: {type(model.network).__name__}, {model.parameters:,} parameters"))
     return 0
 

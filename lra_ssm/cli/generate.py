@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
+from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, printable
 
@@ -53,8 +53,7 @@ def parser() -> PlainParser:
     made.add_argument("--begin_document", action=argparse.BooleanOptionalAction, help=said)
     made.add_argument("--batch_size", type=count, default=8, metavar="B", help="prompts at a time; default: 8")
     add_device(made)
-    said = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
-    made.add_argument("--tokenizer", metavar="NAME", help=said)
+    made.add_argument("--tokenizer", metavar="NAME", help=A_TOKENIZER)
     add_trust(made)
     return made
 

@@ -1,12 +1,16 @@
 """A language model and its tokenizer by whatever names it."""
 
+import dataclasses
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lra_ssm.cli.named_network import NamedNetwork, named_network
-from lra_ssm.errors import InputError
+from lra_ssm.checkpoints.files import within
+from lra_ssm.cli.named_network import named_network
+from lra_ssm.errors import InputError, squeeze
 
 if TYPE_CHECKING:
+    from lra_ssm.checkpoints import ModelFiles
     from lra_ssm.datamodules.language.tokenizers import TextTokenizer
     from lra_ssm.models import LanguageModel
 
@@ -15,11 +19,13 @@ class Loaded(NamedTuple):
     """`model` in eval mode, which draws none but the tokenizer's tokens.
 
     begins: whether it was trained with the end-of-text token before each document's first token.
+    data: the settings of its run's data module, as they were written; empty where it has none.
     """
 
     model: "LanguageModel"
     tokenizer: "TextTokenizer"
     begins: bool
+    data: dict[str, Any]
 
 
 def load_language_model(
@@ -44,14 +50,14 @@ def load_language_model(
         raise InputError(f"{where}: is no language model; its network is a {type(model).__name__}")
     # Others' models have seen nothing before a text; transformers puts nothing there either.
     begins = named.files is None or named.files.config().get("format") == FORMAT
-    own = tokenizer_of(named) if tokenizer is None else _named(tokenizer)
+    own = tokenizer_of(named.source) if tokenizer is None else _named(tokenizer)
     if own is None:
         said = "such as --tokenizer=EleutherAI/gpt-neox-20b for Mamba's; LanguageModel.generate needs none"
         raise InputError(f"{name}: has no tokenizer; name one, {said}")
     if own.vocab_size > model.vocab_size:
         raise InputError(f"{name}: its network knows {model.vocab_size:,} tokens, the tokenizer has {own.vocab_size:,}")
     model.vocab_size = own.vocab_size  # the network may have more, of which no text was made
-    return Loaded(model, own, begins)
+    return Loaded(model, own, begins, within(named.config, "data", "init_args"))
 
 
 def _named(tokenizer: str) -> "TextTokenizer":
@@ -64,19 +70,37 @@ def _named(tokenizer: str) -> "TextTokenizer":
     return choice.open()
 
 
-def tokenizer_of(named: NamedNetwork) -> "TextTokenizer | None":
-    """The tokenizer that a model brings along; None where it has none."""
+def tokenizer_of(model: "ModelFiles | Path") -> "TextTokenizer | None":
+    """The tokenizer that a saved model, or a checkpoint, brings along; None where it has none."""
     from lra_ssm.datamodules.language.choosing import load_tokenizer, read_tokenizer
     from lra_ssm.runs.checkpoints import load_checkpoint
 
-    if named.files is not None:
-        path = named.files.tokenizer()
+    if not isinstance(model, Path):
+        path = model.tokenizer()
         return None if path is None else load_tokenizer(path)
-    assert named.found is not None
     # The state of a data module of text is there under the module's name.
-    for part in load_checkpoint(named.found.file).values():
+    for part in load_checkpoint(model).values():
         state = part.get("tokenizer") if isinstance(part, dict) else None
         if isinstance(state, dict) and isinstance(state.get("text"), str):
-            where = f"{named.found.file}, its tokenizer"
-            return read_tokenizer(state["text"].encode(), where, state.get("end_of_text"))
+            return read_tokenizer(state["text"].encode(), f"{model}, its tokenizer", state.get("end_of_text"))
     return None
+
+
+def with_own_tokenizer(data: Any, model: "ModelFiles | Path", folder: Path) -> Any:
+    """Data for a model to be scored on, with the model's own tokenizer, where the data would make another of its text.
+
+    Says so where it is another. folder: takes the tokenizer's file, which is read until the data is prepared.
+    """
+    from lra_ssm.datamodules.language.module import LanguageDataModule
+    from lra_ssm.datamodules.language.subwords import TOKENIZER
+
+    if not isinstance(data, LanguageDataModule) or not data.choice.is_trained:
+        return data
+    own = tokenizer_of(model)
+    if own is None or (data.is_prepared() and data.tokenizer_digest == own.digest):
+        return data
+    print(squeeze(f"the text of {data.source} in the model's own tokens: {data.tokenizer}, {own.vocab_size:,} tokens"))
+    end = own.end_of_text_name if own.file == TOKENIZER else None
+    made = dataclasses.replace(data, tokenizer=str(own.save(folder)), end_of_text=end)
+    made.choice = dataclasses.replace(made.choice, text="the model's own")  # what is recorded of it
+    return made

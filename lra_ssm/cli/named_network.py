@@ -50,6 +50,14 @@ class NamedNetwork(NamedTuple):
         return sum(p.numel() for p in self.network.parameters())
 
     @property
+    def source(self) -> "ModelFiles | Path":
+        """Where its weights are, and its tokenizer, if it has one: the saved model, or the checkpoint."""
+        if self.files is not None:
+            return self.files
+        assert self.found is not None
+        return self.found.file
+
+    @property
     def data(self) -> dict[str, Any] | None:
         """The section of its configuration that names a data module; None where there is none."""
         section = self.config.get("data")

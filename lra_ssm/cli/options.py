@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 A_MODEL = "a run's directory (its best.ckpt, else its last.ckpt), a .ckpt, or a saved model by its name or folder"
+A_TOKENIZER = "of a model that has none: a tokenizer.json, a folder with one, bytes, or a name of the Hub"
 
 
 def count(text: str) -> int:

@@ -98,7 +98,7 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
 
     named = named_network(name, allow_pickle, trust)
     if isinstance(named.network, LanguageModel):
-        raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, its score() rates them")
+        raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, `lra-ssm score` rates them")
     if isinstance(named.network, Regressor):
         raise InputError(f"{name}: predicts values, not classes: it predicts splits of its data, with --split")
     if named.data is None:

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,17 +64,17 @@ def main(command: str, arguments: list[str]) -> int:
     check_shareable(run, file, options.unfinished)
     model = named_network(str(file))
     if kind == "folder":
-        _write(Path(destination), destination, run, file, model, options.license)
-        print(squeeze(f"{destination}: use it with lra-ssm test {destination}"))
+        use = _write(Path(destination), destination, run, file, model, options.license)
+        print(squeeze(f"{destination}{use(destination)}"))
         return 0
     with tempfile.TemporaryDirectory(prefix="lra_ssm-push-") as temporary:
         folder = Path(temporary) / "model"
-        _write(folder, destination, run, file, model, options.license)
+        use = _write(folder, destination, run, file, model, options.license)
         message = options.message or run.name
         if kind == "hub":
-            said = _to_hub(folder, destination, message, options)
+            said = _to_hub(folder, destination, message, options, use)
         else:
-            said = _to_wandb(folder, destination, run)
+            said = _to_wandb(folder, destination, run, use)
     print(squeeze(said))
     return 0
 
@@ -108,12 +109,12 @@ def _destination(options: Any) -> tuple[str, str]:
     return kind, given
 
 
-def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: str | None) -> None:
-    """The saved model with its card."""
+def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: str | None) -> Callable[[str], str]:
+    """The saved model with its card. Returns what tells the command that it is used with, given its name."""
     import yaml
 
     from lra_ssm.checkpoints import check_finite
-    from lra_ssm.checkpoints.card import model_card
+    from lra_ssm.checkpoints.card import commands, model_card
     from lra_ssm.checkpoints.layout import CARD, RUN_CONFIG
     from lra_ssm.cli.language_models import tokenizer_of
     from lra_ssm.cli.run_facts import facts, portable
@@ -128,12 +129,19 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
     if license:
         source["license"] = license
     config = yaml.safe_dump(portable(run.config), sort_keys=False)
-    card = model_card(name, model.specification, source, license)
+    tokenizer = tokenizer_of(file)
+    card = model_card(name, model.specification, source, license, tokenizer is not None)
     beside = {RUN_CONFIG: config.encode(), CARD: card.encode()}
-    save_network(folder, model.specification, state, tokenizer_of(model), source, beside=beside)
+    save_network(folder, model.specification, state, tokenizer, source, beside=beside)
+
+    def use(name: str) -> str:
+        known = commands(name, model.specification, source, tokenizer is not None)
+        return f": use it with {known[0]}" if known else ""
+
+    return use
 
 
-def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
+def _to_hub(folder: Path, repository: str, message: str, options: Any, use: Callable[[str], str]) -> str:
     """One commit on a repository; files of an older model go with it."""
     from huggingface_hub import HfApi, errors
 
@@ -162,10 +170,10 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any) -> str:
         raise InputError(f"{repository}: cannot be pushed ({one_reason(error)})") from error
     if commit.pr_url:
         return f"{commit.pr_url}: {commit.oid[:12]}"
-    return f"{commit.commit_url}: use it with lra-ssm test {repository}@{commit.oid}"
+    return f"{commit.commit_url}{use(f'{repository}@{commit.oid}')}"
 
 
-def _to_wandb(folder: Path, given: str, run: Any) -> str:
+def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> str:
     """An artifact of type model, logged by the wandb run of the training."""
     import wandb
 
@@ -200,4 +208,4 @@ def _to_wandb(folder: Path, given: str, run: Any) -> str:
     if offline:
         return f"kept in {run.path / 'wandb'} (WANDB_MODE=offline): wandb sync sends it"
     place = f"wandb:{'/'.join(project)}/{name}:{artifact.version}"
-    return f"{place}: use it with lra-ssm test {place}"
+    return f"{place}{use(place)}"

@@ -7,11 +7,13 @@ and goes on from its last checkpoint; `validate`, `test` and `predict` find the 
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
+from lra_ssm.cli.language_models import with_own_tokenizer
 from lra_ssm.cli.output import quiet
 from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
 from lra_ssm.cli.run_options import Made, RunOptions
@@ -40,7 +42,11 @@ def main(command: str, arguments: list[str]) -> int:
             if command != "fit" and arguments and not arguments[0].startswith("-"):
                 arguments = options_of(arguments[0], arguments[1:])
             options = RunOptions(command, arguments)
-            _fit(options, signals) if command == "fit" else _score(options, signals)
+            if command == "fit":
+                _fit(options, signals)
+            else:
+                with TemporaryDirectory(prefix="lra_ssm-") as folder:
+                    _score(options, signals, Path(folder))
     except Ended as end:
         return end.code
     return 0
@@ -88,8 +94,8 @@ def _own_run(options: RunOptions) -> Run:
     return run
 
 
-def _score(options: RunOptions, signals: Signals) -> None:
-    """validate, test and predict."""
+def _score(options: RunOptions, signals: Signals, folder: Path) -> None:
+    """validate, test and predict. folder: for the time that it takes, of a tokenizer's file."""
     command, given = options.command, options.given
     # --init_from is one of the settings that a trained run is found by.
     of_fit = given.fresh or given.strict_resume
@@ -97,8 +103,10 @@ def _score(options: RunOptions, signals: Signals) -> None:
         raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {command} --ckpt_path")
     checkpoint, run = _trained_run(options)
     made = options.make(run.path if run else None)
-    trainer = _scorer(options, made, run)
     weights = None if checkpoint else StartingWeights(given.ckpt_path, given.allow_pickle)
+    if model := checkpoint or weights and weights.files:
+        made = made._replace(data=with_own_tokenizer(made.data, model, folder))
+    trainer = _scorer(options, made, run)
     prepare = _preparing(options, made.data)
     source = user_source(options.resolved)
     make_ready(

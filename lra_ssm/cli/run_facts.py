@@ -4,9 +4,11 @@ import copy
 import re
 import shlex
 import statistics
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lra_ssm.datamodules.storage.format import num_examples
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import RunRecord, read_run
 from lra_ssm.runs.record import data_digests, is_of_the_end, read_object
@@ -33,10 +35,12 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
     record, last = run.record, run.last_start
     starts = record.get("starts") or [{}]
     command = _command(starts[0].get("command"))
-    tested = test_of(run, file)
+    tested = scores_of(run, file, "test")
     data = record.get("data") or {}
-    known = run.tested.get("data") or _of(data, "dataset", "source")
+    known = read_object(run.path / f"{run.scored_by}.json").get("data") or _of(data, "dataset", "source")
     known = known | _of(data, "vocabulary", "num_classes", "class_names")
+    with suppress(KeyError, TypeError):  # of a run of other data than the package's there may be none
+        known.setdefault("examples", {name: num_examples(split) for name, split in data["splits"].items()})
     hardware = last.get("hardware") or {}
     found = {
         "experiment": run.experiment,
@@ -47,7 +51,7 @@ def facts(run: RunRecord, file: Path, step: int, parameters: int) -> dict[str, A
         "seed": run.seed,
         "status": run.status,
         "data": {**_without_folders(known), "digests": data_digests(data)} if known else None,
-        "metrics": {"validation": _validation(run, file), "test": tested},
+        "metrics": {"validation": _validation(run, file) | scores_of(run, file, "validate"), "test": tested},
         "seeds": _over_seeds(run, file, tested),
         "git": starts[0].get("git"),
         "versions": last.get("versions"),
@@ -66,26 +70,27 @@ def _of(found: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: found[name] for name in names if name in found}
 
 
-def test_of(run: RunRecord, file: Path) -> dict[str, float]:
-    """Metrics of the whole test split, of this very checkpoint and the run's data; empty where there are none."""
-    others = read_object(run.path / "test-others.json").get("others")
+def scores_of(run: RunRecord, file: Path, command: str) -> dict[str, float]:
+    """Metrics that a command, "test" or "validate", found: of its whole split, of this very checkpoint and the run's
+    data; empty where there are none."""
+    scored = run.path / f"{command}.json"
+    others = read_object(run.path / f"{command}-others.json").get("others")
     earlier = reversed(others) if isinstance(others, list) else []
-    for test in [run.tested, *earlier]:
+    for test in [read_object(scored), *earlier]:
         if not isinstance(test, dict) or not isinstance(test.get("metrics"), dict):
             continue
         same = Path(str(test.get("checkpoint"))).name == file.name
         partial = "limit_batches" in test or "data" in str(test.get("of", ""))
-        if same and not partial and not _before(test, run, file):
+        if same and not partial and not _before(test, run, file, scored):
             return {name: value for name, value in test["metrics"].items() if isinstance(value, (int, float))}
     return {}
 
 
-def _before(test: dict[str, Any], run: RunRecord, file: Path) -> bool:
-    """Whether the checkpoint was written after the test: by the record, else by the files' times."""
+def _before(test: dict[str, Any], run: RunRecord, file: Path, scored: Path) -> bool:
+    """Whether the checkpoint was written after the test: by the record, else by the times of it and `scored`."""
     if run.last_start.get("ended"):
         return not is_of_the_end(test, [run.last_start])
-    written = run.path / "test.json"
-    return file.is_file() and written.is_file() and file.stat().st_mtime > written.stat().st_mtime
+    return file.is_file() and scored.is_file() and file.stat().st_mtime > scored.stat().st_mtime
 
 
 def _validation(run: RunRecord, file: Path) -> dict[str, float]:
@@ -102,7 +107,7 @@ def _over_seeds(run: RunRecord, file: Path, tested: dict[str, float]) -> dict[st
         other = read_run(path.parent)
         same = other.settings == run.settings and other.data[1] == run.data[1]
         if same and not other.missing and other.seed not in by_seed:
-            if metrics := test_of(other, other.path / "checkpoints" / file.name):
+            if metrics := scores_of(other, other.path / "checkpoints" / file.name, "test"):
                 by_seed[other.seed] = metrics
     found = {}
     for name in tested:
@@ -155,14 +160,20 @@ def _config_file(command: str | None) -> str | None:
 
 
 def check_shareable(run: RunRecord, file: Path, unfinished: bool) -> None:
-    """A run is finished and this checkpoint of it tested, unless told. Raises InputError."""
+    """A run is finished and this checkpoint of it scored, on the test split where there is one, unless told.
+
+    Raises InputError.
+    """
     if unfinished:
         return
     if not run.finished:
         raise InputError(f"{run.path}: {run.missing}: --unfinished pushes it all the same")
-    if not test_of(run, file):
-        test = f"lightning test --config {run.path / 'config.yaml'}"
+    command = run.scored_by
+    if not scores_of(run, file, command):
+        remedy = f"lightning {command} --config {run.path / 'config.yaml'}"
         if file.name != "best.ckpt":
-            test += f" --ckpt_path={file}"
-        untested = f"{run.path}: no test of its {file.name} on the whole split is recorded"
-        raise InputError(f"{untested}: {test}, or --unfinished to push it without a test figure")
+            remedy += f" --ckpt_path={file}"
+        what = "test" if command == "test" else "validation"
+        none = f"{run.path}: no {what} of its {file.name} on the whole split is recorded"
+        why = "" if command == "test" else " (its data has no test split)"
+        raise InputError(f"{none}{why}: {remedy}, or --unfinished to push it without a {what} figure")

@@ -10,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles, check_shapes
+from lra_ssm.checkpoints.files import within
 from lra_ssm.cli.named_network import find, is_saved, read_config
 from lra_ssm.cli.trust import check_trusted
+from lra_ssm.datamodules.language.choosing import parse_tokenizer
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import sha256
 from lra_ssm.models.pretrained import FORMAT, Pretrained, import_paths, load_pretrained
@@ -41,7 +43,19 @@ def options_of(name: str, rest: list[str]) -> list[str]:
     for file in _files(config, path.parent):
         named = f"{files.name}: its {RUN_CONFIG} names the file {file}"
         raise InputError(f"{named}: settings of another file are not read")
-    return [f"--config={path}", f"--ckpt_path={name}", *rest]
+    own = _own_tokenizer(files, within(config, "data", "init_args").get("tokenizer"))
+    return [f"--config={path}", f"--ckpt_path={name}", *own, *rest]
+
+
+def _own_tokenizer(files: ModelFiles, stated: Any) -> list[str]:
+    """The option that gives the model's tokenizer, where its config has a file of the machine that it comes from."""
+    if not isinstance(stated, str) or (path := files.tokenizer()) is None:
+        return []
+    try:
+        is_file = parse_tokenizer(stated).kind == "file"
+    except InputError:  # there is no such file here
+        is_file = True
+    return [f"--data.tokenizer={path}"] if is_file else []
 
 
 def _files(config: Any, folder: Path) -> Iterator[str]:

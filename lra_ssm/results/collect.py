@@ -134,6 +134,13 @@ class RunRecord:
         return trainer if isinstance(trainer, dict) else {}
 
     @property
+    def scored_by(self) -> str:
+        """The command that scores it: "test", or "validate" where its data has no split for testing."""
+        splits = (self.record.get("data") or {}).get("splits")
+        names = [name.rpartition("/")[2] for name in splits] if isinstance(splits, dict) else []
+        return "validate" if names and "test" not in names else "test"
+
+    @property
     def missing(self) -> str:
         """Why the run has no result to be counted; nothing where it has one."""
         if self.problem:
@@ -143,6 +150,8 @@ class RunRecord:
         if not self.finished:
             where = "" if self.planned else f", step {self.progress}"
             return self.status if self.status == "not started" else f"not finished ({self.status}{where})"
+        if self.scored_by == "validate":
+            return ""
         if not isinstance(self.tested.get("metrics"), dict):
             return "finished, not tested"
         if not is_of_the_end(self.tested, self.record.get("starts", [])):

@@ -106,11 +106,14 @@ class Group:
 
 
 def default_metric(run: RunRecord) -> str:
-    """Of a task without a published row: accuracy, of a language model perplexity, else the loss."""
+    """Of a task without a published row: accuracy, of a language model perplexity, else the loss; of data without a
+    test split what the best checkpoint is chosen by."""
     metrics = run.tested.get("metrics") or {}
     for name in ("test/accuracy", "test/perplexity"):
         if name in metrics:
             return name
+    if run.scored_by == "validate":
+        return f"best {run.monitor}"
     return "test/loss" if metrics else run.monitor.replace("val/", "test/")
 
 

@@ -142,3 +142,15 @@ def test_reproduction_says_of_the_settings_what_published_yaml_says():
             seen.add(model)
     assert seen == {name for name, model in published["models"].items() if "settings" in model}
     assert all(table["settings"] in begins for table in published["tables"] if "settings" in table)
+
+
+def test_a_run_whose_data_has_no_test_split_stands_beside_a_row_by_its_best_validation(tmp_path):
+    data = {"source": {"kind": "files"}, "splits": {"train": {"arrays": {}}, "val": {"arrays": {}}}, "inputs": "tokens"}
+    given = {"data": data, "tested": False, "metrics": {"best val/loss": 1.5, "val/loss": 1.6}}
+    for seed in (0, 1):
+        make_run(tmp_path, "lm/tinyshakespeare/b2s6", seed, **given)
+    make_run(tmp_path, "lm/quickstart", **given)
+    one, two = sorted(group(read(tmp_path)), key=lambda found: len(found.values))
+    assert one.metric == two.metric == "best val/loss" and one.values == [1.5] and two.values == [1.5, 1.5]
+    assert one.row is None and two.row.figure == "1.88" and two.difference == pytest.approx(-0.38)
+    assert two.comparison.differences == () and "best val/loss ± std" in results_table([two]).text()

@@ -29,9 +29,10 @@ class Corpus(LanguageDataModule):
         documents: of .txt: the file, a line, a paragraph (between blank lines), or an article (WikiText's headings).
             In the other forms a document is a line or row.
         splits: "auto" for those that folders or files name (train*, val* or dev*, test*); where none is for validation,
-            documents of train are held out. "hash": documents are held out of all files.
-        val_fraction: of the documents, held out for validation.
-        test_fraction: of the documents, held out for testing; where files name splits, theirs alone is.
+            documents of train are held out. "hash": documents are held out of all files. "tail": of one .txt file the
+            end is held out, to the byte (nanoGPT's way with val_fraction 0.1): train, then val, then test.
+        val_fraction: of the documents, or of one text, held out for validation.
+        test_fraction: the same, held out for testing; where files name splits, theirs alone is.
         split_seed: decides with each document's beginning, and nothing else, where it goes.
         text_field: of .jsonl and .parquet: the text; "a.b" is b of a.
         source_field: of .jsonl and .parquet: the name of a document's source, by which documents are counted; None for

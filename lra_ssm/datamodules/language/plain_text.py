@@ -69,22 +69,30 @@ def place_in(path: str, data: Buffer) -> Callable[[int], str]:
     return where
 
 
-def division(data: Buffer, documents: Documents, shard_bytes: int) -> list[tuple[int, int]]:
+def division(
+    data: Buffer, documents: Documents, shard_bytes: int, part: tuple[int, int] | None = None
+) -> list[tuple[int, int]]:
     """A file in shares of about shard_bytes, each from a document's beginning (of a file that is one document, from a
-    place to cut) to another's: the first at or behind each multiple of shard_bytes."""
-    begins, target = [0], shard_bytes
-    while target < len(data):
-        boundaries = BOUNDARIES[documents].pattern.finditer(data, max(target - _REACH, 0))
-        begin = next((found.end() for found in boundaries if found.end() >= target), len(data))
-        if begin == len(data):
+    place to cut) to another's: the first at or behind each multiple of shard_bytes. part: of it alone; see `texts`."""
+    first, end = part or (0, len(data))
+    begins, target = [first], (first // shard_bytes + 1) * shard_bytes
+    while target < end:
+        boundaries = BOUNDARIES[documents].pattern.finditer(data, max(target - _REACH, first), end)
+        begin = next((found.end() for found in boundaries if found.end() >= target), end)
+        if begin == end:
             break
         begins.append(begin)
         target = (begin // shard_bytes + 1) * shard_bytes
-    return list(zip(begins, [*begins[1:], len(data)], strict=True))
+    return list(zip(begins, [*begins[1:], end], strict=True))
 
 
-def texts(data: Buffer, share: Range, reading: Reading, keyed: bool) -> Iterator[Passage]:
+def texts(
+    data: Buffer, share: Range, reading: Reading, keyed: bool, part: tuple[int, int] | None = None
+) -> Iterator[Passage]:
     """The documents of a share of a file, with its bytes; `keyed`: with keys.
+
+    part: bytes of the file, from the first to behind the last, that the share lies in and that are read as if they were
+    all of it; None for the whole file.
 
     Raises:
         InputError: not UTF-8, an empty document, or one that cannot be cut; names file and line.
@@ -92,7 +100,8 @@ def texts(data: Buffer, share: Range, reading: Reading, keyed: bool) -> Iterator
     where = place_in(share.path, data)
     begin, end = max(share.begin, _start(data)), len(data) if share.end is None else share.end
     if reading.documents == "file":
-        yield from _one(data, begin, end, reading, keyed, where)
+        start, size = part or (0, len(data))
+        yield from _one(data, begin, end, (max(start, _start(data)), size), reading, keyed, where)
         return
     kept = BOUNDARIES[reading.documents].kept
     for here, there in places(data, begin, end, reading.documents):
@@ -120,12 +129,18 @@ def _stripped(data: Buffer, begin: int, end: int) -> int:
 
 
 def _one(
-    data: Buffer, begin: int, end: int, reading: Reading, keyed: bool, where: Callable[[int], str]
+    data: Buffer,
+    begin: int,
+    end: int,
+    whole: tuple[int, int],
+    reading: Reading,
+    keyed: bool,
+    where: Callable[[int], str],
 ) -> Iterator[Passage]:
-    """The share of a file that is one document."""
-    start, size = _start(data), len(data)
+    """The share data[begin:end] of a document data[slice(*whole)]."""
+    start, size = whole
     if is_blank(data, start, size):
-        yield reading.empty(where(0), "")
+        yield reading.empty(where(start), "")
         return
     key = reading.key(data[slice(*next(cut(data, start, size, where)))]) if keyed else 0
     for here, there in cut(data, begin, end, where):

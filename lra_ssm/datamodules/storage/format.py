@@ -19,7 +19,7 @@ import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,15 @@ class TokenSplit(StoredSplit):
         super().__post_init__()
         self._reads = 0
         self._ends = np.cumsum([0, *(shard["tokens"]["shape"][0] for shard in self.entry["shards"])]).tolist()
+
+    @classmethod
+    def in_memory(cls, tokens: IntArray, vocab_size: int, end_of_text: int) -> Self:
+        """A stream without files: tokens (n,) of one document, which need not be ended; for this process alone."""
+        array = {"file": "", "shape": tokens.shape, "dtype": tokens.dtype.name}
+        entry = {"documents": 1, "tokens": len(tokens), "shards": [{"tokens": array}]}
+        split = cls(Path(), entry, vocab_size, end_of_text)
+        split._mapped[array["file"]] = tokens
+        return split
 
     @property
     def num_tokens(self) -> int:

@@ -17,7 +17,7 @@ from lra_ssm.datamodules.language.documents import CorpusReader, HeldOut, Readin
 from lra_ssm.datamodules.slimpajama import reader as slimpajama
 from lra_ssm.datamodules.wikitext import reader as wikitext
 from lra_ssm.errors import InputError
-from tests.datamodules.language.corpora import by_split, read, write_jsonl, write_parquet
+from tests.datamodules.language.corpora import by_split, read, small_sizes, write_jsonl, write_parquet
 from tests.datamodules.language.hub_server import serving_hub
 
 REAL = Path(os.environ.get("LRA_SSM_TEST_DATA", "/nowhere"))
@@ -96,6 +96,64 @@ def test_one_document_of_which_none_can_be_held_out(names: list[str], tmp_path: 
             find(place)
         assert corpus.find_at(place, "auto", Reading(), HeldOut()).shards()
         assert find(place, documents="line").shards()
+
+
+def test_one_text_in_head_and_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nanoGPT's cut: the first int(0.9 n) for training, to the byte; never within a character, nor behind a BOM."""
+    text = "".join(f"line {n}, naïve\n" for n in range(40))
+    (tmp_path / "a.txt").write_text(text)
+
+    def tail(held_out: HeldOut, name: str = "a.txt", size: int = 1 << 20, **reading: object) -> CorpusReader:
+        found = corpus.find_at(tmp_path / name, "tail", Reading(**reading), held_out)
+        return replace(found, shard_bytes=size)
+
+    ascii_text = text.replace("ï", "i")
+    (tmp_path / "b.txt").write_text(ascii_text)
+    n = int(0.9 * len(ascii_text))
+    assert by_split(tail(HeldOut(0.1), "b.txt")) == {"train": [ascii_text[:n]], "val": [ascii_text[n:]]}
+    data = text.encode()
+    for end in range(len(data) - 20, len(data) - 1):
+        parts = by_split(tail(HeldOut((len(data) - end) / len(data))))
+        head, last = parts["train"][0], parts["val"][0]
+        assert head + last == text and 0 <= len(head.encode()) - end <= 1, end
+    small_sizes(monkeypatch, 40)
+    for held_out, names in ((HeldOut(0.2, 0.1), ["train", "val", "test"]), (HeldOut(0, 0.3), ["train", "test"])):
+        whole = tail(held_out)
+        parts = by_split(whole)
+        assert list(parts) == names and "".join(part for (part,) in parts.values()) == text
+        assert len(tail(held_out, size=64).shards()) > 8 and by_split(tail(held_out, size=64)) == parts
+        assert pickle.loads(pickle.dumps(whole)).content_settings() == whole.content_settings()
+    lines = by_split(tail(HeldOut(0.2), documents="line", size=64))
+    assert lines["train"] + lines["val"] != text.splitlines()  # the line that is cut is one in each
+    assert len(lines["train"]) + len(lines["val"]) == 41 and lines["val"][-1] == "line 39, naïve"
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf" + b"abcdefghij")
+    assert by_split(tail(HeldOut(0.5), "bom.txt")) == {"train": ["abc"], "val": ["defghij"]}
+
+
+def test_head_and_tail_are_of_one_text(tmp_path: Path) -> None:
+    def refusal(name: str, held_out: float = 0.1) -> str:
+        with pytest.raises(InputError) as error:
+            read(corpus.find_at(tmp_path / name, "tail", Reading(), HeldOut(held_out)))
+        return str(error.value).removeprefix(f"{tmp_path}/")
+
+    for name in ("many/a.txt", "many/b.txt", "rows/a.jsonl", "one/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("ab")
+    said = "splits=tail holds out the end of one text, a .txt file; here is"
+    assert refusal("many") == f"many: {said} 2 files"
+    assert refusal("rows") == f"rows: {said} a.jsonl" and refusal("rows/a.jsonl") == f"rows/a.jsonl: {said} a.jsonl"
+    assert refusal("one", 0.9).startswith("one/a.txt:1: an empty document")  # nothing is left to train on
+    with pytest.raises(InputError, match="tail'?: is of one text, .* IMDb's reviews are many"):
+        corpus.reviews(tmp_path, "tail", Reading(), HeldOut(0.1))
+    with pytest.raises(InputError, match=r"hold out its end \(splits=tail\)"):
+        find(tmp_path / "one")
+
+
+@pytest.mark.skipif(not REAL.joinpath("tinyshakespeare").is_dir(), reason="needs tinyshakespeare")
+def test_tinyshakespeare_is_cut_where_nanogpt_cuts_it() -> None:
+    found = by_split(corpus.find_at(REAL / "tinyshakespeare", "tail", Reading(), HeldOut(0.1)))
+    assert {split: len(text) for split, (text,) in found.items()} == {"train": 1_003_854, "val": 111_540}
+    assert len({*found["train"][0]}) == 65
 
 
 REVIEWS = {
