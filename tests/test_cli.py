@@ -58,7 +58,7 @@ def test_waiting_threads_sleep_before_torch_is_there_unless_the_user_says_otherw
 
 
 @pytest.mark.parametrize(
-    "command", ["fit", "validate", "test", "predict", "prepare", "generate", "results", "runs", "doctor"]
+    "command", ["fit", "validate", "test", "predict", "prepare", "generate", "score", "results", "runs", "doctor"]
 )
 def test_every_command_has_help(command, tmp_path):
     out = succeed([command, "--help"], tmp_path).out

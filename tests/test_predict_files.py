@@ -178,7 +178,7 @@ def test_classes_of_cifar_have_names(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("language", "is a language model: `lra-ssm generate` continues texts, its score() rates them"),
+        ("language", "is a language model: `lra-ssm generate` continues texts, `lra-ssm score` rates them"),
         ("values", "predicts values, not classes"),
         ("bare", "has no config.yaml with a data module, which says how inputs are made"),
         ("no names", "neither it nor its data module says what its classes are: FirstToken.class_names"),

@@ -190,6 +190,8 @@ def test_it_is_pushed_once_it_is_validated_and_its_card_names_what_runs(folder, 
     data = json.loads((only_run(folder) / "validate-others.json").read_text())["others"][0]["data"]
     assert data["tokenizer"]["specification"] == "the model's own" and data["source"]["path"] == "other"
     assert "own tokens" not in succeed(["validate", run], folder).out
+    said = fail(["validate", run, *other, "--data.tokenizer=characters"], folder)  # which is made of that text
+    assert "the checkpoint's tokenizer (sha256 " in said
 
 
 def test_a_score_of_the_text_that_is_validated_is_what_validate_says(folder, capsys, monkeypatch):

@@ -55,10 +55,7 @@ def model_card(
     import jinja2
 
     module, cls = _class(network)
-    layer = within(network, "init_args").get("layer")
-    if isinstance(layer, dict):
-        layer = layer.get("class_path")
-    layer = str(layer or "").rpartition(".")[2]
+    layer = _layer(network)
     title, repository, task = _data(source, cls)
     packages = within(source, "versions").items()
     versions = [f"{package} {version}" for package, version in packages if version]
@@ -90,6 +87,14 @@ def _class(network: Mapping[str, Any]) -> tuple[str, str]:
     """The network's module, and its class."""
     module, _, cls = str(network.get("class_path", "")).rpartition(".")
     return module, cls
+
+
+def _layer(network: Mapping[str, Any]) -> str:
+    """The class of its layers; nothing where it says none."""
+    layer = within(network, "init_args").get("layer")
+    if isinstance(layer, dict):
+        layer = layer.get("class_path")
+    return str(layer or "").rpartition(".")[2]
 
 
 def _score(source: Mapping[str, Any]) -> str:

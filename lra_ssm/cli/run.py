@@ -39,14 +39,16 @@ def main(command: str, arguments: list[str]) -> int:
     quiet()
     try:
         with ending(command) as signals:
-            if command != "fit" and arguments and not arguments[0].startswith("-"):
+            named = command != "fit" and arguments and not arguments[0].startswith("-")
+            own_tokens = named and not any(given.partition("=")[0] == "--data.tokenizer" for given in arguments)
+            if named:
                 arguments = options_of(arguments[0], arguments[1:])
             options = RunOptions(command, arguments)
             if command == "fit":
                 _fit(options, signals)
             else:
                 with TemporaryDirectory(prefix="lra_ssm-") as folder:
-                    _score(options, signals, Path(folder))
+                    _score(options, signals, Path(folder) if own_tokens else None)
     except Ended as end:
         return end.code
     return 0
@@ -94,8 +96,8 @@ def _own_run(options: RunOptions) -> Run:
     return run
 
 
-def _score(options: RunOptions, signals: Signals, folder: Path) -> None:
-    """validate, test and predict. folder: for the time that it takes, of a tokenizer's file."""
+def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
+    """validate, test and predict. folder: takes the file of the model's own tokenizer, where text is to be in that."""
     command, given = options.command, options.given
     # --init_from is one of the settings that a trained run is found by.
     of_fit = given.fresh or given.strict_resume
@@ -104,7 +106,7 @@ def _score(options: RunOptions, signals: Signals, folder: Path) -> None:
     checkpoint, run = _trained_run(options)
     made = options.make(run.path if run else None)
     weights = None if checkpoint else StartingWeights(given.ckpt_path, given.allow_pickle)
-    if model := checkpoint or weights and weights.files:
+    if folder and (model := checkpoint or weights and weights.files):
         made = made._replace(data=with_own_tokenizer(made.data, model, folder))
     trainer = _scorer(options, made, run)
     prepare = _preparing(options, made.data)

@@ -161,7 +161,7 @@ class TokenSplit(StoredSplit):
     @classmethod
     def in_memory(cls, tokens: IntArray, vocab_size: int, end_of_text: int) -> Self:
         """A stream without files: tokens (n,) of one document, which need not be ended; for this process alone."""
-        array = {"file": "", "shape": tokens.shape, "dtype": tokens.dtype.name}
+        array: dict[str, Any] = {"file": "", "shape": tokens.shape, "dtype": tokens.dtype.name}
         entry = {"documents": 1, "tokens": len(tokens), "shards": [{"tokens": array}]}
         split = cls(Path(), entry, vocab_size, end_of_text)
         split._mapped[array["file"]] = tokens
