@@ -84,7 +84,6 @@ def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in fail(["prepare", "--summary", f"--root={tmp_path / 'locked'}"], tmp_path)
 
 
-@pytest.mark.usefixtures("of_data")
 def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(doctor_operators, "_SECONDS", 1e-3)
     out = succeed(["doctor", f"--root={root}", "--verify"], tmp_path).out
@@ -93,7 +92,6 @@ def test_doctor_shows_the_manifests_and_checks_the_digests(root: Path, tmp_path:
     assert "inputs: characters" in out and "split" in out
 
 
-@pytest.mark.usefixtures("of_data")
 def test_doctor_names_damaged_data(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(doctor_operators, "check_operators", lambda device, begun: iter(()))
     labels = next(root.glob("mnist/*/test_labels.npy"))

@@ -10,8 +10,6 @@ import yaml
 
 from tests.runner import FIT, SHORT, TINY, only_run, succeed
 
-pytestmark = pytest.mark.usefixtures("no_curves")
-
 MINE = '''
 from dataclasses import dataclass
 import lightning as L, numpy as np, torch
