@@ -110,6 +110,7 @@ def _online() -> bool:
 
 
 def pytest_collection_finish(session):
+    gc.set_threshold(100_000, 20, 20)  # there are so many objects by now that collecting often costs a twentieth
     gc.enable()
 
 

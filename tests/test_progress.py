@@ -159,6 +159,7 @@ def on_terminal(tmp_path_factory, data):
     command = Command(arguments, tmp_path_factory.mktemp("terminal"), env, terminal=os.ttyname(follower))
     sent, until = b"", time.monotonic() + 200
     try:
+        interrupted = False
         while time.monotonic() < until:
             try:
                 part = os.read(leader, 65536)
@@ -169,8 +170,9 @@ def on_terminal(tmp_path_factory, data):
             if not sent:
                 os.close(follower)  # the command has it open
             sent += part
-            if b" steps/s" in sent and b"val/accuracy" in sent:
-                os.kill(command.process.pid, signal.SIGINT)
+            if not interrupted and b" steps/s" in sent and b"val/accuracy" in sent:
+                os.kill(command.process.pid, signal.SIGINT)  # once: a second one ends it at once
+                interrupted = True
         code = command.wait(60).code
     finally:
         command.process.kill()

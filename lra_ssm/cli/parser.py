@@ -6,6 +6,7 @@ import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import partial
 from types import ModuleType
@@ -23,6 +24,7 @@ from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, public_path, wants_specification
 
 _NO_CLASS = (nn.Module, LightningModule, LightningDataModule)  # stand for the class that was not given yet
+_validated: ContextVar[bool] = ContextVar("_validated", default=False)  # whether what was read is being checked
 _MANY = 25  # names that are too many to be listed
 
 
@@ -69,6 +71,20 @@ class RunParser(LightningArgumentParser):
         # Seen in jsonargparse 4.53: it hands a nested parser each value as `str` makes it: None for null.
         args = args and [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
         return super().parse_args(args, *positional, **keywords)
+
+    def validate(self, *args: Any, **keywords: Any) -> None:
+        token = _validated.set(True)
+        try:
+            super().validate(*args, **keywords)
+        finally:
+            _validated.reset(token)
+
+    def _apply_actions(self, cfg: Any, *args: Any, **keywords: Any) -> Any:
+        """jsonargparse reads the values of a class anew, and all classes within, each time that it checks them: twice
+        as often for each class that is further in. What is checked was read."""
+        if _validated.get() and not self.exit_on_error:
+            return Namespace(cfg) if isinstance(cfg, dict) else cfg
+        return super()._apply_actions(cfg, *args, **keywords)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if self.exit_on_error:
