@@ -47,7 +47,7 @@ def of_data(monkeypatch):
 
 
 @cache
-def _options(command, *arguments):
+def _options(folder, command, *arguments):
     from lra_ssm.cli.run_options import RunOptions
 
     return RunOptions(command, list(arguments))
@@ -55,11 +55,11 @@ def _options(command, *arguments):
 
 @pytest.fixture
 def read_once(monkeypatch):
-    """For tests that start the same commands in this process again and again, none of which names a class of its
-    folder: the options, half of a small fit, are read the first time."""
+    """For tests that start the same commands in this process and folder again and again, and change no config between
+    them: the options, half of a small fit, are read the first time."""
 
     def options(command, arguments):
-        known = _options(command, *arguments)
+        known = _options(os.getcwd(), command, *arguments)
         again = copy.copy(known)
         again.config, again.resolved = copy.deepcopy((known.config, known.resolved))
         return again

@@ -184,7 +184,7 @@ def test_bad_config_files(text, expected, tmp_path, monkeypatch, capsys):
 def test_rows_beyond_the_data_and_its_padding_are_said_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["fit", "--config", str(TINY.with_name("language.yaml")), "--trainer.fast_dev_run=1"]
-    for rows, said in {8000: 1, 385: 1, 384: 0, 300: 0}.items():
+    for rows, said in {385: 1, 384: 0}.items():
         code, out, errors = in_process([*command, f"--model.network.vocab_size={rows}"], capsys)
         lines = [line for line in out.splitlines() if line.startswith("warning: ")]
         assert code == 0 and len(lines) == said, errors
@@ -206,7 +206,7 @@ def test_an_epoch_too_short_is_said_before_the_run_begins(flag, expected, tmp_pa
     assert not (tmp_path / "runs").exists()
     longer = ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"]
     if "val" in flag:
-        succeed([*FIT, *longer], tmp_path)
+        succeed([*FIT, *longer, "--trainer.max_steps=1"], tmp_path)
 
 
 def test_a_metric_that_is_not_logged_is_said_before_training(tmp_path):

@@ -34,7 +34,7 @@ class Mine(nn.Module):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, trained):
+def here(tmp_path, monkeypatch, trained, read_once):
     """A working folder that is searched for modules, with data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -104,7 +104,7 @@ def test_a_resume_warns_of_other_code_or_refuses(here, capsys, monkeypatch):
 
 
 @pytest.fixture
-def language(tmp_path, monkeypatch):
+def language(tmp_path, monkeypatch, read_once):
     """A fit on a folder of text and on a tokenizer, both of the user's."""
     monkeypatch.chdir(tmp_path)
     for name in ("text", "more"):
@@ -318,7 +318,9 @@ def best_score(path):
     return next(float(value["best_model_score"]) for name, value in state.items() if "SaveBest" in name)
 
 
-@pytest.mark.parametrize("how", ["moved", "through a link", "another working folder"])
+@pytest.mark.parametrize(
+    "how", ["moved", pytest.param("through a link", marks=pytest.mark.slow), "another working folder"]
+)
 def test_a_run_that_is_reached_by_another_path_keeps_its_best(how, interrupted, tmp_path, monkeypatch, capsys):
     """The best so far is set to a score that no later one reaches: its weights must stay."""
     best, last = interrupted / "checkpoints/best.ckpt", interrupted / "checkpoints/last.ckpt"

@@ -201,7 +201,7 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("part", OWN)
+@pytest.mark.parametrize("part", [pytest.param("block", marks=pytest.mark.slow), "network"])
 def test_a_block_and_a_network_of_ones_own_by_class_path(part, tmp_path):
     from lra_ssm.layers import NetworkSpec
 

@@ -261,7 +261,7 @@ def test_a_look_at_the_lock_does_not_disturb_a_start(tmp_path):
     for thread in lookers:
         thread.start()
     try:
-        for _ in range(20):
+        for _ in range(5):
             directory.lock()
             directory.release()
     finally:

@@ -331,7 +331,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-USUAL = [("epochs", 0), ("steps, validation within", 0), ("epochs", 2)]
+USUAL = [("steps, validation within", 0), ("epochs", 2)]
 OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, validation within", 2)]
 
 

@@ -193,6 +193,7 @@ def test_picture(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".unfinished*"))
 
 
+@pytest.mark.slow
 def test_real(tmp_path: Path) -> None:
     data = prepared(MNIST(root=str(tmp_path), source=str(real_data("mnist"))))
     splits = data.manifest()["splits"]

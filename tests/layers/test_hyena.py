@@ -149,6 +149,7 @@ def test_bfloat16_stays_near_float32_under_autocast_and_with_a_float32_residual(
         assert low.dtype == torch.float32 and (low - y).norm() < 0.05 * y.norm()
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph():
     torch._dynamo.reset()
     block, x = build("stable", **S5), sequences()

@@ -170,6 +170,7 @@ def test_s4ds_kernel_is_a_torch_operator():
     torch.library.opcheck(s4d_kernel_zoh, (*system, 70, False))
 
 
+@pytest.mark.slow
 def test_s4d_compiles_as_one_graph_without_cpp():
     torch._dynamo.reset()
     module, x = S4D(8), torch.randn(2, 40, 8)

@@ -176,7 +176,7 @@ def test_gradients_of_one_input_alone(wanted: str, reduction: str) -> None:
     torch.testing.assert_close(ours, gradients(plain(**inputs).sum(), inputs))
 
 
-@each("reduction", ["none", "sum"])
+@pytest.mark.parametrize("reduction", ["none", pytest.param("sum", marks=pytest.mark.slow)])
 def test_compiles_as_one_graph(reduction: str) -> None:
     inputs = case(7)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
