@@ -28,6 +28,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import replacing
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
+from lra_ssm.progress import values_of_batch
 from lra_ssm.tasks.optim import format_groups
 
 
@@ -125,9 +126,7 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Lightning takes a part that is None (no lengths) for something ambiguous, and warns.
-        parts = [part for part in batch if part is not None] if isinstance(batch, tuple) else batch
-        self._samples += extract_batch_size(parts)
+        self._samples += _size_of(batch)
         tokens_of = getattr(pl_module, "tokens_of", None)
         if tokens_of is not None:
             self._tokens += tokens_of(batch)  # on a GPU a tensor, which is not waited for
@@ -144,7 +143,7 @@ class Throughput(Callback):
         if tokens_of is not None:
             pl_module.log("train/tokens_per_s", tokens / self._seconds)
             if self._share is None:
-                self._share = self._share_of_peak(trainer, pl_module, min(_COUNTED, parts[0].shape[-1]))
+                self._share = self._share_of_peak(trainer, pl_module, min(_COUNTED, batch[0].shape[-1]))
                 now = time.perf_counter()
             if self._share:
                 pl_module.log("train/mfu", self._share * tokens / self._seconds / trainer.world_size)
@@ -216,6 +215,50 @@ class LogGradientNorm(Callback):
             pl_module.log("train/grad_norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
+class LogEpochMeans(Callback):
+    """Logs `<name>_epoch`, at the end of an epoch, of each value that the training step logs of its batch alone (the
+    loss, the accuracy): its mean over the epoch's batches, each with its number of examples, and over all devices.
+
+    An epoch that is resumed within goes on from the first device's sums.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._examples = self._batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {name: value.item() for name, value in self._sums.items()}
+        return {"sums": sums, "examples": self._examples, "batches": self._batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in state["sums"].items()}
+        self._examples, self._batches = state["examples"], state["batches"]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        size = _size_of(batch) * trainer.world_size  # all count alike where a run goes on with more devices, or fewer
+        self._examples += size
+        self._batches += 1
+        for name, value in values_of_batch(trainer).items():
+            before = self._sums.get(name)
+            added = size * value.detach().double()
+            self._sums[name] = added if before is None else before.to(added.device) + added
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Fewer of an epoch that a checkpoint without this state was within.
+        if self._batches == trainer.fit_loop.epoch_loop.batch_progress.current.completed:
+            for name, value in self._sums.items():
+                pl_module.log(f"{name}_epoch", (value / self._examples).float(), sync_dist=True)
+        self._sums, self._examples, self._batches = {}, 0, 0
+
+
+def _size_of(batch: Any) -> int:
+    """The number of examples of this process's batch."""
+    # Lightning takes a part that is None (no lengths) for something ambiguous, and warns.
+    return extract_batch_size([part for part in batch if part is not None] if isinstance(batch, tuple) else batch)
+
+
 class LogGradientOverWeight(Callback):
     """Logs `grad_over_weight/<parameter>`, the largest |gradient| / |weight| of its entries, at every log step.
 
@@ -254,7 +297,7 @@ class ShowOptimizerGroups(Callback):
 def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
     """What every fit has, in a run directory or not; given: the user's, among which Throughput may be with settings."""
     speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
-    logged = [LogLearningRates(), LogGradientNorm(), *speed]
+    logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), *speed]
     return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), *logged]
 
 

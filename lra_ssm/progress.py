@@ -1,8 +1,10 @@
-"""What a Trainer shows: the model's parts, and how far it is: a bar in a terminal, plain lines in a job's log."""
+"""What a Trainer shows: the model's parts, and how far it is: a bar in a terminal, plain lines in a job's log; and what
+of Lightning's it does not."""
 
 import logging
 import math
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,39 @@ from lra_ssm.bars import Bar
 from lra_ssm.tables import table, terminal_width
 
 _OF_A_STEP = ("training_step", "on_before_optimizer_step")  # hooks that log of one batch, or one optimizer step
+
+
+# Of Lightning's warnings and messages those that tell nobody anything, or that ours say.
+_WARNINGS = (
+    "does not have many workers",
+    "callbacks used to create the checkpoint need to be provided",
+    "Couldn't infer the batch indices",
+    "overridden `on_before_batch_transfer` in `LightningModule`",
+    "LeafSpec.* is deprecated",
+    "Checkpoint directory .* exists and is not empty",
+    "The `srun` command is available",
+)
+_MESSAGES = (
+    "litlogger",  # a package that overwrites the `lightning` command
+    "`weights_only` was not set",
+    "to estimate number of stepping batches",
+    "TPU available",
+    "Restoring states from the checkpoint",
+    "Restored all states from the checkpoint",
+    "Loaded model weights from the checkpoint",
+)
+
+
+def _tells(record: logging.LogRecord) -> bool:
+    return not any(text in record.getMessage() for text in _MESSAGES)
+
+
+def quiet() -> None:
+    """Silences what Lightning says without need, in this process from now on."""
+    for text in _WARNINGS:
+        warnings.filterwarnings("ignore", message=f".*{text}.*")
+    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").addFilter(_tells)
 
 
 def shown_by_us(settings: Mapping[str, Any], callbacks: list[Any]) -> list[Callback]:
@@ -36,6 +71,13 @@ def of_one_batch(trainer: Trainer) -> set[str]:
     """Names of what a training step logs of its batch alone, not of an epoch."""
     results = [result.meta for result in trainer.fit_loop.epoch_loop._results.values()]
     return {meta.forked_name(on_step=True) for meta in results if meta.on_step and meta.fx in _OF_A_STEP}
+
+
+def values_of_batch(trainer: Trainer) -> dict[str, Any]:
+    """What the training step logged of the batch before, and of it alone, by name: numbers () of this device."""
+    results = trainer.fit_loop.epoch_loop._results.values()
+    own = [result for result in results if result.meta.fx == "training_step" and not result.meta.on_epoch]
+    return {result.meta.name: result._forward_cache for result in own if result._forward_cache is not None}
 
 
 def ends(trainer: Trainer) -> tuple[float, float]:

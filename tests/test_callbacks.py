@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.callbacks import (
+    LogEpochMeans,
     LogGradientNorm,
     LogGradientOverWeight,
     LogLearningRates,
@@ -100,6 +101,31 @@ def test_a_loss_or_gradient_that_is_not_finite_names_step_and_parameter(tmp_path
     with pytest.raises(InputError, match=r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"):
         fit(tmp_path, StopOnNonFinite(), model=model)
     assert model.linear.weight.isfinite().all()
+
+
+class Logged(Line):
+    """Keeps what it logs of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def training_step(self, batch, i):
+        self.batches.append(loss := self.linear(batch[0]).square().mean())
+        self.log("train/loss", loss, batch_size=len(batch[0]))
+        self.log("train/both", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
+        return loss
+
+
+def test_the_mean_of_an_epoch_counts_every_example_once(tmp_path, monkeypatch):
+    """Of a run that is resumed within an epoch too: test_resume.py, whose metrics.csv are compared."""
+    uneven = loader(7)
+    monkeypatch.setattr("tests.test_callbacks.loader", lambda: uneven)
+    model = Logged()
+    found = fit(tmp_path, LogEpochMeans(), model=model, max_epochs=2).callback_metrics
+    expected = torch.stack(model.batches).view(2, 4) @ torch.tensor([2.0, 2, 2, 1]) / 7
+    assert found["train/loss_epoch"].item() == pytest.approx(expected[1].item())
+    assert "train/both_epoch_epoch" not in found  # Lightning's own
 
 
 def test_throughput_is_samples_over_seconds(tmp_path, monkeypatch):

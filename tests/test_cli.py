@@ -3,12 +3,14 @@
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -95,10 +97,12 @@ def test_the_run_directory_has_what_the_design_says(trained):
     assert start["hardware"]["cpus"] >= 1 and start["command"][1] == "fit"
     with open(path / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows] == ["0", "1", "1"]
+    assert [row["step"] for row in rows] == ["0", "1", "1", "1"]
     assert all(row["train/loss"] and float(row["train/samples_per_s"]) > 0 for row in rows[:2])
-    assert [row["lr/base"] for row in rows] == ["0.0", "0.005", ""]  # a warm-up of two steps to 0.01
+    assert [row["lr/base"] for row in rows] == ["0.0", "0.005", "", ""]  # a warm-up of two steps to 0.01
     assert rows[2]["val/accuracy"] and rows[2]["val/loss"]
+    losses = [float(row["train/loss"]) for row in rows[:2]]
+    assert float(rows[3]["train/loss_epoch"]) == pytest.approx(sum(losses) / 2, abs=1e-6)
     assert record["metrics"]["val/accuracy"] == pytest.approx(float(rows[2]["val/accuracy"]))
     assert record["of_last_batch"] == ["train/accuracy", "train/grad_norm", "train/loss"]
     shown = {line.split()[0]: line for line in result.out.splitlines() if line.startswith("  ")}
@@ -149,6 +153,17 @@ def test_validate_test_and_predict_take_the_runs_best_checkpoint(trained):
     labels = torch.cat([batch.labels for batch in data.predict_dataloader()]).tolist()
     assert [int(row["label"]) for row in rows] == labels
     assert sum(row["prediction"] == row["label"] for row in rows) / 20 == pytest.approx(accuracy)
+
+
+def test_in_a_job_of_slurm_that_srun_did_not_start_one_line_says_the_command(trained):
+    folder, _ = trained
+    given = [*FIT[1:], *SHORT]
+    with mock.patch.dict(os.environ, SLURM_JOB_ID="1"):
+        said = succeed(["validate", *given], folder).err
+    (line,) = [line for line in said.splitlines() if "srun" in line]
+    assert (
+        line == f"note: in a job of Slurm srun starts each process: srun lightning {shlex.join(['validate', *given])}"
+    )
 
 
 def test_predict_takes_the_split_that_it_is_told(trained):

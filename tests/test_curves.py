@@ -36,7 +36,24 @@ def test_the_picture_has_a_panel_each(tmp_path, monkeypatch):
     assert list(shown) == ["loss", "accuracy", "learning rate"]
     assert shown["loss"][1:] == ["train (mean of 4 logged)", "val"] and shown["learning rate"] == ["base", "no_decay"]
     assert drawn[0].axes[-1].get_xlabel() == "step"
+    first, _, last = drawn[0].axes[0].lines
+    assert last.get_markersize() > 5 and first.get_markersize() > 5  # a single validation is a point that is seen
+    assert [line.get_linestyle() for line in drawn[0].axes[-1].lines] == ["-", "--"]
     assert _running_mean([(0, 1.0), (1, 2.0), (2, 4.0)], 2) == [(1, 1.5), (2, 3.0)]
+
+
+def test_means_of_epochs_stand_over_the_values_of_batches(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: drawn.append(self))
+    rows = "".join(f"{i},0,{i},\n" for i in range(90)) + "49,0,,24.5\n89,1,,69.5\n"
+    (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,train/loss_epoch\n" + rows)
+    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    (axes,) = drawn[0].axes
+    batches, epochs = axes.lines
+    assert (batches.get_label(), epochs.get_label()) == ("train (a batch)", "train (mean of an epoch)")
+    assert len(batches.get_xdata()) == 90 and list(epochs.get_xdata()) == [49, 89]
 
 
 def test_without_values_there_is_no_picture(tmp_path):

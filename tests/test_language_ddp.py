@@ -71,7 +71,7 @@ def assert_close(ours: Path, theirs: Path, rtol: float = 1e-9, atol: float = 1e-
         for name, value in values.items():
             torch.testing.assert_close(value, other["state"][number][name], rtol=rtol, atol=atol)
     rows = list(zip(logged(ours), logged(theirs), strict=True))
-    assert len(rows) == 10 and {"train/loss", "train/grad_norm"} <= rows[0][0].keys()
+    assert len(rows) == 12 and {"train/loss", "train/grad_norm"} <= rows[0][0].keys()
     for mine, yours in rows:
         assert mine == pytest.approx(yours, rel=max(rtol, 1e-6))  # logged in float32
 

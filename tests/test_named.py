@@ -1,6 +1,7 @@
 """Saved models by their names in validate, test and predict."""
 
 import csv
+import re
 import shutil
 
 import pytest
@@ -11,8 +12,7 @@ from tests.runner import FIT, SHORT, fail, in_process, only_run, refused, succee
 
 def shown(out):
     """Metrics that a command printed, by name."""
-    rows = [line.split("│")[1:3] for line in out.splitlines() if line.startswith("│")]
-    return {name.strip(): value.strip() for name, value in rows}
+    return dict(line.split() for line in out.splitlines() if line.startswith("  test/"))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,9 @@ def pushed(trained, tmp_path_factory):
 def test_a_model_brings_its_configuration_along(pushed):
     folder, metrics = pushed
     before = (only_run(folder) / "test.json").read_bytes()
-    assert shown(succeed(["test", "model", "--trust", "tests.helpers.KillMe"], folder).out) == metrics
+    result = succeed(["test", "model", "--trust", "tests.helpers.KillMe"], folder)
+    assert shown(result.out) == metrics and "test of model" in result.out.splitlines()
+    assert not {"DataLoader", "Restor", "Loaded"} & set(re.findall(r"DataLoader|Restor|Loaded", "".join(result[1:])))
     assert (only_run(folder) / "test.json").read_bytes() == before
     assert "val/accuracy" in succeed(["validate", "model", "--trust", "tests.helpers.KillMe"], folder).out
 

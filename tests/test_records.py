@@ -358,7 +358,7 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
 
 @pytest.mark.parametrize("left", [None, pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatch):
-    """left: the log's lines; it had a row of each step and one of the validation before step 8, which was saved."""
+    """left: the log's lines; it had a row of each step, of the validation and of the epoch before step 8, which was saved."""
     log = interrupted / "metrics.csv"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:left])) if left else log.unlink()
     monkeypatch.setenv("KILL_AT", "train_batch_end:2")
@@ -370,7 +370,7 @@ def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatc
         said += [line for line in out.splitlines() if line.startswith("warning: ")]
         monkeypatch.delenv("KILL_AT", raising=False)
     rows = (left or 1) - 1
-    assert said == [f"warning: {log.relative_to(log.parents[3])} has lost rows: {rows} are left of 9 before step 8; "
+    assert said == [f"warning: {log.relative_to(log.parents[3])} has lost rows: {rows} are left of 10 before step 8; "
                     "the run goes on without them"]  # fmt: skip
 
 

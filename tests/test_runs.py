@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -77,8 +78,9 @@ def weights(run):
     return torch.load(run.last, weights_only=True)["state_dict"]
 
 
-def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, data, curves, capsys):
+def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path, data, curves, capsys, recwarn):
     run, metrics = fit(data)
+    assert not [one for one in recwarn if re.search("many workers|LeafSpec|srun", str(one.message))]
     assert run.path.parent == tmp_path.joinpath("runs/mine").relative_to(tmp_path)
     assert {p.name for p in run.path.iterdir() if p.name[0] != "."} == {
         "config.yaml", "run.json", "progress.json", "metrics.csv", "curves.png", "checkpoints",

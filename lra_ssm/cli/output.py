@@ -1,10 +1,8 @@
-"""What a command says, and where TensorBoard writes."""
+"""How a command says something, and where TensorBoard writes."""
 
 import argparse
-import logging
 import shutil
 import textwrap
-import warnings
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,30 +39,6 @@ def add_debug(parser: Any) -> None:
     """Has `--help` show the option of every command; `lra_ssm.cli.main` takes it before the command sees it."""
     absent = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     parser.add_argument("--debug", action="store_true", help="show the traceback behind a one-line error", **absent)
-
-
-def quiet() -> None:
-    """Silences what tells a user of these commands nothing."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
-    warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")
-    warnings.filterwarnings("ignore", message=".*overridden `on_before_batch_transfer` in `LightningModule`.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated.*")
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-
-    class NoNoise(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            # The first suggests a package that overwrites the `lightning` command; the others are about themselves.
-            noise = (
-                "litlogger",
-                "`weights_only` was not set",
-                "to estimate number of stepping batches",
-                "TPU available",
-            )
-            return not any(text in record.getMessage() for text in noise)
-
-    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
-        logging.getLogger(f"lightning.pytorch.{name}").addFilter(NoNoise())
 
 
 def place_tensorboard(given: Any, run: Path) -> None:

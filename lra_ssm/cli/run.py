@@ -4,6 +4,8 @@ The configuration says everything; a checkpoint never changes it. `fit` finds it
 and goes on from its last checkpoint; `validate`, `test` and `predict` find the same run and take its best one.
 """
 
+import os
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,16 +16,24 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.language_models import with_own_tokenizer
-from lra_ssm.cli.output import quiet
 from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
-from lra_ssm.runs.run import Run, as_list, chosen_loggers, final_metrics, trainer_arguments
+from lra_ssm.runs.run import (
+    Run,
+    as_list,
+    chosen_loggers,
+    final_metrics,
+    is_first_process,
+    show_metrics,
+    trainer_arguments,
+)
 from lra_ssm.runs.signals import Ended, Signals
 from lra_ssm.runs.source import changed_weights, user_source
 from lra_ssm.runs.start import fit, make_ready, restoring, tensors_alone
@@ -122,11 +132,21 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
         method = getattr(trainer, command)
         further = {**made.method, **tensors_alone(method)}
         further["ckpt_path"] = checkpoint and str(checkpoint)
+        if command != "predict":
+            further["verbose"] = False  # Lightning's table
         method(made.task, datamodule=made.data, **further)
-    if not trainer.is_global_zero or command == "predict":
-        return
+    if trainer.is_global_zero and command != "predict":
+        _say_score(options, made, trainer, checkpoint, run)
+
+
+def _say_score(
+    options: RunOptions, made: Made, trainer: Trainer, checkpoint: Path | None, run: RunDirectory | None
+) -> None:
+    """Prints the metrics of validate or test, and writes them into the run."""
+    command, given, metrics = options.command, options.given, final_metrics(trainer)
+    print(f"{command} of {checkpoint or given.ckpt_path}")
+    show_metrics(metrics)
     if run is not None:
-        metrics = final_metrics(trainer)
         limit = getattr(given.trainer, _LIMITS[command])
         run.record_score(command, str(checkpoint), metrics, limit, made.data)
         # The fit's again: synced after it, an offline piece's summary takes the place of the one before.
@@ -175,6 +195,9 @@ def _choose_split(split: str | None, data: Any) -> str:
 
 
 def _trainer(arguments: dict[str, Any]) -> Trainer:
+    if "SLURM_JOB_ID" in os.environ and "SLURM_NTASKS" not in os.environ and is_first_process():
+        command = shlex.join(["srun", "lightning", *sys.argv[1:]])
+        print(f"note: in a job of Slurm srun starts each process: {command}", file=sys.stderr)
     try:
         return Trainer(**arguments)
     except ValueError as error:

@@ -18,12 +18,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import Help, description
-from lra_ssm.cli.output import add_debug, place_tensorboard, quiet
+from lra_ssm.cli.output import add_debug, place_tensorboard
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
 from lra_ssm.cli.prepared_settings import LOADING
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code
 from lra_ssm.layers.spec import import_object
+from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import check_end
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, plain, run_identities

@@ -72,8 +72,8 @@ def _scaled(run: RunRecord, metric: str) -> dict[int, float]:
 
 
 def styles(groups: Sequence[Group], by: bool) -> dict[str, dict[str, Any]]:
-    """Of every line's name how it is drawn: a color for each model and a dash for each of its variants; a color for
-    each line where there is one model, or more variants than dashes."""
+    """Of every line's name how it is drawn: a color for each model and a dash for each of its variants; a color and a
+    dash for each line where there is one model, or more variants than dashes."""
     models = list(dict.fromkeys(g.model for g in groups))
     lines = list(dict.fromkeys((g.model, line_name(g, by)) for g in groups))
     variants = {model: [name for m, name in lines if m == model] for model in models}
@@ -81,7 +81,7 @@ def styles(groups: Sequence[Group], by: bool) -> dict[str, dict[str, Any]]:
     found = {}
     for number, (model, name) in enumerate(lines):
         color = models.index(model) if by_model else number
-        dash = (variants[model].index(name) if by_model else 0) + color // len(_COLORS)
+        dash = (variants[model].index(name) if by_model else number) + color // len(_COLORS)
         found[name] = {"color": _COLORS[color % len(_COLORS)], "linestyle": _DASHES[dash % len(_DASHES)]}
     return found
 

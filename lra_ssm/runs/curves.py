@@ -2,7 +2,9 @@
 
 import math
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from lra_ssm.runs.logged import read_metrics
 Curve = list[tuple[int, float]]  # (step, value)
 
 _COLORS = {"train": "#1f77b4", "val": "#d95f02"}
+_DASHES = ("-", "--", ":", "-.")
 _MOST_MARKED = 60  # points of a curve that are drawn as dots too
 
 
@@ -20,8 +23,8 @@ def draw_curves(metrics: Path, target: Path) -> None:
     """Draws a metrics.csv as a PNG file, whole or not at all: what train and val have in common in one panel each,
     then the learning rates. Draws nothing where nothing was logged."""
     curves = _curves(metrics)
-    panels = {name.partition("/")[2]: name for name in curves if name.startswith(("train/", "val/"))}
-    panels.pop("samples_per_s", None)
+    panels = {name.partition("/")[2] for name in curves if name.startswith(("train/", "val/"))} - {"samples_per_s"}
+    panels -= {f"{name}_epoch" for name in panels}
     rates = {name.removeprefix(LEARNING_RATE): c for name, c in curves.items() if name.startswith(LEARNING_RATE)}
     if not panels and not rates:
         return
@@ -35,16 +38,7 @@ def draw_curves(metrics: Path, target: Path) -> None:
     figure.subplots_adjust(left=1 / 9, right=8.85 / 9, bottom=0.5 / height, top=1 - 0.35 / height, hspace=0.07)
     for axes, name in zip(drawn, sorted(panels, key=lambda name: (name != "loss", name != "accuracy")), strict=False):
         axes.set_ylabel(name.replace("_", " "))
-        for split, color in _COLORS.items():
-            curve = curves.get(f"{split}/{name}", [])
-            few = "o" if len(curve) <= _MOST_MARKED else None
-            width = len(curve) // 40 if split == "train" else 0
-            label = split
-            if width > 1:  # values of single batches: faint, under their running mean
-                axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8)
-                curve, few, label = _running_mean(curve, width), None, f"{split} (mean of {width} logged)"
-            if curve:
-                axes.plot(*_columns(curve), color=color, marker=few, markersize=3.5, linewidth=1.6, label=label)
+        _draw_splits(axes, name, curves)
         axes.legend(frameon=False, fontsize=9)
     if rates:
         axes = drawn[-1]
@@ -52,8 +46,8 @@ def draw_curves(metrics: Path, target: Path) -> None:
         same: dict[tuple[tuple[int, float], ...], list[str]] = {}
         for name, curve in rates.items():
             same.setdefault(tuple(curve), []).append(name)
-        for points, names in same.items():
-            axes.plot(*_columns(list(points)), linewidth=1.6, label=", ".join(names))
+        for (points, names), dash in zip(same.items(), cycle(_DASHES)):
+            axes.plot(*_columns(list(points)), dash, linewidth=1.6, label=", ".join(names))
         axes.legend(frameon=False, fontsize=9)
     for axes in drawn:
         axes.yaxis.set_label_coords(-0.085, 0.5)
@@ -63,6 +57,23 @@ def draw_curves(metrics: Path, target: Path) -> None:
     figure.suptitle("/".join(metrics.parts[-3:-1]), fontsize=10, y=1 - 0.1 / height, va="top")
     with replacing(target, "wb") as file:
         figure.savefig(file, dpi=110, format="png")
+
+
+def _draw_splits(axes: Any, name: str, curves: dict[str, Curve]) -> None:
+    """A metric's train and val: what was logged of single batches faint, under the means of epochs, or its own."""
+    for split, color in _COLORS.items():
+        curve, means = (curves.get(f"{split}/{name}{end}", []) for end in ("", "_epoch"))
+        width, label = len(curve) // 40 if split == "train" else 0, split
+        if len(means) > 1:
+            axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8, label=f"{split} (a batch)")
+            curve, label = means, f"{split} (mean of an epoch)"
+        elif width > 1:
+            axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8)
+            curve, label = _running_mean(curve, width), f"{split} (mean of {width} logged)"
+        if curve:
+            marker = "o" if len(curve) <= _MOST_MARKED else None
+            size = 7 if len(curve) == 1 else 3.5
+            axes.plot(*_columns(curve), color=color, marker=marker, markersize=size, linewidth=1.6, label=label)
 
 
 def _curves(metrics: Path) -> dict[str, Curve]:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lra_ssm.callbacks import LEARNING_RATE, fit_callbacks
 from lra_ssm.errors import InputError, UserCodeError, squeeze
 from lra_ssm.files import write_json
-from lra_ssm.progress import of_one_batch, shown_by_us
+from lra_ssm.progress import of_one_batch, quiet, shown_by_us
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.checks import check_callbacks, check_end, check_same_data, load_checkpoint, newest
 from lra_ssm.runs.curves import draw_curves
@@ -104,6 +104,7 @@ class Run(RunDirectory):
         Raises InputError where `lightning.seed_everything` was not called before, where something could not be told
         apart from another of its kind, and for a Trainer without an end or with fast_dev_run, which leaves nothing.
         """
+        quiet()
         seed = os.environ.get("PL_GLOBAL_SEED")
         if not seed:
             raise InputError("a run's identity has a seed: call lightning.seed_everything(…) before the task is built")
@@ -376,5 +377,6 @@ def as_list(value: Any) -> list[Any]:
 
 def show_metrics(metrics: dict[str, float], of_last_batch: Collection[str] = ()) -> None:
     """One line each, values under each other; those of one batch are marked."""
+    width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
-        print(f"  {name:<20} {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())
+        print(f"  {name:<{width}}  {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())
