@@ -358,7 +358,7 @@ def test_a_run_without_its_best_gets_one(interrupted, capsys):
 
 @pytest.mark.parametrize("left", [None, pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_log_that_lost_rows_is_said_once(left, interrupted, capsys, monkeypatch):
-    """left: the log's lines; it had a row of each step, of the validation and of the epoch before step 8, which was saved."""
+    """left: the log's lines; before step 8, which was saved, it had a row of each step, the validation, the epoch."""
     log = interrupted / "metrics.csv"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:left])) if left else log.unlink()
     monkeypatch.setenv("KILL_AT", "train_batch_end:2")
