@@ -345,6 +345,7 @@ class WritePredictions(BasePredictionWriter):
         if len(names) != rows.shape[1]:
             names = range(rows.shape[1])
         columns = ["example", *([] if labels is None else ["label"]), "prediction"]
+        before = ", in place of the one before" if self.path.exists() else ""
         with replacing(self.path, newline="") as file:
             writer = csv.writer(file)
             writer.writerow([*columns, *(f"p_{name}" for name in names)])
@@ -352,12 +353,13 @@ class WritePredictions(BasePredictionWriter):
                 label = [] if labels is None else [names[int(labels[i])]]
                 writer.writerow([i, *label, names[int(predicted[i])], *(f"{p:.6g}" for p in row.tolist())])
         right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
-        print(f"{len(rows)} predictions{right} in {self.path}")
+        print(f"{len(rows)} predictions{right} in {self.path}{before}")
 
     def _write_values(self, batches: list[Tensor]) -> None:
         """Batches (B, K) or (B, L, K)."""
         examples = [example for batch in batches for example in batch]
         by_position = examples[0].dim() == 2
+        before = ", in place of the one before" if self.path.exists() else ""
         with replacing(self.path, newline="") as file:
             writer = csv.writer(file)
             columns = ["example", *(["position"] if by_position else [])]
@@ -366,4 +368,4 @@ class WritePredictions(BasePredictionWriter):
                 for position, row in enumerate(example if by_position else example[None]):
                     place = [number, position] if by_position else [number]
                     writer.writerow([*place, *(f"{value:.6g}" for value in row.tolist())])
-        print(f"predictions of {len(examples)} examples in {self.path}")
+        print(f"predictions of {len(examples)} examples in {self.path}{before}")

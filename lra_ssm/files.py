@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,6 +63,12 @@ class _Counting(io.RawIOBase):
                 self.file.flush()
         except OSError as error:
             self.error = error
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, … that is not taken: photos.csv, photos-2.csv."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import textwrap
 from argparse import SUPPRESS
 from collections.abc import Iterable
@@ -37,13 +38,14 @@ _CKPT_PATH = "best, last, or a file; default: last.ckpt of a run that is resumed
 
 def description(what: str) -> str:
     """What a command does, and every class of ours that its options take, with the first sentence on each."""
+    width = max(60, shutil.get_terminal_size((100, 40)).columns)
     lines = [f"{what[0].upper()}{what[1:]}.\n\nOur classes by their names; your own by their path, module.Class:"]
     for option, classes in CHOICES.items():
         shown = option
         for cls in classes:
             left = f"  {shown:<{_OPTIONS}}  {cls.__name__:<{_NAMES}}  "
             under = " " * len(left)
-            lines.append(textwrap.fill(_about(option, cls), 100, initial_indent=left, subsequent_indent=under))
+            lines.append(textwrap.fill(_about(option, cls), width, initial_indent=left, subsequent_indent=under))
             shown = ""
     lines.append("Each is explained by .help, behind a --config: --data.help Text, --model.network.layer.help S6")
     return "\n".join(lines)

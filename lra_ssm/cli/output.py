@@ -41,6 +41,16 @@ def add_debug(parser: Any) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback behind a one-line error", **absent)
 
 
+def in_a_folder(file: str) -> Path:
+    """The file that --output names. Raises InputError: it cannot be one."""
+    path = Path(file)
+    if path.is_dir():
+        raise InputError(f"--output {path}: is a folder")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"--output {path}: its folder does not exist")
+    return path
+
+
 def place_tensorboard(given: Any, run: Path) -> None:
     """TensorBoard loggers of a configuration write into the run directory where it leaves that open."""
     open_values = {"name": "lightning_logs", "version": None, "save_dir": "."}

@@ -16,11 +16,13 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.language_models import with_own_tokenizer
+from lra_ssm.cli.output import in_a_folder
 from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, squeeze
+from lra_ssm.files import unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
@@ -161,7 +163,8 @@ def _scorer(options: RunOptions, made: Made, run: RunDirectory | None) -> Traine
         identify(loggers, run, run.record)
     if options.command == "predict":
         file = _choose_split(options.given.split, made.data)
-        callbacks.append(WritePredictions((folder or Path()) / file))
+        path = folder / file if folder else unused(Path(file))  # without a run another call's may lie here
+        callbacks.append(WritePredictions(in_a_folder(options.given.output) if options.given.output else path))
     arguments = trainer_arguments(made.trainer, callbacks, loggers, scoring=True)
     arguments |= {"enable_checkpointing": False, "default_root_dir": str(folder) if folder else None}
     return _trainer(arguments)

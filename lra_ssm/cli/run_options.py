@@ -145,6 +145,8 @@ class RunOptions(LightningCLI):
         if subcommand == "predict":
             said = "split to predict; default: what the data module says, val for ours"
             parser.add_argument("--split", type=Literal["train", "val", "test"] | None, help=said)
+            said = "CSV file, replaced where it exists; default: predictions-<split>.csv in the run's directory"
+            parser.add_argument("--output", type=str | None, metavar="FILE", help=said)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -90,8 +90,11 @@ class PublishedImages(PreparedDataModule):
         """What images of a user's own may be, with what makes stored ones of them."""
         return {Form(self.published_mode, self.files.SIZE): self.convert}
 
-    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
-        return own_pixels(paths, self.own_forms(), self.transform(None), self.image_size[0] * self.image_size[1])
+    def own_examples(
+        self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None, resize: bool = False
+    ) -> OwnExamples:
+        length = self.image_size[0] * self.image_size[1]
+        return own_pixels(paths, self.own_forms(), self.transform(None), length, resize)
 
     def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(self.files.watched_files(self._path()))} if self.kind() == "files" else {}

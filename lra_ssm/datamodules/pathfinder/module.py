@@ -92,9 +92,11 @@ class Pathfinder(PreparedDataModule):
         assert isinstance(split, ImageSplit)
         return ImageDataset(split, self._transform())
 
-    def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
+    def own_examples(
+        self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None, resize: bool = False
+    ) -> OwnExamples:
         forms = {Form("L", self.image_size): lambda images: images}
-        return own_pixels(paths, forms, self._transform(), self.resolution**2)
+        return own_pixels(paths, forms, self._transform(), self.resolution**2, resize)
 
     def _transform(self) -> PixelSequence:
         return PixelSequence(*SCALINGS[self.inputs])
