@@ -133,9 +133,15 @@ class Bar:
             console = Console(file=self._stream)
             self._live = Progress(what, BarColumn(None), text, console=console, auto_refresh=False, expand=True)
             self._task = self._live.add_task("", total=None, what=self.what)
+            self._live.console.width = self._width()
             self._live.start()
+        self._live.console.width = self._width()
         self._live.update(self._task, completed=self.done, total=total, description=said)
         self._live.refresh()
+
+    def _width(self) -> int:
+        """Leaves room for the ^C that a terminal shows: where it began a line, the bar would stay above it."""
+        return max(20, (terminal_width(self._stream) or 80) - 2)
 
     def stop(self) -> None:
         if self._live is not None:

@@ -71,10 +71,11 @@ def test_whoever_reads_no_further_ends_the_command_quietly(trained):
     """As `lra-ssm runs | head -1`: the pipe is closed before anything is written."""
     end, tip = os.pipe()
     os.close(end)
-    command = [sys.executable, "-m", "lra_ssm", "runs"]
-    ended = subprocess.run(command, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
+    for command in ("runs", "--help"):
+        started = [sys.executable, "-m", "lra_ssm", command]
+        ended = subprocess.run(started, cwd=trained[0], stdout=tip, stderr=subprocess.PIPE)
+        assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
     os.close(tip)
-    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 # --- what a run leaves ---

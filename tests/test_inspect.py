@@ -18,7 +18,7 @@ from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
-from tests.runner import everything_below, in_process, only_run, printed, refused
+from tests.runner import TINY, everything_below, in_process, only_run, printed, refused
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, caps
     monkeypatch.chdir(folder)
     monkeypatch.setattr("lra_ssm.analysis.report.FIGURES", {name: FIGURES[name] for name in ("memory", "stability")})
     run = only_run(folder)
+    tmp_path = tmp_path / "of/a run"  # which is made
     code, out, errors = in_process(["inspect", str(run), f"--out={tmp_path}"], capsys)
     assert code == 0 and out.splitlines() == [f"{tmp_path}/inspect.html", f"{tmp_path}/inspect.png"], errors
     text = (tmp_path / "inspect.html").read_text()
@@ -208,7 +209,7 @@ def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, monkeypatch, ca
         (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
         (["runs/nope"], "there is no such folder, neither a run nor a saved model"),
         (["."], "has no checkpoints/best.ckpt"),
-        ([run, "--out=missing"], "is no existing folder"),
+        ([run, f"--out={TINY}"], "tiny.yaml: is no folder"),
         ([run, "--examples=0"], "must be at least 1"),
         ([], "CHECKPOINT"),
     ):

@@ -74,6 +74,8 @@ def test_formats_and_files(made, capsys):
         assert said(["results", "runs", f"--out=table.{suffix}"], capsys) == f"table.{suffix}\n"
         assert Path(f"table.{suffix}").read_text().startswith(begins)
     assert Path("table.txt").read_text() == text
+    for form in ("markdown", "latex", "csv"):
+        assert said(["results", "runs", f"--{form}"], capsys) == said(["results", "runs", f"--format={form}"], capsys)
     each = said(["results", "runs", "--format=csv", "--each"], capsys)
     assert len(each.splitlines()) == 8
     assert said(["results", "runs", "--grid"], capsys).splitlines()[0].split()[-2:] == ["listops", "text"]
@@ -122,6 +124,7 @@ def test_what_the_pictures_draw(made):
     line = listops.lines[0]
     assert line.get_label() == "s4d, lr=0.001 (2 seeds)" and line.get_xdata()[0] == 1000
     assert line.get_ydata()[0] == pytest.approx(12.5) and len(listops.collections) == 3  # a band each
+    assert [line.get_linestyle() for line in listops.lines[:3]] == ["-", "--", ":"]
     low, high = (listops.collections[0].get_paths()[0].vertices[:, 1].__getattribute__(f)() for f in ("min", "max"))
     assert (low, high) == (pytest.approx(12.5 - 50**0.5 / 2), pytest.approx(52.5 + 50**0.5 / 2))
     assert text.lines[0].get_label() == "b2s6 (0 seeds)" and "standard deviation" in learned.get_suptitle()
@@ -179,6 +182,7 @@ def test_a_list_fits_the_terminal_and_keeps_its_names_whole(columns, made, capsy
     assert max(map(len, lines)) <= columns
     if columns >= 80:
         assert sum("lra/listops/s4d" in line.split() for line in lines) == 6
+        assert "lr" in said(["runs", "runs/lra/listops"], capsys).splitlines()[0].split()  # what is swept stays
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ own module does.
 import io
 import logging
 import os
+import select
 import signal
 import sys
 import traceback
@@ -59,6 +60,15 @@ DEBUG = "--debug"  # of every command; LRA_SSM_DEBUG=1 says the same
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Bad input is one line on stderr and exit code 2."""
+    try:
+        code = _command(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _unread()
+
+
+def _command(argv: Sequence[str] | None) -> int:
     _wait_asleep()
     _plain_output()
     given = list(sys.argv[1:] if argv is None else argv)
@@ -87,17 +97,14 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
         run = import_module(COMMANDS[command][0]).main
         shown = warnings.formatwarning  # Lightning's import set its own
         warnings.formatwarning = _warning_line
-        code = run(command, arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        return _unread()
-    except InputError as error:
+        return run(command, arguments)
+    except (InputError, OSError) as error:
+        if isinstance(error, BrokenPipeError) or _is_of_a_pipe(error):
+            raise BrokenPipeError from error
         _show_traceback(debug)
-        return _fail(str(error) if debug else f"{error}{error.more}")
-    except OSError as error:  # some folder on the way that nobody thought of, a disk that is full or read-only
-        _show_traceback(debug)
-        return _fail(one_reason(error))
+        if isinstance(error, InputError):
+            return _fail(str(error) if debug else f"{error}{error.more}")
+        return _fail(one_reason(error))  # a folder on the way that nobody thought of, a disk that is full or read-only
     except Exception as error:
         _show_traceback(True)
         return _fail(f"{type(error).__name__}: {error}: not foreseen; please report it with the lines above", code=1)
@@ -130,6 +137,16 @@ def _wait_asleep() -> None:
 def _fail(reason: str, code: int = 2) -> int:
     print(f"lra-ssm: error: {squeeze(reason)}", file=sys.stderr)
     return code
+
+
+def _is_of_a_pipe(error: BaseException) -> bool:
+    """Whether what is told as bad input began with a printed line that nobody reads."""
+    chain = [error]
+    while before := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(before)
+    pipe = select.poll()
+    pipe.register(1, 0)
+    return any(isinstance(e, BrokenPipeError) for e in chain) and bool(pipe.poll(0))
 
 
 def _unread() -> int:

@@ -31,7 +31,7 @@ def parser() -> PlainParser:
     made = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
     made.add_argument("checkpoint", metavar="CHECKPOINT", help=A_MODEL)
     made.add_argument("--against", metavar="OTHER", help="another one, shown below the first")
-    said = "where the report goes; default: the run's directory, of a saved model the current folder"
+    said = "where the report goes, made where missing; default: the run's directory, of a saved model the working folder"
     made.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     made.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
     said = "a setting of its data, as in fit; --data=CLASS is other data"
@@ -51,8 +51,8 @@ def main(command: str, arguments: list[str]) -> int:
     named = [named_network(name, options.allow_pickle, options.trust) for name in given]
     first = named[0].found
     folder = options.out or (first.run or first.file.parent if first else Path())
-    if not folder.is_dir():
-        raise InputError(f"--out {folder}: is no existing folder")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: is no folder")
     import torch
 
     # Gradients of a model that forgets are full of numbers that a processor takes 50 times as long for.
@@ -117,6 +117,7 @@ def _write(folder: Path, networks: list[Any]) -> None:
     from lra_ssm.files import replacing
 
     drawn = figures(networks)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("inspect.html", page(networks, drawn).encode()), ("inspect.png", picture(networks, drawn))):
         with replacing(folder / name, "wb") as file:
             file.write(content)

@@ -199,7 +199,7 @@ def classify(
             try:
                 inputs, lengths = examples.load(numbers)
             except InputError:
-                numbers = np.array([number for number in numbers if _can_be_read(examples, number, left_out)], int)
+                numbers = numbers[np.array([_can_be_read(examples, int(number), left_out) for number in numbers])]
                 if not len(numbers):
                     continue
                 inputs, lengths = examples.load(numbers)

@@ -37,6 +37,8 @@ def parser() -> PlainParser:
     found.add_argument("--by", metavar="KEY[,KEY]", help="settings that make rows: model.optimizer.lr, or its end, lr")
     found.add_argument("--grid", action="store_true", help="models down, tasks across, with LRA's average")
     found.add_argument("--format", choices=list(_FORMATS.values()), help="default: text, or what --out ends with")
+    for form in ("csv", "latex", "markdown"):
+        found.add_argument(f"--{form}", dest="format", action="store_const", const=form, help=f"--format={form}")
     found.add_argument("--each", action="store_true", help="of CSV: a row per run, with every setting that differs")
     found.add_argument("--out", type=Path, metavar="FILE", help="written in place of being printed: .md, .csv, .tex")
     found.add_argument("--curves", type=Path, metavar="FILE.png", help="draws the validation metric over the steps")

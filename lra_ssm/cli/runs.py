@@ -36,8 +36,10 @@ def main(command: str, arguments: list[str]) -> int:
     short = short_names({key for run in runs for key in run.all_settings})
     cells = _columns(runs) | {short[key]: [_shown(run, key) for run in runs] for key in keys}
     width = terminal_width()
-    # In a narrow terminal what differs is told below, and the rest stays readable.
-    dispensable = [] if options.keys is not None else [short[key] for key in reversed(keys)] + ["started", "time"]
+    # In a narrow terminal the first setting that differs stays, a sweep's own; what else does is told below.
+    own = [key for key in keys if key != SEED][:1]
+    others = [] if options.keys is not None else [short[key] for key in reversed(keys) if key not in own]
+    dispensable = ["started", "time", *others, "step"]
     for name in dispensable:
         widths = [max(map(len, [title, *column])) + 1 for title, column in cells.items()]
         if width is None or sum(widths) <= width:
