@@ -31,7 +31,7 @@ def parser() -> PlainParser:
     made = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
     made.add_argument("checkpoint", metavar="CHECKPOINT", help=A_MODEL)
     made.add_argument("--against", metavar="OTHER", help="another one, shown below the first")
-    said = "where the report goes, made where missing; default: the run's directory, of a saved model the working folder"
+    said = "where the report goes, made where it is missing; default: the run's directory, of a saved model this one"
     made.add_argument("--out", type=Path, metavar="FOLDER", help=said)
     made.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
     said = "a setting of its data, as in fit; --data=CLASS is other data"
