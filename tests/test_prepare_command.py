@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import yaml
 from lra_ssm import datamodules
 from lra_ssm.cli import doctor_operators
 from lra_ssm.cli.prepare import DATASETS, LANGUAGE
+from lra_ssm.cli.run_options import read_fit_options
+from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.datamodules import ListOps, Text
 from tests.runner import FIT, SHORT, fail, in_process, printed, refused, run_here, succeed
 from tests.small_data import write_cifar10, write_imdb, write_mnist
@@ -252,10 +255,9 @@ def test_a_fit_names_what_is_prepared_and_takes_it(
     before = sorted(tmp_path.rglob("*"))
     told = f"prepared there: {shlex.join(command[2:])} (10 train, 4 val, 10 test)"
     fit = ["fit", "--config", str(CONFIGS / "mnist/s4d.yaml")]
-    for options in ([], ["--data.limit=10"], ["--data.source=/nowhere"]):
+    for options in ([], ["--data.source=/nowhere"]):
         code, _, said = in_process([*fit, *options], capsys)
-        missing = told.replace(" --data.limit=10", "") if options == ["--data.limit=10"] else told
-        assert code == 2 and said[-1].endswith(missing)
+        assert code == 2 and said[-1].endswith(told)
     assert sorted(tmp_path.rglob("*")) == before
     small = [
         "--trainer.fast_dev_run=1",
@@ -270,6 +272,33 @@ def test_a_fit_names_what_is_prepared_and_takes_it(
     settings.write_text(settings.read_text().replace("mnist-files", "mnist-gone"))
     code, _, said = in_process(fit, capsys)
     assert code == 2 and f"prepared there: {settings.parent}, but " in said[-1] and said[-1].endswith("or is gone")
+
+
+def test_own_data_is_taken_where_no_other_is_prepared(sources, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LRA_SSM_DATA", raising=False)
+    own = [Path(shutil.copytree(sources["mnist"], tmp_path / name)).name for name in ("one", "two")]
+    assert in_process(["prepare", "mnist", f"--source={own[0]}"], capsys)[0] == 0
+    fit = ["--config", "mnist/lru", "--trainer.max_steps=1", "--data.batch_size=2", "--model.network.d_model=4"]
+    fit += ["--trainer.accelerator=cpu", "--trainer.limit_val_batches=1", "--data.eval_batch_size=2"]
+    note = "note: taking the data prepared from one: no other is prepared (--data.source=one)"
+    for command in (["fit", *fit], ["test", *fit, "--trainer.limit_test_batches=1"]):
+        code, out, said = in_process(command, capsys)
+        assert code == 0 and out.splitlines()[0] == note, said
+    (run,) = tmp_path.glob("runs/mnist/lru/*")
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"] == "one"
+    assert run.name == read_fit_options([*fit, "--data.source=one"]).path.name
+    assert printed(["configs", "mnist/"], capsys).count("ready") == 4
+    assert printed(["inspect", "mnist-lru", "--out=seen", "--examples=1"], capsys).startswith(note)
+    Path("sweep.yaml").write_text("configs: [mnist/lru]\nseeds: [0, 1]\nset: {trainer.max_steps: 1}\n")
+    code, out, _ = in_process(["submit", "sweep.yaml", "--dry-run"], capsys)
+    assert code == 0 and out.count("note: ") == 1
+    assert all("--data.source=one" in run.options for run in SweepFolder.find("sweep.yaml").runs)
+    # Of two none is taken, and the one that a configuration names is prepared.
+    assert in_process(["prepare", "mnist", f"--source={own[1]}"], capsys)[0] == 0
+    code, _, said = in_process(["fit", *fit], capsys)
+    assert code == 2 and all(f"--data.source={name} (" in said[-1] for name in own)
+    assert read_fit_options(fit, of_prepare=True).given.data.init_args.source == "original"
 
 
 def test_a_fit_that_generates_says_what_it_passes_by(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -80,10 +80,12 @@ def readiness(data: dict[str, Any], root: Path) -> str:
         return "generated"
     if not prepared_folders(root):
         return "missing"
-    from lra_ssm.layers.spec import import_object  # loads torch
+    from lra_ssm.cli.prepared_settings import other_source  # loads torch
+    from lra_ssm.layers.spec import import_object
 
+    settings = {**data.get("init_args", {}), "root": str(root)}
     try:
-        module = import_object(data["class_path"])(**{**data.get("init_args", {}), "root": str(root)})
-        return "ready" if module.is_prepared() else "missing"
+        is_ready = import_object(data["class_path"])(**settings).is_prepared()
+        return "ready" if is_ready or other_source(data["class_path"], settings) else "missing"
     except InputError:  # of files that are not there
         return "missing"

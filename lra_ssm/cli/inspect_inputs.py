@@ -42,6 +42,7 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
     from lightning import LightningDataModule
 
     from lra_ssm.cli.parser import RunParser, cause
+    from lra_ssm.cli.prepared_settings import other_source, say_other_source
     from lra_ssm.datamodules.base import PreparedDataModule
     from lra_ssm.datamodules.loading.module import LoadedDataModule
 
@@ -56,6 +57,10 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
     try:
         if root is not None and "root" in parsed.data.init_args:
             parsed.data.init_args["root"] = root
+        given = parsed.data.get("init_args") or {}
+        if source := other_source(parsed.data.class_path, {**given}):
+            given["source"] = source
+            say_other_source(source)
         settings = json.loads(parser.dump(parsed, skip_unset=False, skip_validation=True, format="json"))["data"]
         module = parser.instantiate_classes(parsed).data
     except ValueError as error:  # a constructor refused its arguments

@@ -149,7 +149,7 @@ def _prepare_configured(options: list[str]) -> None:
     """Prepares the data that a fit with these options needs."""
     from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
 
-    configured = read_fit_options(options)
+    configured = read_fit_options(options, of_prepare=True)
     if not configured.stored_data:
         print("nothing to prepare: this configuration's data is made, or loaded, as a fit goes")
         return

@@ -5,14 +5,16 @@ import json
 import re
 import shlex
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lra_ssm.cli.summary import prepared_folders
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.storage.format import num_examples, open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
-from lra_ssm.errors import InputError
+from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import write_json
+from lra_ssm.layers.spec import import_object
 
 SETTINGS = "settings.json"  # in a prepared folder: what `prepare` was told
 # What decides how batches are made, not what is prepared.
@@ -75,6 +77,38 @@ def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str
             found.append(f"{' '.join(options)} ({counts})" if options else gone)
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
+
+
+def other_source(class_path: str, own: dict[str, Any]) -> str:
+    """The source that a configuration of data, which is not prepared, could take instead of its own: of what is
+    prepared below the root the only one with all of its other settings. Empty where there is none, or several.
+
+    own: the configuration's arguments. Data that is generated, and files that are there, are the configuration's.
+    """
+    cls = import_object(class_path)
+    if not issubclass(cls, PreparedDataModule):
+        return ""
+    try:
+        datamodule = cls(**own)
+    except (InputError, TypeError, ValueError):  # who makes it for use says so
+        return ""
+    source = datamodule.source
+    is_there = source not in cls.sources and Path(source).exists()
+    if source == "generated" or is_there or datamodule.is_prepared():
+        return ""
+    found = list[str]()
+    for folder in prepared_folders(datamodule.data_root):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # of another hand, or damaged
+            known = json.loads((folder / SETTINGS).read_text())
+            if known["class_path"] == _path(cls):
+                options = fit_options(datamodule, own, known["init_args"]) or []
+                if [option.partition("=")[0].lstrip("'") for option in options] == ["--data.source"]:
+                    found.append(known["init_args"]["source"])
+    return found[0] if len(found) == 1 else ""
+
+
+def say_other_source(source: str) -> None:
+    print(squeeze(f"note: taking the data prepared from {source}: no other is prepared (--data.source={source})"))
 
 
 def with_config(message: str, arguments: list[str]) -> str:

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.language_models import with_own_tokenizer
 from lra_ssm.cli.output import in_a_folder
-from lra_ssm.cli.prepared_settings import what_is_prepared, with_config
+from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, with_config
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.datamodules.base import PreparedDataModule
@@ -56,6 +56,8 @@ def main(command: str, arguments: list[str]) -> int:
             if named:
                 arguments = options_of(arguments[0], arguments[1:])
             options = RunOptions(command, arguments)
+            if options.other_source:
+                say_other_source(options.other_source)
             if command == "fit":
                 _fit(options, signals)
             else:

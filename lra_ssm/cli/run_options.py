@@ -20,7 +20,7 @@ from lra_ssm.cli import COMMANDS
 from lra_ssm.cli.help import Help, description
 from lra_ssm.cli.output import add_debug, place_tensorboard
 from lra_ssm.cli.parser import RunParser, cause, freeze_specifications
-from lra_ssm.cli.prepared_settings import LOADING
+from lra_ssm.cli.prepared_settings import LOADING, other_source
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.errors import InputError, in_user_code
 from lra_ssm.layers.spec import import_object
@@ -89,9 +89,10 @@ class RunOptions(LightningCLI):
     """
 
     resolved: dict[str, Any]  # the configuration as plain values
+    other_source = ""  # of the data, where it is prepared from that alone: see `other_source`
 
-    def __init__(self, command: str, arguments: list[str]) -> None:
-        self.command, self.arguments = command, arguments
+    def __init__(self, command: str, arguments: list[str], of_prepare: bool = False) -> None:
+        self.command, self.arguments, self._of_prepare = command, arguments, of_prepare
         about = description(COMMANDS[command][1])
         example = f"example: lightning {command} --config quickstart"
         named = f"lra-ssm {command} NAME_OR_RUN"
@@ -175,6 +176,11 @@ class RunOptions(LightningCLI):
     def before_instantiate_classes(self) -> None:
         if self.command == "fit":
             check_end(self.given.trainer)
+        if self.given.data and not self._of_prepare:
+            settings = self.given.data.get("init_args") or Namespace()
+            self.other_source = other_source(self.given.data.class_path, vars(settings))
+            if self.other_source:
+                settings.source = self.other_source
         dumped: Any = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="plain")
         self.resolved = plain(dumped[self.command], "the configuration")
 
@@ -250,7 +256,9 @@ class RunOptions(LightningCLI):
             raise in_user_code(error) or InputError(str(first)) from error
 
 
-def read_fit_options(options: list[str]) -> RunOptions:
-    """The options of `lra-ssm fit`, read and checked; raises InputError as fit does for what they say."""
+def read_fit_options(options: list[str], of_prepare: bool = False) -> RunOptions:
+    """The options of `lra-ssm fit`, read and checked; raises InputError as fit does for what they say.
+
+    of_prepare: the data is what the options say, not what is prepared instead."""
     quiet()
-    return RunOptions("fit", options)
+    return RunOptions("fit", options, of_prepare)

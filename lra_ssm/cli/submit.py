@@ -124,11 +124,18 @@ def _folder(given: str) -> SweepFolder:
     sweep = read_sweep(path)
     if folder_of(sweep).is_dir():
         return SweepFolder(folder_of(sweep))
+    from lra_ssm.cli.prepared_settings import say_other_source
     from lra_ssm.cli.run_options import read_fit_options  # loads the Trainer
+
+    told = set[str]()
 
     def resolve(run: SweepRun) -> Resolved:
         configured = read_fit_options(run.options(run.config))
-        return Resolved(configured.path, configured.stored_data)
+        other = configured.other_source
+        if other and other not in told:
+            told.add(other)
+            say_other_source(other)
+        return Resolved(configured.path, configured.stored_data, [f"--data.source={other}"] if other else [])
 
     return SweepFolder.make(sweep, resolve, lambda runs: with_bar(runs, "checking the runs", len(runs)))
 

@@ -36,6 +36,7 @@ class Resolved:
 
     run: Path  # its directory
     data: str  # the same for runs on the same data; empty where there is nothing to prepare
+    more: list[str]  # options that its task is told too, so that it comes to the same
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _resolved(
             resolved = resolve(run)
         except InputError as error:
             raise InputError(f"sweep {sweep.file}, run {run.index} ({shown(run.changes)}): {error}") from error
-        options, where = run.options(copy(run.config)), os.path.relpath(resolved.run, sweep.runs_dir)
+        options, where = [*run.options(copy(run.config)), *resolved.more], os.path.relpath(resolved.run, sweep.runs_dir)
         entry = {"index": run.index, "options": options, "changes": run.changes, "path": where}
         if (first := runs.setdefault(resolved.run, entry)) is not entry:
             same = f"runs {first['index']} and {run.index} are the same run, {resolved.run}"

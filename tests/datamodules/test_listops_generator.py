@@ -1,5 +1,6 @@
 import os
 import random
+import signal
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lra_ssm.datamodules.listops import builder, generator
 from lra_ssm.datamodules.listops.generator import check_settings, generate
 from lra_ssm.datamodules.listops.trees import (
     FIRST_OPERATOR_ID,
@@ -18,12 +20,13 @@ from lra_ssm.datamodules.listops.trees import (
     evaluate,
 )
 from lra_ssm.errors import InputError
+from tests.datamodules.helpers import contents
 
 SMALL = TreeSettings(3, 50, 4, 10)
 
 
-def take(settings: TreeSettings, seed: int, count: int, workers: int = 1) -> Block:
-    blocks = list(generate(settings, seed, count, workers=workers))
+def take(settings: TreeSettings, seed: int, count: int, workers: int = 1, kept: Path | None = None) -> Block:
+    blocks = list(generate(settings, seed, count, workers=workers, kept=kept))
     return Block([tree for block in blocks for tree in block.expressions], b"".join(block.labels for block in blocks))
 
 
@@ -118,6 +121,40 @@ def test_same_data_on_any_number_of_workers() -> None:
     assert take(settings, 4, 300) != first
     fewer = take(settings, 3, 100)
     assert fewer == Block(first.expressions[:100], first.labels[:100])
+
+
+def test_blocks_that_are_kept_are_not_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TreeSettings(20, 60, 4, 5)
+    expected = take(settings, 3, 400)
+    assert take(settings, 3, 400, kept=tmp_path) == expected
+    files = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
+    files[0].write_bytes(files[0].read_bytes()[:100])  # a disk that lost the end
+    drawn: list[int] = []
+    sample = generator.sample_block
+    monkeypatch.setattr(generator, "sample_block", lambda *given: (drawn.append(given[2]), sample(*given))[1])
+    assert take(settings, 3, 400, kept=tmp_path) == expected and drawn == [0]
+
+
+def test_what_is_drawn_when_it_is_stopped_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(builder, "SOON_S", 0.0)
+    monkeypatch.setattr("lra_ssm.datamodules.storage.disk.SOON_S", 0.0)
+    settings, counts = TreeSettings(20, 60, 4, 5), {"train": 200, "val": 20, "test": 20}
+    folders = [tmp_path / name for name in ("whole", "stopped", "again")]
+    for folder in folders:
+        folder.mkdir()
+    builder.build_generated(folders[0], settings, 3, counts, workers=1)
+    said = capsys.readouterr().err
+    assert said.startswith("drawing 240 ListOps expressions: about 0 s and 0.0 GB; stopped, the same command goes on")
+    extend = builder._extend
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(builder, "_extend", lambda *given: (extend(*given), os.kill(os.getpid(), signal.SIGINT)))
+        builder.build_generated(folders[1], settings, 3, counts, workers=1)
+    (kept,) = tmp_path.glob(".parts-*")
+    assert [path.stem for path in kept.iterdir()] == ["0"]
+    builder.build_generated(folders[2], settings, 3, counts, workers=1)
+    assert contents(folders[2]) == contents(folders[0]) and not kept.exists()
 
 
 def test_same_data_on_every_python() -> None:

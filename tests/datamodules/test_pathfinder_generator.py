@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lra_ssm.datamodules import Pathfinder
 from lra_ssm.datamodules.pathfinder import archive
-from lra_ssm.datamodules.pathfinder.archive import write_archive
+from lra_ssm.datamodules.pathfinder.archive import seconds_an_image, write_archive
 from lra_ssm.datamodules.pathfinder.drawing import DEGREES, lanczos, paddle_tables
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import (
@@ -265,6 +266,29 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, workers):
     small_archive(tmp_path / "killed", monkeypatch, workers=workers, progress=done.append)
     assert 0 < sum(done) < 50
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_time_and_room_are_said_before_it_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.module.seconds_an_image", lambda *given: 0.05)
+    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.module.available_cores", lambda: 2)
+
+    def begin(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lra_ssm.datamodules.pathfinder.module.write_archive", begin)
+    with pytest.raises(KeyboardInterrupt):
+        Pathfinder(root=str(tmp_path / "data"), resolution=128).prepare_data()
+    said = (
+        "drawing 200,000 Pathfinder images of 128 × 128: about 83.3 min and 4.1 GB; stopped, the same command goes on"
+    )
+    assert capsys.readouterr().err.startswith(said)
+    with pytest.raises(KeyboardInterrupt):
+        Pathfinder(root=str(tmp_path / "data"), resolution=32, num_images=50).prepare_data()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_image_is_timed():
+    assert 0 < seconds_an_image(settings_for(32, "curv_baseline"), 0) < 1
 
 
 def test_a_run_killed_at_its_first_file_goes_on(tmp_path, monkeypatch):

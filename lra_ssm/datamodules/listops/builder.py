@@ -1,6 +1,9 @@
 """Builds prepared ListOps folders."""
 
+import hashlib
+import json
 import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,12 @@ import numpy as np
 
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import read_note
-from lra_ssm.datamodules.listops.generator import generate
+from lra_ssm.datamodules.listops.generator import generate, seconds_of
 from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
 from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, Block, TreeSettings
-from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.disk import SOON_S, check_disk_space, say_cost
 from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
+from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +55,28 @@ def build_generated(
     """
     total = sum(counts.values())
     # Of a byte per token; lengths lie all over their bounds. Offset and label take 8 bytes each.
-    check_disk_space(folder, total * (sum(trees[:2]) // 2 + 16), "generating ListOps")
+    needed = total * (sum(trees[:2]) // 2 + 16)
+    check_disk_space(folder, needed, "generating ListOps")
+    # Blocks are kept until all is there; beside the folder, which is removed where this is stopped.
+    drawn_by = json.dumps([GENERATOR_VERSION, trees, seed])
+    kept = folder.parent / f".parts-{hashlib.sha256(drawn_by.encode()).hexdigest()[:12]}"
+    seconds = seconds_of(trees, seed, total, workers)
+    say_cost(f"drawing {total:,} ListOps expressions", seconds, needed)
+    try:
+        _generate(folder, trees, seed, counts, workers, kept if seconds >= SOON_S else None)
+    except InputError:
+        shutil.rmtree(kept, ignore_errors=True)
+        raise
+    shutil.rmtree(kept, ignore_errors=True)
+
+
+def _generate(
+    folder: Path, trees: TreeSettings, seed: int, counts: Mapping[str, int], workers: int | None, kept: Path | None
+) -> None:
+    total = sum(counts.values())
     writer = _writer(folder, trees.max_length)
     with Bar(f"generating {total:,} ListOps expressions", total) as bar:
-        blocks = generate(trees, seed, total, workers=workers)
+        blocks = generate(trees, seed, total, workers=workers, kept=kept)
         rest = Block([], b"")
         for name, count in counts.items():
             split = writer.split(name)

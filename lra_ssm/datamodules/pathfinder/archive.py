@@ -14,6 +14,7 @@ is resumed where it was.
 import json
 import os
 import struct
+import time
 import zlib
 from contextlib import closing
 from functools import partial
@@ -92,9 +93,22 @@ def write_archive(
     with closing(ordered_map(write, missing.items(), workers or available_cores())) as sizes:
         there = num_images - sum(missing.values())
         with Bar(f"drawing {num_images:,} Pathfinder images", num_images, done=there) as bar:
+            if sum(missing.values()) >= BLOCK_SIZE:  # whose first one may take a minute
+                bar.start(f"{there:,}/{num_images:,}")
             for size in sizes:
                 bar.advance(size)
     return target
+
+
+def seconds_an_image(settings: PathfinderSettings, seed: int) -> float:
+    """How long drawing one takes on one core, measured within a second."""
+    for count in (1, 4, 16, 64, 256):
+        start = time.perf_counter()
+        generate_block(settings, seed, 0, count)
+        took = time.perf_counter() - start
+        if took > 0.2:
+            break
+    return took / count
 
 
 def missing_blocks(folder: Path, image_size: int, difficulty: str, num_images: int) -> dict[int, int]:

@@ -19,13 +19,20 @@ from lra_ssm.datamodules.images.own_files import Form, own_pixels
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.own_files import OwnExamples
-from lra_ssm.datamodules.pathfinder.archive import generator_settings, missing_blocks, write_archive
+from lra_ssm.datamodules.pathfinder.archive import (
+    BLOCK_SIZE,
+    generator_settings,
+    missing_blocks,
+    seconds_an_image,
+    write_archive,
+)
 from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
 from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, watched_files
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
-from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.storage.disk import check_disk_space, say_cost
 from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
 from lra_ssm.errors import InputError
+from lra_ssm.machine import available_cores
 
 # inputs -> mean and standard deviation of pixels in [0, 1]
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
@@ -113,8 +120,8 @@ class Pathfinder(PreparedDataModule):
         source: dict[str, Any] = {"kind": self.kind()}
         source |= {"resolution": self.resolution, "difficulty": self.difficulty}
         if self.source == "generated":
-            self._check_room(folder)
             drawn = settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images
+            self._check_room(folder, seconds_an_image(*drawn[:2]) if self.num_images >= BLOCK_SIZE else 0.0)
             images = write_archive(self.archive_folder, *drawn, difficulty=self.difficulty)
             source |= {"seed": self.generator_seed, "generator": self._generator()}
         else:
@@ -143,13 +150,18 @@ class Pathfinder(PreparedDataModule):
         digest = hashlib.sha256(json.dumps(self._generator(), sort_keys=True).encode()).hexdigest()
         return self.data_root / DATASET / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
 
-    def _check_room(self, folder: Path) -> None:
-        """For the images, a block of the disk each at least, and for what is prepared of them."""
+    def _check_room(self, folder: Path, seconds: float = 0.0) -> None:
+        """For the images, a block of the disk each at least, and for what is prepared of them; says what it takes.
+
+        seconds: to draw an image on one core; 0 says nothing."""
         area, num = self.resolution**2, self.num_images
         missing = sum(missing_blocks(self.archive_folder, self.resolution, self.difficulty, num).values())
         pictures = missing * max(4096, area // 5)
         prepared = num if self.limit is None else min(num, 3 * self.limit)
-        check_disk_space(folder, pictures + prepared * (area + 8), f"generating {num:,} Pathfinder images")
+        needed = pictures + prepared * (area + 8)
+        check_disk_space(folder, needed, f"generating {num:,} Pathfinder images")
+        what = f"drawing {missing:,} Pathfinder images of {self.resolution} × {self.resolution}"
+        say_cost(what, missing * seconds / available_cores(), needed)
 
     def _generator(self) -> dict[str, Any]:
         return generator_settings(settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images)

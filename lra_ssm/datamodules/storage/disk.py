@@ -3,9 +3,13 @@
 import ctypes
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from lra_ssm.errors import InputError
+from lra_ssm.tables import duration, wrapped
+
+SOON_S = 5.0
 
 
 def check_disk_space(folder: Path, needed_bytes: int, what: str) -> None:
@@ -25,6 +29,14 @@ def check_disk_space(folder: Path, needed_bytes: int, what: str) -> None:
             f"{what} needs {needed_bytes / 1e9:.3f} GB on the disk of {folder}, where {free / 1e9:.3f} GB are free;"
             " make room or choose another data root"
         )
+
+
+def say_cost(what: str, seconds: float, needed_bytes: int) -> None:
+    """Says what time and room something takes whose parts are kept when it is stopped; nothing of what is soon over."""
+    if seconds >= SOON_S:
+        more = "stopped, the same command goes on from what is drawn"
+        said = f"{what}: about {duration(seconds)} and {needed_bytes / 1e9:.1f} GB; {more}"
+        print(wrapped(said), file=sys.stderr, flush=True)
 
 
 def sync_filesystem(folder: Path) -> None:
