@@ -44,6 +44,11 @@ def find(kind: Kind, given: str | Path) -> Path:
     raise InputError(f"no {kind} {given}: neither such a file nor one of ours; {ours}")
 
 
+def called(path: Path) -> Path:
+    """What is shipped as lra/listops/b2s6.yaml, wherever the package lies; of another file the path itself."""
+    return next((path.relative_to(folder) for folder in FOLDERS.values() if path.is_relative_to(folder)), path)
+
+
 def in_a_checkout(config: Path) -> Path:
     """configs/… of a shipped config, wherever the package lies; of another the path itself."""
     folder = FOLDERS["config"]

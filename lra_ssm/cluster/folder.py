@@ -123,7 +123,9 @@ class SweepFolder:
                 for config, name in copies.items():
                     shutil.copyfile(config, partial / "configs" / name)
                 shutil.copyfile(sweep.file, partial / "sweep.yaml")
-                write_json(partial / "runs.json", {"name": sweep.name, "source": str(sweep.file), "runs": runs})
+                write_json(
+                    partial / "runs.json", {"name": sweep.name, "source": str(shipped.called(sweep.file)), "runs": runs}
+                )
                 for file, lines in (("runs.txt", [run["options"] for run in runs]), ("prepare.txt", prepares)):
                     (partial / file).write_text("".join(f"{shlex.join(line)}\n" for line in lines))
         except OSError as error:
@@ -189,7 +191,7 @@ def _copies(sweep: Sweep) -> dict[Path, str]:
     configs = sorted({run.config for run in sweep.runs})
     for name in (
         lambda config: config.name,
-        lambda config: "-".join(part for part in config.parts if part not in ("..", ".", "/")),
+        lambda config: "-".join(part for part in shipped.called(config).parts if part not in ("..", ".", "/")),
         lambda config: f"{configs.index(config) + 1}-{config.name}",
     ):
         names = {config: name(config) for config in configs}
