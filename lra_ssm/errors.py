@@ -84,10 +84,19 @@ _OURS = Path(__file__).parent
 _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
+def chain(error: BaseException | None) -> list[BaseException]:
+    """The error, what caused it, what caused that, and so on: each once, for they may stand in a circle."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
 def in_user_code(error: BaseException | None) -> UserCodeError | None:
     """The error as one line, where code of the user's raised it or called what did: the function, the kind of error and
     what it says, the shapes of the function's tensors, file and line. None where no file of the user's took part."""
-    while error is not None:
+    for error in chain(error):
         said = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
         if isinstance(error, SyntaxError) and (where := place(error.filename or "<", error.lineno or 0)):
             return UserCodeError(f"SyntaxError: {error.msg} ({where})")
@@ -100,7 +109,6 @@ def in_user_code(error: BaseException | None) -> UserCodeError | None:
             for file, line_, function in reversed(re.findall(r'File "(.+?)", line (\d+), in (\S+)', str(error))):
                 if where := place(file, int(line_)):
                     return UserCodeError(f"{function} raised {str(error).strip().splitlines()[-1]} ({where})")
-        error = error.__cause__ or error.__context__
     return None
 
 

@@ -36,6 +36,7 @@ def test_the_picture_has_a_panel_each(tmp_path, monkeypatch):
     assert list(shown) == ["loss", "accuracy", "learning rate"]
     assert shown["loss"][1:] == ["train (mean of 4 logged)", "val"] and shown["learning rate"] == ["base", "no_decay"]
     assert drawn[0].axes[-1].get_xlabel() == "step"
+    assert all(axes.get_legend() for axes in drawn[0].axes)
     first, _, last = drawn[0].axes[0].lines
     assert last.get_markersize() > 5 and first.get_markersize() > 5  # a single validation is a point that is seen
     assert [line.get_linestyle() for line in drawn[0].axes[-1].lines] == ["-", "--"]

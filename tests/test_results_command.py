@@ -138,6 +138,7 @@ def test_what_the_pictures_draw(made):
     assert [label.get_text() for label in panel.get_xticklabels()] == ["S4D"]
     panel = cells.axes[0]
     assert [text.get_text() for text in panel.texts] == [f"{v}\n± 7.07\n(2)" for v in ("55.10", "56.00", "65.00")]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["0.001", "0.01", "0.1"]
     assert isinstance(panel, matplotlib.axes.Axes) and (panel.get_xlabel(), panel.get_ylabel()) == ("max_steps", "lr")
 
 

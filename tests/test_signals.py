@@ -15,9 +15,12 @@ from unittest import mock
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, callbacks
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lra_ssm.cli import main
+from lra_ssm.errors import InputError
 from lra_ssm.runs import Run
+from lra_ssm.runs.ending import ending
 from tests.interrupted import ENDS, assert_same, outcome
 from tests.runner import FIT, SHORT, Command, Result, only_run, run, run_here, succeed
 from tests.test_runs import QUIET, parts
@@ -315,6 +318,12 @@ def test_a_fit_in_a_thread_takes_no_handlers(tmp_path, data, monkeypatch):
     thread.start()
     thread.join()
     assert run.record["status"] == "finished" and len(seen) == 12 and all(each == before for each in seen)
+
+
+def test_what_lightning_refuses_is_one_line_of_a_command_and_itself_in_python():
+    for command, raised in (("fit", InputError), (None, MisconfigurationException)):
+        with pytest.raises(raised, match="no such thing"), ending(command):
+            raise MisconfigurationException("no such thing")
 
 
 def test_the_processes_beside_the_first_say_nothing_of_ctrl_c(monkeypatch, capsys):

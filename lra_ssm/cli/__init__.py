@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lra_ssm import __version__
-from lra_ssm.errors import InputError, hint, printable, squeeze
+from lra_ssm.errors import InputError, chain, hint, printable, squeeze
 from lra_ssm.files import one_reason
 
 # name -> (module, what it does); the module's main(command, arguments) returns an exit code.
@@ -141,12 +141,9 @@ def _fail(reason: str, code: int = 2) -> int:
 
 def _is_of_a_pipe(error: BaseException) -> bool:
     """Whether what is told as bad input began with a printed line that nobody reads."""
-    chain = [error]
-    while before := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(before)
     pipe = select.poll()
     pipe.register(1, 0)
-    return any(isinstance(e, BrokenPipeError) for e in chain) and bool(pipe.poll(0))
+    return any(isinstance(e, BrokenPipeError) for e in chain(error)) and bool(pipe.poll(0))
 
 
 def _unread() -> int:

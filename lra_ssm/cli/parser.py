@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 from lra_ssm.cli.help import CHOICES, TITLES, Help
-from lra_ssm.errors import InputError, hint, in_user_code, raised_here, squeeze
+from lra_ssm.errors import InputError, chain, hint, in_user_code, raised_here, squeeze
 from lra_ssm.layers import ModuleSpec
 from lra_ssm.layers.spec import annotations, import_object, public_path, wants_specification
 
@@ -111,9 +111,9 @@ class RunParser(LightningArgumentParser):
             return what.format(*self._nearest(unknown))
         if message.startswith("the following arguments are required") and "model" in message:
             return "no model is given: give --config CONFIG (`lra-ssm configs` lists ours), or --model and --data"
-        chain = _chain(ex) if ex else []
+        errors = chain(ex)
         named, own = [], ""  # the keys, and what is said of the last
-        for error in chain:
+        for error in errors:
             found = _KEY.match(str(error))
             if found and type(error) is TypeError:
                 named.append(found[1])
@@ -121,8 +121,8 @@ class RunParser(LightningArgumentParser):
         if not named:
             return message
         keys = "trainer" if set(named) == {"trainer"} else ".".join(named)
-        told = next((error for error in chain if isinstance(error, _Told)), None)
-        said = told or _wrong_class(keys, chain[-1]) or _wrong_value(own, chain[-1])
+        told = next((error for error in errors if isinstance(error, _Told)), None)
+        said = told or _wrong_class(keys, errors[-1]) or _wrong_value(own, errors[-1])
         return f"{keys}: {said}"
 
     def _nearest(self, name: str) -> tuple[str, str]:
@@ -257,15 +257,8 @@ def _are_related(old: Any, new: Any) -> bool:
 
 def cause(error: BaseException) -> BaseException:
     """The first error of the chain that this package raised, else the innermost: libraries wrap what a user did."""
-    chain = _chain(error)
-    return next((e for e in chain if raised_here(e)), chain[-1])
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain = [error]
-    while before := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(before)
-    return chain
+    errors = chain(error)
+    return next((e for e in errors if raised_here(e)), errors[-1])
 
 
 def freeze_specifications(model: Namespace) -> None:

@@ -189,6 +189,7 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
             id=known.get("id") or run.path.resolve().name,
             name=run.name,
             resume="allow",
+            reinit="create_new",  # beside one of this process that is not finished
             job_type="push",
             dir=str(run.path),
             settings=wandb.Settings(silent=True, console="off"),

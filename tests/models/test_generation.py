@@ -174,6 +174,14 @@ def test_greedy_text_is_that_of_transformers(penalty, tmp_path):
     assert torch.equal(found, expected) and len(found[:, 6:].unique()) > 2
 
 
+def test_the_most_probable_of_one_is_greedy():
+    lm = model()
+    ids = tokens()
+    torch.testing.assert_close(
+        lm.generate(ids, 5, temperature=1.0, top_k=1, seed=1), lm.generate(ids, 5, temperature=0)
+    )
+
+
 def test_the_order_is_penalty_temperature_top_k_top_p():
     """Sampling by hand, from the parallel form, with each row's own numbers."""
     lm, ids = sharp().double(), tokens(length=PROMPT)
