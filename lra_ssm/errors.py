@@ -93,10 +93,10 @@ def chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-def in_user_code(error: BaseException | None) -> UserCodeError | None:
+def in_user_code(raised: BaseException | None) -> UserCodeError | None:
     """The error as one line, where code of the user's raised it or called what did: the function, the kind of error and
     what it says, the shapes of the function's tensors, file and line. None where no file of the user's took part."""
-    for error in chain(error):
+    for error in chain(raised):
         said = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
         if isinstance(error, SyntaxError) and (where := place(error.filename or "<", error.lineno or 0)):
             return UserCodeError(f"SyntaxError: {error.msg} ({where})")

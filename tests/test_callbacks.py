@@ -3,6 +3,7 @@
 import csv
 import random
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -106,10 +107,11 @@ def test_a_loss_or_gradient_that_is_not_finite_names_step_and_parameter(tmp_path
 
 def test_what_stops_a_fit_waits_for_the_step_whose_gradients_accumulate(tmp_path):
     last = SaveLast(tmp_path / "last.ckpt", 100, "code")
-    loop = SimpleNamespace(_should_accumulate=lambda: accumulates)
+    loop = SimpleNamespace()
     trainer = SimpleNamespace(global_step=3, should_stop=True, fit_loop=loop)
     stopped = []
     for accumulates in (True, True, False):
+        loop._should_accumulate = partial(bool, accumulates)
         last.on_train_batch_end(trainer, None, None, None, 0)
         stopped.append(trainer.should_stop)
     assert stopped == [False, False, True]

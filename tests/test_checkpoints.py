@@ -127,6 +127,7 @@ def test_weights_that_were_not_cached(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert refused("me/lm") == f"me/lm@{COMMIT[:12]}: has no model.safetensors, of what is cached here"
 
 
+@pytest.mark.slow
 def test_the_environment_decides_as_huggingface_hub_has_it(hub: Hub, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_mine"}
     script = "from lra_ssm.checkpoints import ModelFiles; ModelFiles('me/lm').config()"

@@ -107,10 +107,8 @@ def covering(configs):
     return chosen
 
 
-# Every class by default, but for data that is made as it is read; all files for `pytest -m slow`.
-BY_DEFAULT = covering(
-    {path: {k: v for k, v in parsed(path).items() if k != "data" or path.parent.name != "synthetic"} for path in FILES}
-)
+# Every class of a model by default; all files for `pytest -m slow`.
+BY_DEFAULT = covering({path: parsed(path)["model"] for path in FILES})
 STEPS = [
     pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
     for path in FILES

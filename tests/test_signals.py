@@ -115,7 +115,7 @@ class Mine(EMAWeightAveraging):
         pytest.param(
             "lightning.pytorch.callbacks.WeightAveraging", ["--trainer.precision=64-true"], marks=pytest.mark.slow
         ),
-        ("mine.Mine", ["--trainer.val_check_interval=2"]),
+        ("mine.Mine", ["--trainer.val_check_interval=2", "--trainer.max_epochs=1"]),
     ],
 )
 def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(averages, flags, tmp_path, data):

@@ -331,8 +331,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-USUAL = [("steps, validation within", 0), ("epochs", 2)]
-OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, validation within", 2)]
+USUAL = [("steps, validation within", 0)]
+OTHERS = [*((name, 0) for name in SETTINGS if (name, 0) not in USUAL), ("steps, validation within", 2), ("epochs", 2)]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_bfloat16_autocast_stays_near_float32():
         assert (low.float() - block(x)).norm() < 0.05 * block(x).norm()
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph():
     torch._dynamo.reset()
     block, x = build("s6"), sequences()

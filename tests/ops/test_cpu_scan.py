@@ -151,7 +151,7 @@ def test_nan_is_not_hidden():
     assert not selective_scan(**grown, backend="cpu").isfinite().all()
 
 
-@each("complex_A", [False, True])
+@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_operator_registration(complex_A):
     """Schema, fake tensors, autograd and dynamic shapes, by torch's own checks; a real call has the layers' layouts,
     and tasks that share a group."""
@@ -179,7 +179,10 @@ def test_s4d_compiles_as_one_graph_without_cpp():
         torch.testing.assert_close(compiled(x), module(x))
 
 
-@each("layer", [S6, B2S6, S4D, LRU, StableSSM, DeepLinearSSM])
+OTHERS = [pytest.param(layer, marks=pytest.mark.slow) for layer in (S6, StableSSM, DeepLinearSSM)]
+
+
+@pytest.mark.parametrize("layer", [B2S6, S4D, LRU, *OTHERS])
 def test_compiles_as_one_graph(layer):
     torch.manual_seed(0)
     module, x = layer(16), torch.randn(2, 40, 16)
