@@ -153,7 +153,8 @@ def test_strategies_change_the_trainer_alone_and_as_they_say(path):
         assert sizes == [given["trainer.devices"] * given["trainer.num_nodes"], 1]
 
 
-@pytest.mark.parametrize("model", ["s4d", pytest.param("b2s6", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["s4d", "b2s6"])
 def test_path_x_at_its_length(model, tmp_path, monkeypatch, capsys):
     narrow = ["--model.network.d_model=16", "--data.limit=1"]
     one_step(CONFIGS / f"lra/pathx/{model}.yaml", narrow, tmp_path, monkeypatch, capsys)

@@ -92,7 +92,8 @@ def test_a_disk_that_others_filled_is_one_line(moment, tmp_path, data, uninterru
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
-@pytest.mark.parametrize("moment", ["train_batch_end:4", pytest.param("train_epoch_end:1", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("moment", ["train_batch_end:4", "train_epoch_end:1"])
 def test_a_disk_that_becomes_read_only_is_one_line(moment, tmp_path, data, uninterrupted, disk):
     command = [*FIT, f"--data.root={data}"]
     run_folder = f"{disk}/tiny/*"

@@ -139,7 +139,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert list(tmp_path.rglob("*")) == [tmp_path / "data"]
 
 
-@pytest.mark.parametrize("name", ["text", "retrieval", "image", "mnist", "scifar"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("text", "retrieval", "scifar", "image")]
+
+
+@pytest.mark.parametrize("name", ["mnist", *OTHERS])
 def test_a_fit_never_downloads(name: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     folder = name if name in ("mnist", "scifar") else f"lra/{name}"

@@ -26,9 +26,9 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-# With the usual end before the first save, after a step, after a validation and while saving; with the end that others
-# differ from most, one moment of its own; where validation comes at other times, its end. Every moment with one of the
-# ends is for `pytest -m slow`, all others for `pytest -m trials`.
+# With the usual end before the first save, after a step, after a validation and while saving; with the ends that others
+# differ from most, one moment of its own. Every moment with one of the ends is for `pytest -m slow`, and the end of a
+# validation at other times; all others for `pytest -m trials`.
 USUAL = {"train_batch_start:1", "train_batch_end:6", "validation_end:1", "save_checkpoint:5"}
 OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
 
@@ -36,8 +36,8 @@ OTHERS = [moment for moment in MOMENTS if moment not in USUAL]
 def marks(i, end, j, moment):
     if end == "epochs":
         quick = moment in USUAL
-    elif end == "validation within epochs":
-        quick = moment == "validation_end:1"
+    elif end == "validation within epochs" and moment == "validation_end:1":
+        return [pytest.mark.slow]
     else:
         quick = end in ("steps", "accumulated") and moment == OTHERS[i - 1]
     return [] if quick else [(pytest.mark.trials, pytest.mark.slow)[(i + j) % len(ENDS) == 1]]
@@ -144,6 +144,7 @@ def test_a_finished_run_prints_its_metrics_and_a_fresh_one_stands_beside_it(tmp_
     assert {p.name for p in runs.iterdir()} == {first, f"{first}-2", f"{first}-3"}
 
 
+@pytest.mark.slow
 def test_other_code_is_a_warning_or_with_strict_resume_an_error(interrupted, data):
     command = [*FIT, f"--data.root={data}"]
     last = only_run(interrupted) / "checkpoints/last.ckpt"

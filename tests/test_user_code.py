@@ -293,6 +293,7 @@ def test_states_that_are_asked_for_and_no_module_at_all():
         Classifier(LayerSpec(type("Plain", (), {"__init__": lambda self, d_model: None})), 2, vocab_size=3)
 
 
+@pytest.mark.slow
 def test_the_checks_can_be_compiled(root):
     task, data = parts(root)
     data.prepare_data()
