@@ -56,7 +56,7 @@ def main(command: str, arguments: list[str]) -> int:
             if named:
                 arguments = options_of(arguments[0], arguments[1:])
             options = RunOptions(command, arguments)
-            if options.other_source:
+            if options.other_source and is_first_process():
                 say_other_source(options.other_source)
             if command == "fit":
                 _fit(options, signals)
