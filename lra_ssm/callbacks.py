@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
@@ -218,39 +219,55 @@ class LogGradientNorm(Callback):
 class LogEpochMeans(Callback):
     """Logs `<name>_epoch`, at the end of an epoch, of each value that the training step logs of its batch alone (the
     loss, the accuracy): its mean over the epoch's batches, each with its number of examples, and over all devices.
-
-    An epoch that is resumed within goes on from the first device's sums.
+    An epoch that is resumed within goes on from what the checkpoint has, on any number of devices.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._examples = self._batches = 0
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # this device's: values times examples, and examples
+        self._last: dict[str, Tensor] = {}
+        self._batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        sums = {name: value.item() for name, value in self._sums.items()}
-        return {"sums": sums, "examples": self._examples, "batches": self._batches}
+        return {"sums": self._of_all_devices(), "batches": self._batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in state["sums"].items()}
-        self._examples, self._batches = state["examples"], state["batches"]
+        self._batches = state["batches"]
+        first = getattr(rank_zero_only, "rank", 0) == 0  # the sums are of all devices: one alone takes them up
+        given = state["sums"].items() if first else ()
+        self._sums = {name: (torch.tensor(total, dtype=torch.float64), examples) for name, (total, examples) in given}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        size = _size_of(batch) * trainer.world_size  # all count alike where a run goes on with more devices, or fewer
-        self._examples += size
+        size = _size_of(batch)
         self._batches += 1
-        for name, value in values_of_batch(trainer).items():
-            before = self._sums.get(name)
-            added = size * value.detach().double()
-            self._sums[name] = added if before is None else before.to(added.device) + added
+        values = values_of_batch(trainer)
+        for name, value in values.items():
+            if value is not self._last.get(name):  # else of a batch before: a step may log it now and then
+                total, examples = self._sums.get(name, (torch.zeros(()), 0))
+                self._sums[name] = total.to(value.device) + size * value.detach().double(), examples + size
+        self._last = values
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Fewer of an epoch that a checkpoint without this state was within.
         if self._batches == trainer.fit_loop.epoch_loop.batch_progress.current.completed:
-            for name, value in self._sums.items():
-                pl_module.log(f"{name}_epoch", (value / self._examples).float(), sync_dist=True)
-        self._sums, self._examples, self._batches = {}, 0, 0
+            for name, (total, examples) in self._of_all_devices().items():
+                # All devices have the same; told to make it so, Lightning has nothing to warn of.
+                pl_module.log(f"{name}_epoch", total / examples, sync_dist=True)
+        self._sums, self._batches = {}, 0
+
+    def _of_all_devices(self) -> dict[str, tuple[float, int]]:
+        """Every process calls it; the names that they have logged may differ."""
+        own = {name: (total.item(), examples) for name, (total, examples) in self._sums.items()}
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return own
+        parts: list[dict[str, tuple[float, int]]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(parts, own)
+        found: dict[str, tuple[float, int]] = {}
+        for name, (total, examples) in (item for part in parts for item in part.items()):
+            before = found.get(name, (0.0, 0))
+            found[name] = before[0] + total, before[1] + examples
+        return found
 
 
 def _size_of(batch: Any) -> int:

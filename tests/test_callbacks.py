@@ -128,6 +128,8 @@ class Logged(Line):
         self.batches.append(loss := self.linear(batch[0]).square().mean())
         self.log("train/loss", loss, batch_size=len(batch[0]))
         self.log("train/both", loss, on_step=True, on_epoch=True, batch_size=len(batch[0]))
+        if i % 2 == 0:
+            self.log("train/rare", loss)
         return loss
 
 
@@ -140,6 +142,7 @@ def test_the_mean_of_an_epoch_counts_every_example_once(tmp_path, monkeypatch):
     expected = torch.stack(model.batches).view(2, 4) @ torch.tensor([2.0, 2, 2, 1]) / 7
     assert found["train/loss_epoch"].item() == pytest.approx(expected[1].item())
     assert "train/both_epoch_epoch" not in found  # Lightning's own
+    assert found["train/rare_epoch"].item() == pytest.approx((model.batches[4] + model.batches[6]).item() / 2)
 
 
 def test_throughput_is_samples_over_seconds(tmp_path, monkeypatch):

@@ -53,6 +53,14 @@ def test_weights_are_the_same(runs: dict[int, Path]) -> None:
         torch.testing.assert_close(one[name], two[name], rtol=1e-9, atol=1e-10, msg=name)
 
 
+def test_the_means_of_an_epoch_count_every_example_once(runs: dict[int, Path]) -> None:
+    one, two = (json.loads((runs[n] / "run.json").read_text())["metrics"] for n in (1, 2))
+    means = {name: value for name, value in one.items() if name.endswith("_epoch")}
+    assert means.keys() == {"train/loss_epoch", "train/accuracy_epoch"}
+    assert {name: two[name] for name in means} == pytest.approx(means, rel=1e-6)
+    assert means["train/accuracy_epoch"] * 43 == pytest.approx(round(means["train/accuracy_epoch"] * 43), abs=1e-5)
+
+
 def test_every_example_is_scored_once(runs: dict[int, Path]) -> None:
     def metrics(devices: int) -> dict[str, float]:
         fit = json.loads((runs[devices] / "run.json").read_text())["metrics"]
