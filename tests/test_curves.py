@@ -57,6 +57,19 @@ def test_means_of_epochs_stand_over_the_values_of_batches(tmp_path, monkeypatch)
     assert len(batches.get_xdata()) == 90 and list(epochs.get_xdata()) == [49, 89]
 
 
+def test_the_mean_of_one_epoch_alone_is_a_point_of_its_own(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: drawn.append(self))
+    rows = "".join(f"{i},0,{i},\n" for i in range(90)) + "89,0,,44.5\n"
+    (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,train/loss_epoch\n" + rows)
+    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    mean, _, running = drawn[0].axes[0].lines
+    assert (mean.get_label(), list(mean.get_ydata())) == ("train (mean of the epoch)", [44.5])
+    assert mean.get_marker() == "D" and running.get_label() == "train (mean of 2 logged)"
+
+
 def test_without_values_there_is_no_picture(tmp_path):
     for text in ("", "step,epoch\n0,0\n", "no,log\n1,2\n"):
         (tmp_path / "metrics.csv").write_text(text)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -97,6 +98,17 @@ def test_a_setting_that_is_named_twice_is_one_column(made, capsys):
     assert Path("lr,lr.png").read_bytes() == Path("lr.png").read_bytes()
 
 
+@pytest.mark.parametrize(("models", "variants", "dashes"), [(1, 7, 7), (3, 2, 6), (7, 1, 7), (8, 1, 7), (2, 5, 6)])
+def test_lines_are_told_apart_without_their_colors(models, variants, dashes):
+    from lra_ssm.results.pictures import styles
+
+    groups = [SimpleNamespace(model=f"m{m}", variant="", by={"lr": v}) for v in range(variants) for m in range(models)]
+    found = styles(groups, by=True)
+    assert len({str(look) for look in found.values()}) == len(found) == models * variants
+    assert len({look["linestyle"] for look in found.values()}) == dashes
+    assert len({look["color"] for look in found.values()}) == (models if models > 1 else variants)
+
+
 def test_what_the_pictures_draw(made):
     """The lines and cells themselves, of the figures before they are written."""
     import matplotlib
@@ -125,6 +137,7 @@ def test_what_the_pictures_draw(made):
     assert line.get_label() == "s4d, lr=0.001 (2 seeds)" and line.get_xdata()[0] == 1000
     assert line.get_ydata()[0] == pytest.approx(12.5) and len(listops.collections) == 3  # a band each
     assert [line.get_linestyle() for line in listops.lines[:3]] == ["-", "--", ":"]
+    assert text.lines[0].get_linestyle() == "-."  # another model's
     low, high = (listops.collections[0].get_paths()[0].vertices[:, 1].__getattribute__(f)() for f in ("min", "max"))
     assert (low, high) == (pytest.approx(12.5 - 50**0.5 / 2), pytest.approx(52.5 + 50**0.5 / 2))
     assert text.lines[0].get_label() == "b2s6 (0 seeds)" and "standard deviation" in learned.get_suptitle()

@@ -10,14 +10,14 @@ import pandas as pd
 
 from lra_ssm.errors import InputError
 from lra_ssm.results.groups import Group, is_number, sortable
-from lra_ssm.results.pictures import INK, axis_name, line_name, panels_of, save, seeds, styles, tidy
+from lra_ssm.results.pictures import DASHES, INK, axis_name, line_name, panels_of, save, seeds, styles, tidy
 from lra_ssm.results.settings import shown
 from lra_ssm.results.tables import spread
 
 _MOST_TICKS = 10  # values that stand on an axis, each
 # By the dashes of a line: of its published values, and of its bars.
-_MARKS = {"-": "D", "--": "s", ":": "^", "-.": "v"}
-_HATCHES = {"-": "", "--": "//", ":": "..", "-.": "xx"}
+_MARKS = dict(zip(DASHES, "Ds^vP*X", strict=True))
+_HATCHES = dict(zip(DASHES, ("", "//", "..", "xx", "\\\\", "++", "oo"), strict=True))
 
 
 def draw_ablation(groups: Sequence[Group], by: list[str], path: Path) -> None:

@@ -15,7 +15,8 @@ from lra_ssm.results.settings import shown
 
 INK = "#222222"
 _COLORS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8b4fbf", "#c0392b", "#8c6d31", "#e377c2", "#5f6b76", "#b5bd00", "#17becf")
-_DASHES = ("-", "--", ":", "-.")
+# Of lines; the last ones are strokes and gaps in line widths.
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)))
 _MOST_MARKED = 40  # points of a line
 _MOST_INSIDE = 4  # entries of a legend that stands in its panel
 
@@ -72,17 +73,19 @@ def _scaled(run: RunRecord, metric: str) -> dict[int, float]:
 
 
 def styles(groups: Sequence[Group], by: bool) -> dict[str, dict[str, Any]]:
-    """Of every line's name how it is drawn: a color for each model and a dash for each of its variants; a color and a
-    dash for each line where there is one model, or more variants than dashes."""
+    """Of every line's name how it is drawn: a dash for each line, and a color for each model, or for each line where
+    there is one model; of more lines than dashes a model's variants still have one each."""
     models = list(dict.fromkeys(g.model for g in groups))
     lines = list(dict.fromkeys((g.model, line_name(g, by)) for g in groups))
     variants = {model: [name for m, name in lines if m == model] for model in models}
-    by_model = len(models) > 1 and max(map(len, variants.values())) <= len(_DASHES)
+    by_model = len(models) > 1 and max(map(len, variants.values())) <= len(DASHES)
+    few = len(lines) <= len(DASHES)
     found = {}
     for number, (model, name) in enumerate(lines):
         color = models.index(model) if by_model else number
-        dash = (variants[model].index(name) if by_model else number) + color // len(_COLORS)
-        found[name] = {"color": _COLORS[color % len(_COLORS)], "linestyle": _DASHES[dash % len(_DASHES)]}
+        dash = number if few or not by_model else models.index(model) + variants[model].index(name)
+        dash += color // len(_COLORS)
+        found[name] = {"color": _COLORS[color % len(_COLORS)], "linestyle": DASHES[dash % len(DASHES)]}
     return found
 
 
@@ -128,7 +131,7 @@ def tidy(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     count = len(axes.get_legend_handles_labels()[1])
     outside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if count > _MOST_INSIDE else {}
-    axes.legend(frameon=False, fontsize=8, **outside)
+    axes.legend(frameon=False, fontsize=8, handlelength=4, **outside)  # so long that a dash is known by it
 
 
 def save(figure: Any, path: Path) -> None:

@@ -64,6 +64,9 @@ def _draw_splits(axes: Any, name: str, curves: dict[str, Curve]) -> None:
     for split, color in _COLORS.items():
         curve, means = (curves.get(f"{split}/{name}{end}", []) for end in ("", "_epoch"))
         width, label = len(curve) // 40 if split == "train" else 0, split
+        if len(means) == 1:
+            look = {"marker": "D", "markersize": 7, "linestyle": "none"}
+            axes.plot(*_columns(means), color=color, label=f"{split} (mean of the epoch)", **look)
         if len(means) > 1:
             axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8, label=f"{split} (a batch)")
             curve, label = means, f"{split} (mean of an epoch)"
