@@ -110,7 +110,9 @@ def _online() -> bool:
 
 
 def pytest_collection_finish(session):
-    gc.set_threshold(100_000, 20, 20)  # there are so many objects by now that collecting often costs a twentieth
+    # What all the imports left stays: looked through for what is unused it would cost a twentieth of the time, and
+    # copied in every process that a test starts.
+    gc.freeze()
     gc.enable()
 
 

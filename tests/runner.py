@@ -1,6 +1,6 @@
-"""Runs `lra_ssm.cli.main` as a process of its own without paying for the imports each time.
+"""Runs `lra_ssm.cli.main` in the test's process, or as one of its own without paying for the imports each time.
 
-A fork server that has imported the trainer starts each command; what a test kills is a real process.
+A process of its own is a copy of the test's, which has imported all; what a test kills is a real process.
 """
 
 import contextlib
@@ -26,8 +26,7 @@ FIT = ["fit", "--config", str(TINY)]
 _LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "huggingface_hub")
 SHORT = ["--trainer.max_epochs=1", "--data.num_train=16"]
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.forkserver"])
+_context = multiprocessing.get_context("fork")
 
 
 class Result(NamedTuple):
@@ -114,7 +113,7 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
     torch.set_num_threads(1)
     deterministic, modules = torch.are_deterministic_algorithms_enabled(), set(sys.modules)
     streams = [io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2)]
-    handlers = [h for name in _LOGGERS for h in logging.getLogger(name).handlers if hasattr(h, "stream")]
+    handlers = _handlers()
     before = [handler.stream for handler in handlers]
     with ExitStack() as stack:
         stack.enter_context(contextlib.chdir(cwd))
@@ -138,6 +137,11 @@ def run_here(arguments: list[str], cwd: Path) -> Result:
                 if str(getattr(sys.modules[name], "__file__", None)).startswith(str(cwd)):
                     del sys.modules[name]
     return Result(code, *(stream.buffer.getvalue().decode() for stream in streams))
+
+
+def _handlers() -> list[logging.StreamHandler]:
+    """Those that print what commands say: each has the stream of who was there when it was made."""
+    return [h for name in _LOGGERS for h in logging.getLogger(name).handlers if isinstance(h, logging.StreamHandler)]
 
 
 @cache
@@ -206,20 +210,23 @@ def _child(
     sys.path[:] = [*(folder for folder in sys.path if folder not in ("", checkout)), cwd, checkout]
     for stream, name in ((1, out), (2, err)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY), stream)
-    # A real command's loader workers are its own children, and end when it is killed; those of a fork server would not.
-    multiprocessing.set_start_method("fork", force=True)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    for handler in _handlers():
+        handler.stream = sys.stderr
     import torch
     from lightning.pytorch.utilities import rank_zero_only
 
     from lra_ssm.cli import main
+    from lra_ssm.ops.backends import native_build
     from lra_ssm.runs import run
 
+    native_build.library.cache_clear()  # it looks for its kernels itself
     run.draw_curves = lambda *paths: None  # see conftest.py's fixture `curves`
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)
-    code = (call or main)(arguments)
+    with _warnings_on_stderr():
+        code = (call or main)(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -244,9 +251,8 @@ def in_process(arguments: list[str], capsys) -> tuple[int, str, list[str]]:
     rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning asked when it was imported
 
     torch.set_num_threads(1)
-    for name in _LOGGERS:
-        for handler in logging.getLogger(name).handlers:
-            handler.stream = sys.stderr  # it has that of the first test, which is closed
+    for handler in _handlers():
+        handler.stream = sys.stderr  # it has that of the first test, which is closed
     capsys.readouterr()
     try:
         code = main(arguments)
