@@ -116,6 +116,10 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
+def pytest_sessionfinish(session):
+    gc.unfreeze()  # what is left at the end is told of otherwise, by triton in hundreds of lines
+
+
 def pytest_xdist_auto_num_workers(config):
     """Of `-n auto`: one more than cores, for many tests wait for processes of their own."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
