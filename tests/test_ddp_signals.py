@@ -45,7 +45,10 @@ class Processes:
         children = Path(f"/proc/{self.first.pid}/task/{self.first.pid}/children").read_text().split()
         by_rank = {}
         for pid in map(int, children):
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:  # it has ended meanwhile
+                continue
             if rank := re.search(rb"\0LOCAL_RANK=(\d+)", environment):
                 by_rank[int(rank[1])] = pid
         return [self.first.pid, *(by_rank[rank] for rank in sorted(by_rank))]
