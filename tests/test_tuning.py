@@ -17,6 +17,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs/tuning.md").read_tex
 LITTLE = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32"]
 
 
+@pytest.mark.slow
 def test_wandb_is_turned_on_by_these_options(tmp_path):
     pytest.importorskip("wandb")
     (tmp_path / "configs").symlink_to(ROOT / "configs")

@@ -21,12 +21,14 @@ from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, wi
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
+from lra_ssm.runs.estimate import estimate
 from lra_ssm.runs.run import (
     Run,
     as_list,
@@ -40,11 +42,12 @@ from lra_ssm.runs.signals import Ended, Signals
 from lra_ssm.runs.source import changed_weights, user_source
 from lra_ssm.runs.start import fit, make_ready, restoring, tensors_alone
 from lra_ssm.runs.wandb_logging import finish, identify, summarize
+from lra_ssm.tasks.base import NetworkTask
 
 _LIMITS = {"validate": "limit_val_batches", "test": "limit_test_batches"}
 _OF_A_RUN = (None, "best", "last")  # values of --ckpt_path
 # Of the command, not of the run that it starts.
-_OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle")
+_OF_THE_COMMAND = ("config", "fresh", "ckpt_path", "weights_only", "strict_resume", "allow_pickle", "estimate")
 
 
 def main(command: str, arguments: list[str]) -> int:
@@ -58,7 +61,9 @@ def main(command: str, arguments: list[str]) -> int:
             options = RunOptions(command, arguments)
             if options.other_source and is_first_process():
                 say_other_source(options.other_source)
-            if command == "fit":
+            if command == "fit" and options.given.estimate:
+                _estimate(options)
+            elif command == "fit":
                 _fit(options, signals)
             else:
                 with TemporaryDirectory(prefix="lra_ssm-") as folder:
@@ -88,6 +93,22 @@ def _fit(options: RunOptions, signals: Signals) -> None:
     prepare = _preparing(options, made.data)
     trainer = _trainer(arguments)
     fit(trainer, made.task, made.data, signals, run, weights=weights, prepare=prepare, strict=given.strict_resume)
+
+
+def _estimate(options: RunOptions) -> None:
+    """Prints what a training step costs; trains nothing and writes nothing but prepared data."""
+    made = options.make(None)
+    if not (isinstance(made.task, NetworkTask) and isinstance(made.data, LoadedDataModule)):
+        raise InputError("--estimate: it counts tasks and data of this package, or made of them")
+    if made.data.longest is None:
+        made.data.prepare_data()
+    trainer = made.trainer
+    precision = str(trainer.get("precision") or "32-true")
+    print(
+        estimate(
+            made.task, made.data.largest_batch(), precision, trainer.get("gradient_clip_val"), options.given.estimate
+        )
+    )
 
 
 def _own_run(options: RunOptions) -> Run:

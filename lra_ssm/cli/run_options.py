@@ -143,6 +143,9 @@ class RunOptions(LightningCLI):
 
     def _prepare_subcommand_parser(self, klass: Any, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            said = "say what a training step costs, how long it takes this GPU at least (H100), and train nothing"
+            parser.add_argument("--estimate", type=str | None, nargs="?", const="H100", metavar="GPU", help=said)
         if subcommand == "predict":
             said = "split to predict; default: what the data module says, val for ours"
             parser.add_argument("--split", type=Literal["train", "val", "test"] | None, help=said)

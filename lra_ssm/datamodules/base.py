@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.loading.batches import BatchDataset, SequenceDataset, TokenDataset
+from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset, SequenceDataset, TokenDataset
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.format import (
     FORMAT,
@@ -198,6 +200,15 @@ class SequenceDataModule(PreparedDataModule):
 
     bucket_batches: int = 1
     limit: int | None = None
+    max_length: int = field(init=False)  # a setting of most
+
+    @property
+    def longest(self) -> int:
+        return self.max_length
+
+    def largest_batch(self) -> AnyBatch:
+        batch = super().largest_batch()
+        return batch._replace(lengths=torch.full(batch.inputs.shape[:-1], self.longest))
 
 
 def file_stats(paths: list[Path]) -> dict[str, Any]:

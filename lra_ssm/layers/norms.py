@@ -9,12 +9,12 @@ Shapes: B batch, L length, D channels.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
+from torch.autograd.function import once_differentiable
 
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.roles import Role
@@ -38,34 +38,93 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None or self.padding:
             return self._normalize(x.reshape(-1, x.shape[-1])).view_as(x)
-        valid = valid_mask(lengths, x.shape[1]).squeeze(-1)
-        packed = self._normalize(x[valid])
-        return torch.zeros_like(x, dtype=packed.dtype).index_put((valid,), packed)
+        valid = valid_mask(lengths, x.shape[1])
+        return self._packed(x, valid.squeeze(-1)) if x.device.type == "cpu" else self._masked(x, valid)
+
+    def _packed(self, x: Tensor, valid: Tensor) -> Tensor:
+        """Takes the real positions out, valid (B, L); a GPU would make us wait for their number."""
+        rows = self._normalize(x[valid])
+        return torch.zeros_like(x, dtype=rows.dtype).index_put((valid,), rows)
+
+    def _masked(self, x: Tensor, valid: Tensor) -> Tensor:
+        """The same, valid (B, L, 1), by sums that pass the padding over."""
+        y = _batch_norm(self.norm, x, valid) if self.training else self.norm(x.flatten(0, 1)).view_as(x)
+        return y.masked_fill(~valid, 0)
 
     def _normalize(self, rows: Tensor) -> Tensor:
         """rows (positions, D) -> the same, normalized."""
-        shared = self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return _shared_batch_norm(self.norm, rows) if shared else self.norm(rows)
+        return _batch_norm(self.norm, rows) if self.training and _several() else self.norm(rows)
 
     def optim_roles(self) -> dict[str, Role]:
         return {"norm.weight": "norm", "norm.bias": "no_decay"}
 
 
-def _shared_batch_norm(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
-    """What `norm` gives for the rows (positions, D) of all processes together. (torch's SyncBatchNorm needs a GPU.)"""
-    x = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    count = x.new_tensor(len(x))
-    dist.all_reduce(count)
-    mean = all_reduce(x.sum(0)) / count
-    variance = all_reduce((x - mean).square().sum(0)) / count
+def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None) -> Tensor:
+    """What `norm` gives in training for the rows (…, D) of all processes together (torch's SyncBatchNorm needs a GPU).
+
+    valid: (…, 1), which rows are taken, 0 for the others; None for all.
+    """
+    y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
         with torch.no_grad():
             norm.running_mean.lerp_(mean.to(norm.running_mean), momentum)
             norm.running_var.lerp_((variance * (count / (count - 1).clamp(min=1))).to(norm.running_var), momentum)
-    y = (x - mean) * (variance + norm.eps).rsqrt() * norm.weight + norm.bias
-    return y.to(rows.dtype)
+    return y
+
+
+class _Normalized(torch.autograd.Function):
+    """y, and mean, variance (D,) and number () of the rows of all processes. Of that size it keeps x alone.
+
+    With x̂ = (x − mean) / σ and means over the rows: ∂x = weight / σ (∂y − mean(∂y) − x̂ mean(∂y x̂)).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, valid: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        over = tuple(range(x.dim() - 1))
+        y = _taken(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, valid)
+        taken = y.new_ones(()) if valid is None else valid.to(y.dtype)
+        count = _over_processes(y.new_tensor(x.numel() // x.shape[-1]) if valid is None else taken.sum())
+        mean = _over_processes(y.sum(over)) / count
+        y = y.sub(mean) if valid is None else y.sub_(mean).mul_(taken)
+        variance = _over_processes(torch.linalg.vector_norm(y, dim=over).square()) / count
+        scale = (variance + eps).rsqrt()
+        y = y.mul_(scale * weight).add_(bias) if valid is None else y.mul_(scale * weight).addcmul_(taken, bias)
+        ctx.save_for_backward(x, weight, valid, mean, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return y.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, valid, mean, scale, count = ctx.saved_tensors
+        over = tuple(range(x.dim() - 1))
+        grad = _taken(grad.to(mean.dtype), valid)
+        grad_bias = grad.sum(over)
+        slope = torch.addcmul(-mean * scale, x.to(mean.dtype), scale)  # x̂, which becomes x's gradient
+        grad_weight = (grad * slope).sum(over)
+        of_x, of_one = (_over_processes(sums.clone()) / count for sums in (grad_weight, grad_bias))
+        slope = slope.mul_(-of_x).add_(grad).sub_(of_one).mul_(scale * weight)
+        slope = slope if valid is None else slope.masked_fill_(~valid, 0)
+        return slope.to(x.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
+
+
+def _taken(x: Tensor, valid: Tensor | None) -> Tensor:
+    return x if valid is None else x.masked_fill(~valid, 0)
+
+
+def _over_processes(sums: Tensor) -> Tensor:
+    if _several():
+        dist.all_reduce(sums)
+    return sums
+
+
+def _several() -> bool:
+    """Whether other processes train with this one."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class LayerNorm(nn.LayerNorm):

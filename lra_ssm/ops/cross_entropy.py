@@ -18,11 +18,19 @@ from lra_ssm.ops.backends import cpu_pieces
 from lra_ssm.ops.tensors import check_dense, without_autocast
 
 # Of float32 logits at a time. A part has hundreds of positions even of a large vocabulary: with few, reading and
-# writing the weight's gradient takes as long as the product that is added to it.
+# writing the weight's gradient takes as long as the product that is added to it. On a GPU it has thousands, so that
+# kernels are few: a share of the memory that is there, not of what is free, on which no result must depend.
 _CHUNK_BYTES = 64 << 20
+_SHARE = 128
 _CACHE_BYTES = 1 << 20  # on a CPU the softmax works on so many bytes of them, which stay in its cache
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of x, weight and bias
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CHUNK_BYTES
+    return max(_CHUNK_BYTES, torch.cuda.get_device_properties(device).total_memory // _SHARE)
 
 
 def _parts(n: int, V: int, chunk_bytes: int) -> Iterator[slice]:
@@ -217,7 +225,7 @@ def linear_cross_entropy(
     bias: Tensor | None = None,
     ignore_index: int = -100,
     reduction: Literal["none", "sum"] = "none",
-    chunk_bytes: int = _CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Tensor:
     """-log softmax(x weightᵀ + bias)[target] of every position, in nats, without all logits at once.
 
@@ -230,7 +238,8 @@ def linear_cross_entropy(
         reduction: "none" gives the losses (…), 0 where ignored, and makes the logits again in backward. "sum" gives
             their sum (); where gradients are asked for it makes them in forward, of the same logits: three matrix
             products in all, nothing computed twice. (For the mean divide the sum.)
-        chunk_bytes: float32 logits at a time, at least one position's.
+        chunk_bytes: float32 logits at a time, at least one position's; None for 64 MiB on a CPU, on a GPU for a
+            128th of its memory where that is more.
 
     Matrix products in x's dtype, or autocast's; softmax, losses and sums, the weight's gradient among them, in float32
     (float64 for float64 x); each gradient has its input's dtype and is not differentiable a second time. Where
@@ -242,6 +251,7 @@ def linear_cross_entropy(
     _check(x, weight, targets, bias, ignore_index)
     if reduction not in ("none", "sum"):
         raise ValueError(f"reduction: {reduction!r}; expected 'none' or 'sum'")
+    chunk_bytes = _chunk_bytes(x.device) if chunk_bytes is None else chunk_bytes
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes: {chunk_bytes}; expected at least 1")
     autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64

@@ -186,8 +186,9 @@ def optimizer_and_schedule(
     """
     if settings.cosine_by == "epoch" and epoch_steps == math.inf:
         raise InputError("cosine_by is epoch, which needs trainer.max_epochs and epochs that end; else it is step")
-    # On a CPU one pass over memory, a fifth of the time of torch's default there.
-    fused = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters()) or None
+    # One pass over memory; on a CPU a fifth of the time of torch's default there.
+    devices = {p.device.type if type(p) is nn.Parameter else "sharded" for p in model.parameters()}
+    fused = devices in ({"cpu"}, {"cuda"}) or None
     groups = parameter_groups(model, parameter_rates(model, settings))
     optimizer = torch.optim.AdamW(groups, betas=settings.betas, fused=fused)
     # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.

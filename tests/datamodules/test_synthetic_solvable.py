@@ -224,7 +224,12 @@ LEARNT: dict[str, tuple[dict[str, Any], Any, int, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in LEARNT])
+_SHORT = ("TeacherStudent", "CorrelatedNoise")  # in `slow`; the others are `trials`
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in _SHORT else pytest.mark.trials) for n in LEARNT]
+)
 def test_a_small_s4d_learns_the_regression(name: str) -> None:
     settings, pooling, epochs, most = LEARNT[name]
     seed_everything(0)

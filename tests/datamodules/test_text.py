@@ -391,7 +391,7 @@ def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.Log
     assert "'train': 40" in record.getMessage() and "\n" not in record.getMessage()
 
 
-@pytest.mark.slow
+@pytest.mark.trials
 def test_the_real_reviews(tmp_path: Path) -> None:
     folder = os.environ.get("LRA_SSM_TEST_DATA")
     archive = Path(folder or "", "aclImdb-labelled.tar.gz")

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lra_ssm.layers import S4D, BatchNorm, HyenaBlock, LayerSpec, MambaBlock, S4Block, TiedDropout, make_norm
+from lra_ssm.layers.masking import valid_mask
 
 
 class Identity(nn.Module):
@@ -35,6 +36,27 @@ def test_batch_norm_sees_real_positions_alone():
     torch.testing.assert_close(ours.norm.running_mean, plain.running_mean)
     without = BatchNorm(4)(x)
     torch.testing.assert_close(without, nn.BatchNorm1d(4)(x.flatten(0, 1)).view_as(x))
+
+
+def test_batch_norm_by_masked_sums_is_that_of_the_packed_positions():
+    """A GPU takes the one, a CPU the other; what stands at padding matters to neither."""
+    x, lengths = padded()
+    x[1, 2:] = 7.0
+    valid, weights = valid_mask(lengths, 6), torch.arange(4.0).double()
+    ours, packed = BatchNorm(4).double(), BatchNorm(4).double()
+    ours.norm.weight.data = packed.norm.weight.data = weights + 1
+    for training in (True, True, False):
+        a, b = (x.double().requires_grad_() for _ in range(2))
+        y, wanted = ours.train(training)._masked(a, valid), packed.train(training)._packed(b, valid.squeeze(-1))
+        torch.testing.assert_close(y, wanted)
+        got, expected = (
+            torch.autograd.grad((out * weights).square().sum(), (inputs, *norm.parameters()))
+            for out, inputs, norm in ((y, a, ours), (wanted, b, packed))
+        )
+        torch.testing.assert_close(got[1:], expected[1:])
+        assert (got[0] - expected[0])[valid.expand_as(x)].abs().max() < 1e-12
+    for name, value in packed.norm.named_buffers():
+        torch.testing.assert_close(getattr(ours.norm, name), value)
 
 
 def test_batch_norm_may_count_padding_as_the_public_code_does():

@@ -1,5 +1,7 @@
 """linear_cross_entropy against F.cross_entropy of F.linear."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 
 from lra_ssm.ops import linear_cross_entropy
 from lra_ssm.ops.backends import cpu_pieces
+from lra_ssm.ops.cross_entropy import _chunk_bytes
 from tests.each import each
 from tests.ops.scan_cases import needs_compiled
 
@@ -52,6 +55,17 @@ def test_values_and_gradients_are_those_of_the_plain_form(chunk_bytes: int, redu
         gradients((got * scale).sum(), inputs), gradients((wanted * scale).sum(), inputs), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_gpu_takes_chunks_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for memory, chunk in (
+        (80 << 30, 640 << 20),
+        (4 << 30, 64 << 20),
+    ):  # the free memory has no say: results depend on it
+        has = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, has=has: has)
+        assert _chunk_bytes(torch.device("cuda", 0)) == chunk
+    assert _chunk_bytes(torch.device("cpu")) == 64 << 20
 
 
 def test_leading_dimensions_and_another_ignore_index() -> None:

@@ -90,6 +90,10 @@ class PublishedImages(PreparedDataModule):
         """What images of a user's own may be, with what makes stored ones of them."""
         return {Form(self.published_mode, self.files.SIZE): self.convert}
 
+    @property
+    def longest(self) -> int:
+        return math.prod(self.image_size)
+
     def own_examples(
         self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None, resize: bool = False
     ) -> OwnExamples:

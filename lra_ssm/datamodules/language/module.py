@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import torch
+
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
 from lra_ssm.datamodules.language.choosing import parse_tokenizer
 from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
+from lra_ssm.datamodules.loading.batches import TokenBatch
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.datamodules.storage.arrays import damaged
@@ -88,6 +91,10 @@ class WindowedDataModule(LoadedDataModule):
     @abstractmethod
     def tokenizer_file(self) -> Path:
         """The tokenizer of the prepared data. Raises InputError: not prepared."""
+
+    def largest_batch(self) -> TokenBatch:
+        tokens = torch.zeros(self.batch_size, self.length, dtype=torch.int64)
+        return TokenBatch(tokens, tokens, torch.zeros_like(tokens, dtype=torch.bool) if self.isolate else None, None)
 
     # -- what a task asks for --------------------------------------------------------------------------------------
 

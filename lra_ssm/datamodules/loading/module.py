@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 import numpy as np
+import torch
 from lightning import LightningDataModule
 
-from lra_ssm.datamodules.loading.batches import AnyBatch, BatchDataset
+from lra_ssm.datamodules.loading.batches import AnyBatch, Batch, BatchDataset
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from lra_ssm.datamodules.loading.own_files import ARRAYS, OwnExamples, own_arrays, own_files
 from lra_ssm.errors import InputError, hint
@@ -105,6 +106,25 @@ class LoadedDataModule(LightningDataModule, ABC):
         self.setup("fit")
         train = self._datasets["train"]
         return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
+
+    @property
+    def longest(self) -> int | None:
+        """Positions of the longest sequence that there can be; None where the data alone knows."""
+        return None
+
+    def largest_batch(self) -> AnyBatch:
+        """A training batch of the largest size: of zeros where `longest` is known, without the data.
+
+        Raises InputError: it is not known, and the data not prepared."""
+        if self.longest is None:
+            train = self.open_split("train")
+            return train.batch(np.arange(min(self.batch_size, len(train))), 0)
+        rows = (self.batch_size, self.per_example) if self.per_example > 1 else (self.batch_size,)
+        if self.d_input is None:
+            inputs = torch.zeros(*rows, self.longest, dtype=torch.int64)
+        else:
+            inputs = torch.zeros(*rows, self.longest, self.d_input)
+        return Batch(inputs, None, torch.zeros(self.batch_size, dtype=torch.int64))
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         """Examples of a user's own files, made into inputs as those of the data are; here arrays of features.

@@ -6,6 +6,7 @@ al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,10 @@ class Pathfinder(PreparedDataModule):
     def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
         assert isinstance(split, ImageSplit)
         return ImageDataset(split, self._transform())
+
+    @property
+    def longest(self) -> int:
+        return math.prod(self.image_size)
 
     def own_examples(
         self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None, resize: bool = False

@@ -68,7 +68,7 @@ def opened(root: Path, tokens: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.trials
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_six_billion_tokens_open_with_flat_memory(tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,0 +1,84 @@
+"""Every config's training step on a GPU that is not there: nothing on two devices, no waiting, and no more memory,
+kernels and bytes than in bounds.json. They may fall; `python -m tests.gpu_walk.walk CONFIG…` prints what is counted.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu_walk.fake_cuda import build
+
+FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+BOUNDS: dict[str, dict[str, float]] = json.loads((FOLDER / "bounds.json").read_text())
+BY_DEFAULT = ["cpu/listops200", "mnist/s4d", "cpu/lm_imdb_small"]
+LARGER = {"lra/pathx/mamba": 141}  # GB that a config wants where 80 are too few
+WAITS: dict[str, str] = {}  # a place where a step waits for the device, and why it has to
+TOLERANCE = 1.001  # other versions of torch round their buffers otherwise
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the stand-in for CUDA is Linux's"),
+]
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("guard"))
+
+
+def walked(guard: Path, configs: list[str]) -> list[dict[str, Any]]:
+    import torch
+
+    if "+cpu" not in torch.__version__:
+        pytest.skip("the stand-in is for a CPU build of torch")
+    files = [str(ROOT / f"configs/{name}.yaml") if name != "known" else name for name in configs]
+    line = [sys.executable, "-m", "tests.gpu_walk.walk", *files]
+    done = subprocess.run(line, cwd=ROOT, env={**os.environ, "GUARD": str(guard)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(text) for text in done.stdout.splitlines()]
+
+
+def check(found: dict[str, Any]) -> None:
+    name = found["config"]
+    bound = BOUNDS[name]
+    assert not found["mixed"], (name, found["mixed"])
+    assert found["waits"].keys() <= WAITS.keys(), (name, found["waits"])
+    assert found["peak"] <= LARGER.get(name, 80) * 1e9, (name, found["peak"])
+    for what, count in (
+        ("launches", sum(found["launches"].values())),
+        ("moved", found["moved"]),
+        ("peak", found["peak"]),
+    ):
+        assert count <= bound[what] * TOLERANCE, (name, what, count, bound[what])
+
+
+def test_a_config_of_each_kind_and_what_is_known_to_wait(guard: Path) -> None:
+    known, *others = walked(guard, ["known", *BY_DEFAULT])
+    assert {wait.partition(" ")[0]: count for wait, count in known["waits"].items()} == {
+        "aten::index": 1, "aten::_local_scalar_dense": 1, "aten::_to_copy": 1, "aten::nonzero": 1, "aten::equal": 1,
+    }  # fmt: skip
+    assert len(known["mixed"]) == 1
+    for found in others:
+        check(found)
+
+
+def test_every_config_has_its_bounds() -> None:
+    configs = {
+        str(path.relative_to(ROOT / "configs").with_suffix(""))
+        for path in (ROOT / "configs").rglob("*.yaml")
+        if "\ndata:" in path.read_text()
+    }
+    assert configs == BOUNDS.keys() and LARGER.keys() <= configs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", [True, False])
+def test_all_configs(guard: Path, language: bool) -> None:
+    for found in walked(guard, [name for name in BOUNDS if name.startswith("lm/") == language]):
+        check(found)

@@ -1,0 +1,73 @@
+"""Counts the training steps of configs at their real size on fake CUDA tensors: `python -m tests.gpu_walk.walk CONFIG…`
+prints a line of JSON for each."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.gpu_walk import fake_cuda
+
+if __name__ == "__main__":
+    fake_cuda.install(Path(os.environ["GUARD"]) if "GUARD" in os.environ else fake_cuda.build(Path(tempfile.mkdtemp())))
+
+import json
+import time
+import warnings
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+import yaml
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lra_ssm.analysis.step_cost import CountStep, StepCost
+from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.estimate import count_step
+
+
+def count(path: Path) -> StepCost:
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    data = import_object(config["data"]["class_path"])(**config["data"]["init_args"])
+    model, trainer = config["model"], config["trainer"]
+    large = "3b" in path.stem  # more memory than a test should take
+    with torch.device("meta") if large else nullcontext():
+        task = import_object(model["class_path"])(**model["init_args"])
+    precision, clip = str(trainer.get("precision", "32-true")), trainer.get("gradient_clip_val")
+    return count_step(task, data.largest_batch(), torch.device("cuda", 0), precision=precision, clip=clip)
+
+
+def known() -> StepCost:
+    """What has to be seen: waits of every kind, and a tensor on the wrong device."""
+    with FakeTensorMode(), CountStep(torch.device("cuda", 0)) as counter:
+        x = torch.empty(4, 3, device="cuda")
+        x[x[:, 0] > 0].sum().cpu()
+        x.nonzero()
+        torch.equal(x, x + float(x.sum()))
+        with suppress(RuntimeError):  # torch says it too, of most operators
+            torch.ops.aten.index_put_(x, [torch.zeros(4, dtype=torch.int64)], x)
+    return counter.cost
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    for name in sys.argv[1:]:
+        start = time.perf_counter()
+        cost = known() if name == "known" else count(Path(name))
+        found = {
+            "config": name.rpartition("configs/")[2].removesuffix(".yaml"),
+            "parameters": cost.parameters,
+            "peak": cost.peak,
+            "kept": cost.kept,
+            "resident": cost.resident,
+            "phase": cost.peak_phase,
+            "launches": dict(cost.launches),
+            "moved": sum(cost.moved.values()),
+            "products": {str(dtype): flops for dtype, flops in cost.products.items()},
+            "waits": dict(cost.waits),
+            "mixed": dict(cost.mixed),
+            "bound": cost.seconds(3.35e12, {torch.float32: 67e12, torch.bfloat16: 990e12, torch.float16: 990e12}),
+            "largest": cost.moved.most_common(5),
+            "seconds": time.perf_counter() - start,
+        }
+        print(json.dumps(found), flush=True)

@@ -1,0 +1,57 @@
+"""`lra-ssm fit --estimate`."""
+
+import copy
+
+import pytest
+import torch
+
+from lra_ssm.cli.run_options import read_fit_options
+from lra_ssm.datamodules import ListOps
+from lra_ssm.runs.estimate import _grown, count_step, estimate
+from tests.runner import FIT, everything_below, fail, run_here
+
+
+@pytest.fixture(scope="module")
+def made():
+    found = read_fit_options(FIT[1:]).make(None)
+    return found.task, found.data
+
+
+def test_what_is_said_and_nothing_is_left(tmp_path):
+    result = run_here([*FIT, "--estimate=A100"], tmp_path)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].startswith("a training step of ") and lines[0].endswith("by the CPU's kernels")
+    assert "an A100 takes at least " in result.out and "fits into this machine" in result.out
+    assert max(map(len, lines)) <= 100 and not everything_below(tmp_path)
+    assert "--estimate=A10: did you mean 'A100'?" in fail([*FIT, "--estimate=A10"], tmp_path)
+
+
+def test_more_examples_cost_what_the_second_did(made):
+    task, data = made
+    batch = data.largest_batch()
+
+    def cost(examples: int):
+        part = tuple(None if x is None else x[:examples] for x in batch)
+        return count_step(copy.deepcopy(task), part, torch.device("cpu"), fakes=False)
+
+    one, two, four = cost(1), cost(2), cost(4)
+    grown = _grown(one, two, 4)
+    assert grown.launches == four.launches and grown.products == four.products
+    for name in ("peak", "kept", "resident"):
+        assert getattr(grown, name) == pytest.approx(getattr(four, name), rel=0.02)
+    assert grown.moved.total() == pytest.approx(four.moved.total(), rel=0.01)
+
+
+def test_what_does_not_fit_is_said(made, monkeypatch):
+    task, data = made
+    monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
+    said = estimate(copy.deepcopy(task), data.largest_batch(), "32-true", None, "H100")
+    assert said.splitlines()[-1] == "does not fit into this machine (0 GB)"
+
+
+def test_the_largest_batch_needs_no_data(tmp_path):
+    data = ListOps(root=str(tmp_path), batch_size=3, max_length=2048)
+    inputs, lengths, labels = data.largest_batch()
+    assert inputs.shape == (3, 2048) and lengths.tolist() == [2048] * 3 and labels.shape == (3,)
+    assert not everything_below(tmp_path)
