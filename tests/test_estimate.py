@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
+from lra_ssm.cli.estimate import _grown, count_step, estimate
 from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.datamodules import ListOps
-from lra_ssm.runs.estimate import _grown, count_step, estimate
 from tests.runner import FIT, everything_below, fail, run_here
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
+from lra_ssm.cli.estimate import estimate
 from lra_ssm.cli.language_models import with_own_tokenizer
 from lra_ssm.cli.output import in_a_folder
 from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, with_config
@@ -28,7 +29,6 @@ from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
-from lra_ssm.runs.estimate import estimate
 from lra_ssm.runs.run import (
     Run,
     as_list,

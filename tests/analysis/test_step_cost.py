@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lra_ssm.analysis.step_cost import CountStep
-from lra_ssm.runs.estimate import GPUS, seconds_on
+from lra_ssm.cli.estimate import GPUS, seconds_on
 
 CPU = torch.device("cpu")
 

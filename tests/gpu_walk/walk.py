@@ -22,8 +22,8 @@ import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lra_ssm.analysis.step_cost import CountStep, StepCost
+from lra_ssm.cli.estimate import count_step
 from lra_ssm.layers.spec import import_object
-from lra_ssm.runs.estimate import count_step
 
 
 def count(path: Path) -> StepCost:
