@@ -107,6 +107,10 @@ def count_step(
     return cost
 
 
+def _first(batch: Any, examples: int) -> Any:
+    return tree_map(lambda x: x[:examples] if isinstance(x, Tensor) else x, batch)
+
+
 def _grown(one: StepCost, two: StepCost, examples: int) -> StepCost:
     """The cost for so many examples, where each costs what the second did."""
 
@@ -169,22 +173,14 @@ def estimate(task: NetworkTask, batch: Any, precision: str, clip: float | None, 
         raise InputError(f"--estimate={gpu}: {hint(gpu, GPUS)}")
     examples = len(tree_leaves(batch)[0])
     if torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())
-        cost, how, place = (
-            count_step(task, batch, device, precision, clip),
-            "counted on tensors without memory",
-            "this GPU",
-        )
+        device, how, place = torch.device("cuda", torch.cuda.current_device()), "on tensors without memory", "this GPU"
+        cost = count_step(task, batch, device, precision, clip)
         room = torch.cuda.get_device_properties(device).total_memory
     else:
-        small = [tree_map(lambda x, n=n: x[:n] if isinstance(x, Tensor) else x, batch) for n in (1, 2)]
-        device, copies = torch.device("cpu"), (copy.deepcopy(task), task)
-        one, two = (count_step(t, b, device, precision, clip, fakes=False) for t, b in zip(copies, small, strict=True))
-        cost, how, place = (
-            _grown(one, two, examples),
-            "counted of 1 and 2 examples, by the CPU's kernels",
-            "this machine",
-        )
+        device, how, place = torch.device("cpu"), "on 1 and 2 examples, by the CPU's kernels", "this machine"
+        one = count_step(copy.deepcopy(task), _first(batch, 1), device, precision, clip, fakes=False)
+        two = count_step(task, _first(batch, 2), device, precision, clip, fakes=False)
+        cost = _grown(one, two, examples)
         room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     weights = sum(p.numel() * p.element_size() for p in task.parameters())
     parts = [
@@ -196,7 +192,7 @@ def estimate(task: NetworkTask, batch: Any, precision: str, clip: float | None, 
     products = [f"{flops / 1e12:.3g} TFLOP in {str(d).removeprefix('torch.')}" for d, flops in cost.products.items()]
     shape = " x ".join(f"{n:,}" for n in tree_leaves(batch)[0].shape[:2])
     lines = [
-        f"a training step of {shape}, {precision}; {how}",
+        f"a training step of {shape}, {precision}; counted {how}",
         table(("memory", "GB"), [(name, f"{size / 1e9:.3f}") for name, size in parts], width=terminal_width()),
         "kernels   " + ", ".join(f"{count:,} {phase}" for phase, count in cost.launches.items()),
         f"moved     {cost.moved.total() / 1e9:.3g} GB",
