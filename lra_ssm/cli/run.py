@@ -80,6 +80,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
         run.say_finished("--fresh", options.changed_inputs(run.record))
         return
     made = options.make(run.path if run else None)
+    made.compute.apply(made.task)
     weights = None
     if run is None:
         own = fit_callbacks(given.seed_everything, as_list(made.trainer["callbacks"]))
@@ -98,6 +99,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
 def _estimate(options: RunOptions) -> None:
     """Prints what a training step costs; trains nothing and writes nothing but prepared data."""
     made = options.make(None)
+    made.compute.apply(made.task)
     if not (isinstance(made.task, NetworkTask) and isinstance(made.data, LoadedDataModule)):
         raise InputError("--estimate: it counts tasks and data of this package, or made of them")
     if made.data.longest is None:
@@ -140,6 +142,7 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
         raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {command} --ckpt_path")
     checkpoint, run = _trained_run(options)
     made = options.make(run.path if run else None)
+    made.compute.apply(made.task)
     weights = None if checkpoint else StartingWeights(given.ckpt_path, given.allow_pickle)
     if folder and (model := checkpoint or weights and weights.files):
         made = made._replace(data=with_own_tokenizer(made.data, model, folder))

@@ -26,6 +26,7 @@ from lra_ssm.errors import InputError, in_user_code
 from lra_ssm.layers.spec import import_object
 from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import check_end
+from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, plain, run_identities
 from lra_ssm.runs.saving import CheckpointSettings
@@ -43,6 +44,7 @@ class Made(NamedTuple):
     data: Any  # None where the task loads its own
     trainer: dict[str, Any]  # the arguments that are the user's
     checkpoints: CheckpointSettings
+    compute: ComputeSettings
     method: dict[str, Any]  # further arguments of the Trainer's method
 
 
@@ -140,6 +142,7 @@ class RunOptions(LightningCLI):
         group.add_argument("--strict-resume", action="store_true", help="refuse to go on with other code")
         add_debug(group)
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
+        parser.add_class_arguments(ComputeSettings, "compute")
 
     def _prepare_subcommand_parser(self, klass: Any, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -247,7 +250,7 @@ class RunOptions(LightningCLI):
         made = self._instantiated(self.config)
         names = {*self._subcommand_method_arguments[self.command]} - {"ckpt_path", "weights_only"}
         method = {name: made[name] for name in names if name in made}
-        return Made(made.model, made.data, {**made.trainer}, made.checkpoint, method)
+        return Made(made.model, made.data, {**made.trainer}, made.checkpoint, made.compute, method)
 
     def _instantiated(self, config: Namespace) -> Any:
         try:

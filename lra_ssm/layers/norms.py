@@ -7,7 +7,9 @@ of all devices together: how many share a batch does not change what is trained.
 Shapes: B batch, L length, D channels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal
 
@@ -15,12 +17,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.roles import Role
 from lra_ssm.ops import rms_norm
 
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
+
+
+_keeps = ContextVar("_keeps", default=False)
+
+
+@contextmanager
+def statistics_kept() -> Iterator[None]:
+    """Within, BatchNorm leaves its running statistics: a block that backward computes a second time is counted once."""
+    token = _keeps.set(True)
+    try:
+        yield
+    finally:
+        _keeps.reset(token)
 
 
 class BatchNorm(nn.Module):
@@ -53,7 +69,14 @@ class BatchNorm(nn.Module):
 
     def _normalize(self, rows: Tensor) -> Tensor:
         """rows (positions, D) -> the same, normalized."""
-        return _batch_norm(self.norm, rows) if self.training and _several() else self.norm(rows)
+        if self.training and _several():
+            return _batch_norm(self.norm, rows)
+        if self.training and _keeps.get():
+            norm = self.norm
+            assert norm.running_mean is not None and norm.running_var is not None
+            statistics = norm.running_mean.clone(), norm.running_var.clone()  # backward has to find as many tensors
+            return functional.batch_norm(rows, *statistics, norm.weight, norm.bias, True, eps=norm.eps)
+        return self.norm(rows)
 
     def optim_roles(self) -> dict[str, Role]:
         return {"norm.weight": "norm", "norm.bias": "no_decay"}
@@ -65,6 +88,8 @@ def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None)
     valid: (…, 1), which rows are taken, 0 for the others; None for all.
     """
     y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
+    if _keeps.get():
+        return y
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         momentum = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)

@@ -3,6 +3,7 @@
 Shapes: B batch, L length, D channels, V vocabulary.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
 from lra_ssm.layers.blocks import S4Block, need, run_with_state
+from lra_ssm.layers.norms import statistics_kept
 from lra_ssm.layers.spec import BlockFactory, LayerFactory
 
 State = tuple[Any, ...]  # of a backbone: its blocks' states
@@ -83,7 +85,10 @@ class Backbone(nn.Module):
         for i, block in enumerate(self.blocks):
             before = None if initial_state is None else initial_state[i]
             call = (block, x, lengths, reset, before, return_last_state)
-            x, state = checkpoint(run_with_state, *call, use_reentrant=False) if again else run_with_state(*call)
+            if again:
+                x, state = checkpoint(run_with_state, *call, use_reentrant=False, context_fn=_first_and_again)
+            else:
+                x, state = run_with_state(*call)
             after.append(state)
         if self.norm is not None:
             x = mask_padding(self.norm(x, lengths), lengths)
@@ -113,6 +118,11 @@ class Backbone(nn.Module):
             if isinstance(self.embedding, nn.Linear)
             else {"embedding.weight": "embedding"}
         )
+
+
+def _first_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What a block is run in, and run again in."""
+    return nullcontext(), statistics_kept()
 
 
 def check_inputs(inputs: Tensor, d_input: int | None) -> None:

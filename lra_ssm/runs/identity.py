@@ -22,7 +22,7 @@ from lra_ssm.errors import InputError
 # Options of the commands.
 OPTIONS_NEUTRAL = (
     "config", "runs_dir", "experiment", "fresh", "strict_resume", "allow_pickle", "weights_only", "verbose",
-    "return_predictions", "split", "output", "estimate",
+    "return_predictions", "split", "output", "estimate", "compute",
 )  # fmt: skip
 SEED = "seed_everything"
 TRAINER_NEUTRAL = (

@@ -238,6 +238,8 @@ class Run(RunDirectory):
         write_json(self.path / "run.json", record)  # without the reason or the metrics of a start before
         self._begun = True
         print(f"run {self.path}" + (f", going on from {self.checkpoint}" if self.checkpoint else ""), flush=True)
+        if changed := _changed_compute(record["starts"]):
+            print(f"note: it computes in another way than before: {changed}")
         state = load_checkpoint(self.checkpoint) if self.checkpoint else {}
         for logger in trainer.loggers:
             if isinstance(logger, CSVRunLogger):
@@ -256,7 +258,7 @@ class Run(RunDirectory):
             "run_id": self.path.name,
             "experiment": self.config["experiment"],
             "status": "started",
-            "starts": [*before, {**environment(), "source": self.source}],
+            "starts": [*before, {**environment(), "source": self.source, "compute": self.config.get("compute")}],
             "parameters": sum(p.numel() for p in task.parameters()),
             "neutral": list(getattr(data, "neutral_settings", DATA_NEUTRAL)),  # of data's settings
         }
@@ -380,3 +382,12 @@ def show_metrics(metrics: dict[str, float], of_last_batch: Collection[str] = ())
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:<10.6g}{'of the last batch' if name in of_last_batch else ''}".rstrip())
+
+
+def _changed_compute(starts: Sequence[dict[str, Any]]) -> str:
+    """Which settings of how it computes are others at the last start than at the one before, as text."""
+    if len(starts) < 2:
+        return ""
+    before, now = (start.get("compute") or {} for start in starts[-2:])
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    return ", ".join(f"compute.{name} {before[name]} -> {now[name]}" for name in changed)

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lra_ssm.analysis.step_cost import CountStep, StepCost
 from lra_ssm.cli.estimate import count_step
 from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.compute import ComputeSettings
 
 
 def count(path: Path) -> StepCost:
@@ -33,6 +34,7 @@ def count(path: Path) -> StepCost:
     large = "3b" in path.stem  # more memory than a test should take
     with torch.device("meta") if large else nullcontext():
         task = import_object(model["class_path"])(**model["init_args"])
+    ComputeSettings(**config.get("compute", {})).apply(task)
     precision, clip = str(trainer.get("precision", "32-true")), trainer.get("gradient_clip_val")
     return count_step(task, data.largest_batch(), torch.device("cuda", 0), precision=precision, clip=clip)
 
