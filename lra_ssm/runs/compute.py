@@ -1,4 +1,4 @@
-"""How a run computes, which decides nothing of what it computes but rounding."""
+"""How a run computes, which decides nothing of what it is but rounding."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +11,14 @@ from lra_ssm.errors import InputError
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """No part of a run's identity, and never saved with a model; each start is recorded with its own in run.json.
+    """How a run computes: no part of its identity, never saved with a model.
 
     Args:
-        recompute_blocks: in training, a network's blocks are run again in backward instead of keeping what they
-            computed: the memory of one block and the inputs of all, for about a third more time.
-        matmul_precision: of float32 matrix products on a GPU: "high" and "medium" compute them in TF32 and bfloat16
-            (`torch.set_float32_matmul_precision`).
+        recompute_blocks: blocks run again in backward instead of keeping what they computed: little memory, about a
+            third more time.
+        matmul_precision: of float32 products on a GPU; high is TF32, medium bfloat16.
+
+    run.json has it for every start of a run.
     """
 
     recompute_blocks: bool = False

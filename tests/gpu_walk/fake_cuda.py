@@ -1,8 +1,11 @@
 """Makes a CPU build of torch believe in one H100, for fake tensors: imported before torch, in a process of its own."""
 
 import ctypes
+import hashlib
+import os
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +20,16 @@ PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 
 
-def build(folder: Path) -> Path:
-    """Compiles the guard, unless it is there."""
-    library = folder / "guard.so"
+def build() -> Path:
+    """The compiled guard, made where it is not there yet."""
+    torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
+    key = hashlib.sha256(SOURCE.read_bytes() + (torch / "version.py").read_bytes()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"lra_ssm-guard-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    library = folder / f"{key}.so"
     if not library.exists():
-        torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
         flags = ["-shared", "-fPIC", "-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=1", f"-I{torch / 'include'}"]
-        made = library.with_suffix(".new")
+        made = folder / f"{key}-{os.getpid()}.new"
         subprocess.run(["c++", *flags, str(SOURCE), "-o", str(made)], check=True)
         made.replace(library)
     return library

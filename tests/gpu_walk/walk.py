@@ -1,15 +1,13 @@
 """Counts the training steps of configs at their real size on fake CUDA tensors: `python -m tests.gpu_walk.walk CONFIG…`
 prints a line of JSON for each."""
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.gpu_walk import fake_cuda
 
 if __name__ == "__main__":
-    fake_cuda.install(Path(os.environ["GUARD"]) if "GUARD" in os.environ else fake_cuda.build(Path(tempfile.mkdtemp())))
+    fake_cuda.install(fake_cuda.build())
 
 import json
 import time
