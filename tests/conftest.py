@@ -1,3 +1,4 @@
+import atexit
 import copy
 import gc
 import os
@@ -113,11 +114,8 @@ def pytest_collection_finish(session):
     # What all the imports left stays: looked through for what is unused it would cost a twentieth of the time, and
     # copied in every process that a test starts.
     gc.freeze()
+    atexit.register(gc.unfreeze)  # what is left at the end is told of otherwise, by triton in hundreds of lines
     gc.enable()
-
-
-def pytest_sessionfinish(session):
-    gc.unfreeze()  # what is left at the end is told of otherwise, by triton in hundreds of lines
 
 
 def pytest_xdist_auto_num_workers(config):
