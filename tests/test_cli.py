@@ -433,3 +433,15 @@ def test_two_commands_in_one_process_are_two_runs(folder):
     assert "is finished" not in succeed([*FIT, *SHORT, "--seed_everything=2"], folder).out
     assert "is finished" in succeed([*FIT, *SHORT, "--seed_everything=1"], folder).out
     assert len(list((folder / "runs/tiny").iterdir())) == 2
+
+
+def test_a_checkpoint_of_ones_own_is_no_obstacle_to_scoring(tmp_path):
+    """Nothing is saved then, and Lightning refuses a callback that would."""
+    (tmp_path / "own.yaml").write_text(
+        "trainer:\n  callbacks:\n  - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
+        "    init_args: {monitor: val/accuracy}\n"
+    )
+    line = [*FIT, *SHORT, "--config=own.yaml"]
+    succeed([*line, "--trainer.fast_dev_run=1"], tmp_path)
+    succeed(line, tmp_path)
+    assert "test/accuracy" in succeed(["test", *line[1:]], tmp_path).out

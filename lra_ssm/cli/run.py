@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.callbacks import WritePredictions, fit_callbacks
 from lra_ssm.cli.estimate import estimate
@@ -84,8 +85,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
     weights = None
     if run is None:
         own = fit_callbacks(given.seed_everything, as_list(made.trainer["callbacks"]))
-        arguments = trainer_arguments(made.trainer, own, False)
-        arguments["enable_checkpointing"] = False
+        arguments = _saving_nothing(trainer_arguments(made.trainer, own, False))
     else:
         run.given, run.checkpoints = made.trainer, made.checkpoints
         arguments = run.trainer_arguments()
@@ -191,9 +191,14 @@ def _scorer(options: RunOptions, made: Made, run: RunDirectory | None) -> Traine
         file = _choose_split(options.given.split, made.data)
         path = folder / file if folder else unused(Path(file))  # without a run another call's may lie here
         callbacks.append(WritePredictions(in_a_folder(options.given.output) if options.given.output else path))
-    arguments = trainer_arguments(made.trainer, callbacks, loggers, scoring=True)
-    arguments |= {"enable_checkpointing": False, "default_root_dir": str(folder) if folder else None}
-    return _trainer(arguments)
+    arguments = _saving_nothing(trainer_arguments(made.trainer, callbacks, loggers, scoring=True))
+    return _trainer({**arguments, "default_root_dir": str(folder) if folder else None})
+
+
+def _saving_nothing(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a Trainer that writes no checkpoint; Lightning refuses callbacks that would."""
+    callbacks = [callback for callback in arguments["callbacks"] if not isinstance(callback, Checkpoint)]
+    return {**arguments, "callbacks": callbacks, "enable_checkpointing": False}
 
 
 def _trained_run(options: RunOptions) -> tuple[Path | None, RunDirectory | None]:

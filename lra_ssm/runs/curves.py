@@ -47,7 +47,8 @@ def draw_curves(metrics: Path, target: Path) -> None:
         for name, curve in rates.items():
             same.setdefault(tuple(curve), []).append(name)
         for (points, names), dash in zip(same.items(), cycle(_DASHES)):
-            axes.plot(*_columns(list(points)), dash, linewidth=1.6, label=", ".join(names))
+            marker = "o" if len(points) == 1 else None
+            axes.plot(*_columns(list(points)), dash, marker=marker, linewidth=1.6, label=", ".join(names))
         axes.legend(frameon=False, fontsize=9)
     for axes in drawn:
         axes.yaxis.set_label_coords(-0.085, 0.5)
