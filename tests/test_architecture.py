@@ -25,7 +25,7 @@ ALLOWED = {
     "analysis": {"ops", "layers", "models", *LEAVES},
     "callbacks": {"layers", "tasks", "analysis", "progress", *LEAVES},
     "progress": LEAVES,
-    "runs": {"callbacks", "progress", "checkpoints", *LEAVES},
+    "runs": {"ops", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", "shipped", *LEAVES},
     "results": {"runs", "shipped", *LEAVES},
     "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below

@@ -1,14 +1,15 @@
 """`lra-ssm fit --estimate`."""
 
-import copy
+import re
 
 import pytest
 import torch
 
-from lra_ssm.cli.estimate import _grown, count_step, estimate
+from lra_ssm.cli.estimate import estimate
 from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.datamodules import ListOps
-from tests.runner import FIT, everything_below, fail, run_here
+from lra_ssm.runs.cost import _grown, count_step
+from tests.runner import FIT, SHORT, everything_below, fail, run_here
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_more_examples_cost_what_the_second_did(made):
 
     def cost(examples: int):
         part = tuple(None if x is None else x[:examples] for x in batch)
-        return count_step(copy.deepcopy(task), part, torch.device("cpu"), fakes=False)
+        return count_step(task, part, torch.device("cpu"), fakes=False)
 
     one, two, four = cost(1), cost(2), cost(4)
     grown = _grown(one, two, 4)
@@ -46,7 +47,7 @@ def test_more_examples_cost_what_the_second_did(made):
 def test_what_does_not_fit_is_said(made, monkeypatch):
     task, data = made
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
-    said = estimate(copy.deepcopy(task), data.largest_batch(), "32-true", None, "H100")
+    said = estimate(task, data.largest_batch(), "32-true", None, "H100")
     assert said.splitlines()[-1] == "does not fit into this machine (0 GB)"
 
 
@@ -55,3 +56,16 @@ def test_the_largest_batch_needs_no_data(tmp_path):
     inputs, lengths, labels = data.largest_batch()
     assert inputs.shape == (3, 2048) and lengths.tolist() == [2048] * 3 and labels.shape == (3,)
     assert not everything_below(tmp_path)
+
+
+def test_a_fit_that_will_not_fit_says_so_first(tmp_path, monkeypatch):
+    """And says nothing, and counts nothing, where it fits."""
+    assert "a training step needs" not in run_here([*FIT, *SHORT, "--experiment=fits"], tmp_path).err
+    monkeypatch.setattr("lra_ssm.runs.cost.memory_of", lambda device: 1e5)
+    again = "--compute.recompute_blocks=true"
+    said = r"warning: a training step needs about 0.00\d+ GB, and this machine has 0.0001 GB; "
+    smaller = "a smaller --data.batch_size, with --trainer.accumulate_grad_batches"
+    usual = run_here([*FIT, *SHORT], tmp_path)
+    assert re.search(f"{said}{again}, or {smaller}", usual.err) and usual.code == 0
+    told = run_here([*FIT, *SHORT, again, "--fresh"], tmp_path)
+    assert re.search(said + smaller, told.err)

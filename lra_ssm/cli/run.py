@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
@@ -81,7 +82,6 @@ def _fit(options: RunOptions, signals: Signals) -> None:
         run.say_finished("--fresh", options.changed_inputs(run.record))
         return
     made = options.make(run.path if run else None)
-    made.compute.apply(made.task)
     weights = None
     if run is None:
         own = fit_callbacks(given.seed_everything, as_list(made.trainer["callbacks"]))
@@ -93,24 +93,21 @@ def _fit(options: RunOptions, signals: Signals) -> None:
             weights = StartingWeights(run.begun_from, given.allow_pickle)
     prepare = _preparing(options, made.data)
     trainer = _trainer(arguments)
-    fit(trainer, made.task, made.data, signals, run, weights=weights, prepare=prepare, strict=given.strict_resume)
+    with made.compute.applied(made.task, trainer.strategy.root_device):
+        fit(trainer, made.task, made.data, signals, run, weights=weights, prepare=prepare, strict=given.strict_resume)
 
 
 def _estimate(options: RunOptions) -> None:
     """Prints what a training step costs; trains nothing and writes nothing but prepared data."""
     made = options.make(None)
-    made.compute.apply(made.task)
     if not (isinstance(made.task, NetworkTask) and isinstance(made.data, LoadedDataModule)):
         raise InputError("--estimate: it counts tasks and data of this package, or made of them")
     if made.data.longest is None:
         made.data.prepare_data()
-    trainer = made.trainer
-    precision = str(trainer.get("precision") or "32-true")
-    print(
-        estimate(
-            made.task, made.data.largest_batch(), precision, trainer.get("gradient_clip_val"), options.given.estimate
-        )
-    )
+    precision, clip = str(made.trainer.get("precision") or "32-true"), made.trainer.get("gradient_clip_val")
+    with made.compute.applied(made.task, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
+        batch, gpu = made.data.largest_batch(), options.given.estimate
+        print(estimate(made.task, batch, precision, clip, gpu, made.compute.matmul_precision))
 
 
 def _own_run(options: RunOptions) -> Run:
@@ -142,7 +139,6 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
         raise InputError(f"--fresh, --allow-pickle and --strict-resume belong to fit; tell {command} --ckpt_path")
     checkpoint, run = _trained_run(options)
     made = options.make(run.path if run else None)
-    made.compute.apply(made.task)
     weights = None if checkpoint else StartingWeights(given.ckpt_path, given.allow_pickle)
     if folder and (model := checkpoint or weights and weights.files):
         made = made._replace(data=with_own_tokenizer(made.data, model, folder))
@@ -156,7 +152,7 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
         with suppress(Exception):  # a checkpoint from elsewhere has none, or others
             # What is logged belongs to the step that is scored; Lightning would say 0.
             trainer.fit_loop.load_state_dict(load_checkpoint(checkpoint)["loops"]["fit_loop"])
-    with restoring(checkpoint):
+    with restoring(checkpoint), made.compute.applied(made.task, trainer.strategy.root_device):
         method = getattr(trainer, command)
         further = {**made.method, **tensors_alone(method)}
         further["ckpt_path"] = checkpoint and str(checkpoint)

@@ -9,7 +9,6 @@ Shapes: B batch, L length, D channels.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal
 
@@ -26,17 +25,18 @@ from lra_ssm.ops import rms_norm
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
 
 
-_keeps = ContextVar("_keeps", default=False)
+_keeps = False
 
 
 @contextmanager
 def statistics_kept() -> Iterator[None]:
     """Within, BatchNorm leaves its running statistics: a block that backward computes a second time is counted once."""
-    token = _keeps.set(True)
+    global _keeps
+    before, _keeps = _keeps, True
     try:
         yield
     finally:
-        _keeps.reset(token)
+        _keeps = before
 
 
 class BatchNorm(nn.Module):
@@ -55,10 +55,12 @@ class BatchNorm(nn.Module):
         if lengths is None or self.padding:
             return self._normalize(x.reshape(-1, x.shape[-1])).view_as(x)
         valid = valid_mask(lengths, x.shape[1])
-        return self._packed(x, valid.squeeze(-1)) if x.device.type == "cpu" else self._masked(x, valid)
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            return self._packed(x, valid.squeeze(-1))
+        return self._masked(x, valid)
 
     def _packed(self, x: Tensor, valid: Tensor) -> Tensor:
-        """Takes the real positions out, valid (B, L); a GPU would make us wait for their number."""
+        """Takes the real positions out, valid (B, L). Their number is data: a GPU would wait for it, a graph break."""
         rows = self._normalize(x[valid])
         return torch.zeros_like(x, dtype=rows.dtype).index_put((valid,), rows)
 
@@ -71,7 +73,7 @@ class BatchNorm(nn.Module):
         """rows (positions, D) -> the same, normalized."""
         if self.training and _several():
             return _batch_norm(self.norm, rows)
-        if self.training and _keeps.get():
+        if self.training and _keeps:
             norm = self.norm
             assert norm.running_mean is not None and norm.running_var is not None
             statistics = norm.running_mean.clone(), norm.running_var.clone()  # backward has to find as many tensors
@@ -88,7 +90,7 @@ def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None)
     valid: (…, 1), which rows are taken, 0 for the others; None for all.
     """
     y, mean, variance, count = _Normalized.apply(rows, norm.weight, norm.bias, valid, norm.eps)
-    if _keeps.get():
+    if _keeps:
         return y
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)

@@ -109,14 +109,13 @@ def _input_or_output_matrix(name: str, x: Tensor, complex_A: bool, batch: int, D
         if tuple(x.shape) != (D, N):
             raise _wrong(name, x, f"constant (D, N) = {(D, N)}, or variable (batch, N, L) or (batch, G, N, L)")
         return x
-    if complex_A and not x.is_complex():
-        lengths: tuple[int, ...] = (L, 2 * L)
-        last = f"L = {L} (real) or 2L = {2 * L} (re, im interleaved)"
-    else:
-        lengths, last = (L,), f"L = {L}"
+    interleaved = complex_A and not x.is_complex()
+    lengths = (L, 2 * L) if interleaved else (L,)
     # `in` asks torch.compile's symbolic lengths whether they are the same object
     long = any(x.shape[-1] == length for length in lengths)
     if x.dim() not in (3, 4) or x.shape[0] != batch or x.shape[-2] != N or not long:
+        # A symbolic length as text is a number: torch.compile would compile for each anew.
+        last = f"L = {L}" + (f" (real) or 2L = {2 * L} (re, im interleaved)" if interleaved else "")
         raise _wrong(name, x, f"(D, N), (batch, N, L) or (batch, G, N, L), batch = {batch}, D = {D}, N = {N}, {last}")
     if x.dim() == 3:
         return x.unsqueeze(1)

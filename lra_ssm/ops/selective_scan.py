@@ -66,5 +66,5 @@ def selective_scan(
     inputs = check_scan_inputs(
         u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
     )
-    y, last_state = run_scan(backend, inputs)
+    y, last_state = run_scan(backend, inputs, needs_state=return_last_state)
     return (y, last_state) if return_last_state else y

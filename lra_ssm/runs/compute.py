@@ -1,5 +1,7 @@
 """How a run computes, which decides nothing of what it is but rounding."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,6 +9,8 @@ import torch
 from torch import nn
 
 from lra_ssm.errors import InputError
+from lra_ssm.models.backbone import Backbone
+from lra_ssm.ops import prefer_backend, scan_backends
 
 
 @dataclass(frozen=True)
@@ -14,24 +18,47 @@ class ComputeSettings:
     """How a run computes: no part of its identity, never saved with a model.
 
     Args:
-        recompute_blocks: blocks run again in backward instead of keeping what they computed: little memory, about a
-            third more time.
-        matmul_precision: of float32 products on a GPU; high is TF32, medium bfloat16.
+        recompute_blocks: run blocks again in backward: little memory, a third more time.
+        compile: blocks, by torch.compile when they first run.
+        backend: of scans and S4D's kernel; auto: the fastest that can.
+        matmul_precision: of float32 products on a GPU; high is TF32.
 
     run.json has it for every start of a run.
     """
 
     recompute_blocks: bool = False
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    compile: bool = False
+    backend: Literal["auto", "triton", "mamba_ssm", "cpu", "eager", "reference"] = "auto"
+    matmul_precision: Literal["highest", "high", "medium"] = "high"
 
-    def apply(self, network: nn.Module) -> None:
-        """Raises InputError: the network has no blocks that can be recomputed."""
-        torch.set_float32_matmul_precision(self.matmul_precision)
-        if not self.recompute_blocks:
-            return
-        able = [part for part in network.modules() if hasattr(part, "activation_checkpointing")]
-        if not able:
-            name = type(network).__name__
-            raise InputError(f"compute.recompute_blocks: {name} has no Backbone, whose blocks it is of; leave it out")
-        for part in able:
-            part.activation_checkpointing = True  # type: ignore[assignment]
+    @contextmanager
+    def applied(self, network: nn.Module, device: torch.device) -> Iterator[None]:
+        """Within it all computes so; the network keeps what is said of its blocks.
+
+        Raises InputError: the backend cannot run on the device, or the network has no blocks as they are asked for.
+        """
+        if self.backend != "auto" and (reason := scan_backends(device)[self.backend]):
+            raise InputError(f"compute.backend: {self.backend} cannot run here: {reason}")
+        backbones = [part for part in network.modules() if isinstance(part, Backbone)]
+        for name in ("recompute_blocks", "compile"):
+            if getattr(self, name) and not backbones:
+                kind = type(network).__name__
+                raise InputError(f"compute.{name}: {kind} has no Backbone, whose blocks it is of; leave it out")
+        for backbone in backbones:
+            backbone.activation_checkpointing |= self.recompute_blocks
+            for block in backbone.blocks if self.compile else ():
+                block.compile()
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.matmul_precision if device.type == "cuda" else "highest")
+        try:
+            with prefer_backend(self.backend), _eager_random_numbers() if self.compile else nullcontext():
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def _eager_random_numbers() -> AbstractContextManager[None]:
+    """Dropout drops what it would drop uncompiled; inductor draws in another way."""
+    from torch._inductor import config  # a second to import
+
+    return config.patch(fallback_random=True)

@@ -23,6 +23,7 @@ from lra_ssm.runs.checks import (
     check_vocabulary,
     try_network,
 )
+from lra_ssm.runs.cost import warn_of_memory
 from lra_ssm.runs.signals import Signals
 
 
@@ -60,6 +61,7 @@ def fit(
     make_ready(trainer, task, data, signals, run, checkpoint, weights, prepare, source, strict)
     check_batches(trainer, data)
     try_network(task, data, trainer)
+    warn_of_memory(trainer, task, data)
     if run is not None:
         run.begin(trainer, task, data)  # takes the directory, and writes the record
     with restoring(checkpoint):

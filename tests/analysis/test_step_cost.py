@@ -50,5 +50,6 @@ def test_a_gpu_takes_the_longer_of_bytes_and_products() -> None:
         with CountStep(CPU) as counter:
             _ = x @ x, x + 1
     gpu = GPUS["H100"]
-    expected = 2 * 1024**3 / gpu.single + 2 * 4 * 1024**2 / gpu.bandwidth
-    assert seconds_on(counter.cost, gpu) == pytest.approx(expected)
+    for precision, rate in (("highest", gpu.single), ("high", gpu.tf32)):
+        expected = 2 * 1024**3 / rate + 2 * 4 * 1024**2 / gpu.bandwidth
+        assert seconds_on(counter.cost, gpu, precision) == pytest.approx(expected)

@@ -20,9 +20,10 @@ import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lra_ssm.analysis.step_cost import CountStep, StepCost
-from lra_ssm.cli.estimate import count_step
+from lra_ssm.cli.estimate import GPUS, seconds_on
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
+from lra_ssm.runs.cost import count_step
 
 
 def count(path: Path) -> StepCost:
@@ -32,9 +33,10 @@ def count(path: Path) -> StepCost:
     large = "3b" in path.stem  # more memory than a test should take
     with torch.device("meta") if large else nullcontext():
         task = import_object(model["class_path"])(**model["init_args"])
-    ComputeSettings(**config.get("compute", {})).apply(task)
+    device, batch = torch.device("cuda", 0), data.largest_batch()
     precision, clip = str(trainer.get("precision", "32-true")), trainer.get("gradient_clip_val")
-    return count_step(task, data.largest_batch(), torch.device("cuda", 0), precision=precision, clip=clip)
+    with ComputeSettings(**config.get("compute", {})).applied(task, device):
+        return count_step(task, batch, device, precision=precision, clip=clip)
 
 
 def known() -> StepCost:
@@ -66,7 +68,7 @@ if __name__ == "__main__":
             "products": {str(dtype): flops for dtype, flops in cost.products.items()},
             "waits": dict(cost.waits),
             "mixed": dict(cost.mixed),
-            "bound": cost.seconds(3.35e12, {torch.float32: 67e12, torch.bfloat16: 990e12, torch.float16: 990e12}),
+            "bound": seconds_on(cost, GPUS["H100"], "high"),
             "largest": cost.moved.most_common(5),
             "seconds": time.perf_counter() - start,
         }

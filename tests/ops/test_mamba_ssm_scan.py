@@ -7,11 +7,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lra_ssm.ops import scan_backends, selective_scan
+from lra_ssm.ops import backends, scan_backends, selective_scan
 from lra_ssm.ops.backends import BACKENDS, mamba_ssm_scan
 from tests.each import each
 from tests.ops.mamba_stand_in import StandIn
@@ -399,3 +400,36 @@ def test_wrong_gradient_of_complex_groups():
     one_group, two_groups = map(float, result.stdout.split())
     assert one_group < 1e-3
     assert two_groups > 0.1
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    backends._measured.cache_clear()
+    yield torch.device("cuda")
+    backends._measured.cache_clear()
+
+
+def order(device, **changes):
+    """Of a call that mamba-ssm's kernel computes in one launch, but for the changes."""
+    needs_state = changes.pop("needs_state", False)
+    call = {"u": SimpleNamespace(device=device, dtype=torch.float32), "A": torch.ones(2, 3), "B_bias": None}
+    call |= {"discretization": "euler"} | changes
+    return tuple(backends._scan_order(SimpleNamespace(**call), needs_state))
+
+
+def test_what_auto_tries_first_on_a_gpu(h100, tmp_path, monkeypatch):
+    assert order(h100) == ("mamba_ssm", "triton", "eager")
+    complex_A = {"A": torch.ones(2, 3, dtype=torch.complex64)}
+    for other in (complex_A, {"discretization": "zoh"}, {"B_bias": torch.ones(2, 3)}, {"needs_state": True}):
+        assert order(h100, **other)[0] == "triton", other
+    with torch.no_grad():
+        assert order(h100, needs_state=True)[0] == "mamba_ssm"
+    assert order(torch.device("cpu"))[0] == "cpu"
+    table = tmp_path / "measured.json"
+    table.write_text('{"NVIDIA H100": {"float32": {"triton": 1.0, "mamba_ssm": 1.1}}}')
+    monkeypatch.setattr(backends, "MEASURED", table)
+    backends._measured.cache_clear()
+    assert order(h100) == ("triton", "mamba_ssm", "eager")
+    half = SimpleNamespace(device=h100, dtype=torch.bfloat16)  # which was not measured
+    assert order(h100, u=half)[0] == "mamba_ssm"

@@ -6,8 +6,12 @@ it can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +58,11 @@ BACKENDS: dict[str, Backend] = {
 
 # What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests.
 AUTO = {"cpu": ("cpu", "eager"), "cuda": ("triton", "mamba_ssm", "eager")}
+# The same on a GPU for what mamba-ssm's kernel computes in one launch, where its speed has not been measured.
+AUTO_REAL_EULER = ("mamba_ssm", "triton", "eager")
+# {GPU's name: {dtype of u: {backend: time of forward and backward beside the fastest}}} of real A by Euler's rule,
+# written by `python benchmarks/order.py`.
+MEASURED = Path(__file__).with_name("measured.json")
 
 
 _preferred = "auto"
@@ -78,10 +87,14 @@ def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
     return {name: backend.scan.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
 
 
-def run_scan(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not."""
+def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[Tensor, Tensor]:
+    """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not.
+
+    needs_state: the last state may be asked for its gradient, which mamba-ssm's kernel does not have.
+    """
     operations = {key: backend.scan for key, backend in BACKENDS.items()}
-    return _run(operations, _preferred if name == "auto" else name, inputs.u.device, inputs)
+    order = _scan_order(inputs, needs_state)
+    return _run(operations, _preferred if name == "auto" else name, order, inputs.u.device, inputs)
 
 
 def scans_constants_natively(name: str, device: torch.device) -> bool:
@@ -96,12 +109,34 @@ def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
     device, preferred = inputs.delta.device, operations.get(_preferred)
     if name == "auto" and (_preferred not in BACKENDS or (preferred and preferred.refusal(device, inputs) is None)):
         name = _preferred
-    return _run(operations, name, device, inputs)
+    return _run(operations, name, _order(device), device, inputs)
 
 
-def _run(operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
+@cache
+def _measured(device: torch.device) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(MEASURED.read_text()).get(torch.cuda.get_device_name(device), {})
+    return found
+
+
+def _scan_order(inputs: ScanInputs, needs_state: bool) -> Sequence[str]:
+    """What "auto" tries for these inputs."""
+    device = inputs.u.device
+    one_launch = not inputs.A.is_complex() and inputs.discretization == "euler" and inputs.B_bias is None
+    needs_gradient = needs_state and torch.is_grad_enabled()
+    # torch.compile cannot look into mamba-ssm's kernel.
+    if device.type != "cuda" or not one_launch or needs_gradient or torch.compiler.is_compiling():
+        return _order(device)
+    times = _measured(device).get("float32" if inputs.u.dtype == torch.float32 else "bfloat16")
+    return sorted(AUTO_REAL_EULER, key=lambda name: times.get(name, math.inf)) if times else AUTO_REAL_EULER
+
+
+def _order(device: torch.device) -> Sequence[str]:
+    return AUTO.get(device.type, ("eager",))
+
+
+def _run(operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any) -> Any:
     if name == "auto":
-        candidates = [key for key in AUTO.get(device.type, ("eager",)) if key in operations]
+        candidates = [key for key in order if key in operations]
         name = next(key for key in candidates if operations[key].refusal(device, inputs) is None)
     if name not in operations:
         raise ValueError(f"backend: {name!r}; expected 'auto' or one of {', '.join(map(repr, sorted(operations)))}")
