@@ -1,15 +1,14 @@
 """Callbacks and the small Trainer plugins every run of the command line has.
 
 Randomness by step, stop on a loss that is not finite, throughput, learning rates, gradient norms, the optimizer groups'
-table, predictions as a file. What a run directory needs of the Trainer: runs/metrics.py, checkpoints.py, saving.py.
+table. What a run directory needs of the Trainer: runs/metrics.py, checkpoints.py, saving.py.
 """
 
-import csv
 import random
 import time
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
@@ -26,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from lra_ssm.analysis.flops import training_flops_per_token
 from lra_ssm.analysis.gradients import gradient_over_weight
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import replacing
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
+from lra_ssm.ops.tensors import read_later
 from lra_ssm.progress import values_of_batch
 from lra_ssm.tasks.optim import format_groups
 
@@ -53,22 +51,25 @@ class SeedByStep(Callback):
 
 
 class StopOnNonFinite(Callback):
-    """Raises InputError, before the weights are touched, when the loss or a gradient is NaN or infinite.
+    """Raises InputError when the loss or a gradient is NaN or infinite.
 
     The message has the step, the loss and the largest gradient by parameter name; of the step before, where the loss
     is not finite: its gradients say nothing. With a gradient scaler (16-mixed) infinite gradients are its business.
-    Costs one pass over the gradients and two device synchronisations a step.
+    Costs one pass over the gradients a step. On a CPU it comes before the weights are touched; on a GPU, which is not
+    waited for, a step later, and before anything is saved or validated.
     """
 
     def __init__(self) -> None:
         self._loss = torch.zeros(())
         self._names: list[str] = []
         self._norms: Tensor | None = None
+        self._unread: list[Callable[[], None]] = []
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._catch_up(trainer, pl_module)
         self._loss = loss.detach()
-        if not torch.isfinite(self._loss):
-            raise InputError(f"loss is {loss.item()} {_place(trainer)}; {self._largest_gradient('of the step before')}")
+        said = partial(_of_loss, self._loss, _place(trainer), self._names, self._norms)
+        self._stop_unless(torch.isfinite(self._loss), said)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         named = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None]
@@ -81,15 +82,48 @@ class StopOnNonFinite(Callback):
         self._norms = torch.stack([n.float() for n in torch._foreach_norm(own, torch.inf)])
         if sharded:  # every process stops, and says the same; NaN has no place in an order
             self._norms = trainer.strategy.reduce(self._norms.nan_to_num(torch.inf), reduce_op="max")
-        if getattr(trainer.precision_plugin, "scaler", None) is None and not torch.isfinite(self._norms).all():
-            raise InputError(f"loss is {self._loss.item():.4g} {_place(trainer)}, but {self._largest_gradient('is')}")
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            said = partial(_of_gradients, self._loss, _place(trainer), self._names, self._norms)
+            self._stop_unless(torch.isfinite(self._norms).all(), said)
 
-    def _largest_gradient(self, when: str) -> str:
-        if self._norms is None:
-            return "no gradient was computed before"
-        norms = self._norms.cpu()
-        i = int(norms.argsort()[-1])  # NaN sorts last, hence is the largest: it is what we want to name
-        return f"the largest gradient {when} {norms[i].item():.3g} in {self._names[i]}"
+    def _stop_unless(self, finite: Tensor, said: Callable[[], str]) -> None:
+        read = read_later(finite)
+
+        def look() -> None:
+            if not read():
+                raise InputError(said())
+
+        if _is_waited_for(finite):
+            look()
+        else:
+            self._unread.append(look)
+
+    def _catch_up(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Any = None) -> None:
+        unread, self._unread = self._unread, []
+        for look in unread:
+            look()
+
+    on_validation_start = on_save_checkpoint = on_train_end = _catch_up
+
+
+def _is_waited_for(x: Tensor) -> bool:
+    return x.device.type != "cuda"
+
+
+def _of_loss(loss: Tensor, place: str, names: list[str], norms: Tensor | None) -> str:
+    return f"loss is {loss.item()} {place}; {_largest_gradient(names, norms, 'of the step before')}"
+
+
+def _of_gradients(loss: Tensor, place: str, names: list[str], norms: Tensor) -> str:
+    return f"loss is {loss.item():.4g} {place}, but {_largest_gradient(names, norms, 'is')}"
+
+
+def _largest_gradient(names: list[str], norms: Tensor | None, when: str) -> str:
+    if norms is None:
+        return "no gradient was computed before"
+    norms = norms.cpu()
+    i = int(norms.argsort()[-1])  # NaN sorts last, hence is the largest: it is what we want to name
+    return f"the largest gradient {when} {norms[i].item():.3g} in {names[i]}"
 
 
 def _place(trainer: Trainer) -> str:
@@ -316,73 +350,3 @@ def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
     speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
     logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), *speed]
     return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), *logged]
-
-
-class WritePredictions(BasePredictionWriter):
-    """Writes a CSV file: one row per example with its label, its most probable class and the probabilities, classes by
-    the names that the data module has for them (`class_names`), else by number; of a task whose `predicts_classes` is
-    false with its values, one row per position where it has some at each.
-
-    A batch is (inputs, labels) or (inputs, lengths, labels), labels (B,) integers; of other batches there is no label.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(write_interval="batch_and_epoch")
-        self.path = path
-        self._labels: list[Tensor | None] = []
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._labels.clear()
-
-    def write_on_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, prediction: Any, batch_indices: Any, batch: Any,
-        batch_idx: int, dataloader_idx: int,
-    ) -> None:  # fmt: skip
-        last = batch[-1] if isinstance(batch, (tuple, list)) and len(batch) in (2, 3) else None
-        labels = last if isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point() else None
-        self._labels.append(labels.cpu() if labels is not None and len(labels) == len(prediction) else None)
-
-    def write_on_epoch_end(
-        self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any
-    ) -> None:
-        if trainer.world_size > 1:
-            raise InputError("predict writes what one device saw: run it with --trainer.devices=1")
-        classes = getattr(pl_module, "predicts_classes", True)
-        shapes = "(batch, classes)" if classes else "(batch, outputs) or (batch, length, outputs)"
-        if not all(isinstance(p, Tensor) and (p.dim() == 2 or (p.dim() == 3 and not classes)) for p in predictions):
-            raise InputError(f"predictions.csv takes what predict_step returns as a tensor {shapes}, nothing else")
-        if not classes:
-            self._write_values([p.float().cpu() for p in predictions])
-            return
-        rows = torch.cat(list(predictions)).float().cpu()
-        predicted = rows.argmax(1)
-        known = [labels for labels in self._labels if labels is not None]
-        labels = torch.cat(known) if known and len(known) == len(self._labels) else None
-        names = getattr(getattr(trainer, "datamodule", None), "class_names", None) or ()
-        if len(names) != rows.shape[1]:
-            names = range(rows.shape[1])
-        columns = ["example", *([] if labels is None else ["label"]), "prediction"]
-        before = ", in place of the one before" if self.path.exists() else ""
-        with replacing(self.path, newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*columns, *(f"p_{name}" for name in names)])
-            for i, row in enumerate(rows):
-                label = [] if labels is None else [names[int(labels[i])]]
-                writer.writerow([i, *label, names[int(predicted[i])], *(f"{p:.6g}" for p in row.tolist())])
-        right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
-        print(f"{len(rows)} predictions{right} in {self.path}{before}")
-
-    def _write_values(self, batches: list[Tensor]) -> None:
-        """Batches (B, K) or (B, L, K)."""
-        examples = [example for batch in batches for example in batch]
-        by_position = examples[0].dim() == 2
-        before = ", in place of the one before" if self.path.exists() else ""
-        with replacing(self.path, newline="") as file:
-            writer = csv.writer(file)
-            columns = ["example", *(["position"] if by_position else [])]
-            writer.writerow([*columns, *(f"y{i}" for i in range(examples[0].shape[-1]))])
-            for number, example in enumerate(examples):
-                for position, row in enumerate(example if by_position else example[None]):
-                    place = [number, position] if by_position else [number]
-                    writer.writerow([*place, *(f"{value:.6g}" for value in row.tolist())])
-        print(f"predictions of {len(examples)} examples in {self.path}{before}")

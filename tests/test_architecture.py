@@ -23,7 +23,7 @@ ALLOWED = {
     "tasks": {"ops", "layers", "models", *LEAVES},
     "datamodules": LEAVES,
     "analysis": {"ops", "layers", "models", *LEAVES},
-    "callbacks": {"layers", "tasks", "analysis", "progress", *LEAVES},
+    "callbacks": {"ops", "layers", "tasks", "analysis", "progress", *LEAVES},
     "progress": LEAVES,
     "runs": {"ops", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", "shipped", *LEAVES},

@@ -22,13 +22,14 @@ from lra_ssm.callbacks import (
     SeedByStep,
     StopOnNonFinite,
     Throughput,
-    WritePredictions,
     _known_peak,
     fit_callbacks,
 )
+from lra_ssm.cli.write_predictions import WritePredictions
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
+from lra_ssm.runs import stopping
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.identity import run_identity
 from lra_ssm.runs.metrics import CSVRunLogger
@@ -103,6 +104,41 @@ def test_a_loss_or_gradient_that_is_not_finite_names_step_and_parameter(tmp_path
     with pytest.raises(InputError, match=r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"):
         fit(tmp_path, StopOnNonFinite(), model=model)
     assert model.linear.weight.isfinite().all()
+
+
+def test_a_gpu_that_is_not_waited_for_says_so_a_step_later(tmp_path, monkeypatch):
+    """The same line, of the step where it was; and before anything is saved or validated."""
+    monkeypatch.setattr("lra_ssm.callbacks._is_waited_for", lambda x: False)
+    steps = Draws()
+    with pytest.raises(InputError, match=r"loss is nan at step 1 \(epoch 0\); the largest gradient of the step before"):
+        fit(tmp_path, steps, StopOnNonFinite(), model=Line(bad_loss=1))
+    assert len(steps.seen) == 2
+    with pytest.raises(InputError, match=r"at step 1 \(epoch 0\), but the largest gradient is inf in linear.weight"):
+        fit(tmp_path, StopOnNonFinite(), model=Line(bad_gradient=1))
+    steps = Draws()  # the last one of the epoch: validation comes behind it
+    with pytest.raises(InputError, match="loss is nan at step 3 "):
+        fit(tmp_path, steps, StopOnNonFinite(), model=Line(bad_loss=3))
+    assert len(steps.seen) == 4
+    last = SaveLast(tmp_path / "last.ckpt", 2, "code")
+    with pytest.raises(InputError, match="loss is nan at step 1 "):
+        fit(tmp_path, StopOnNonFinite(), last, model=Line(bad_loss=1), enable_checkpointing=True)
+    assert not (tmp_path / "last.ckpt").exists()
+
+
+def test_several_gpus_stop_a_step_behind(monkeypatch):
+    """All at the same step, by what they were asked before the one that is just made."""
+    asked, stopped = [], []
+    monkeypatch.setattr(stopping, "_requested", lambda: asked[-1])
+    end = stopping.EndFit(None)
+    end._whole, end._stop = True, lambda trainer, signum: stopped.append((len(asked), signum))
+    trainer = SimpleNamespace(world_size=1)
+    for behind in (False, True):
+        monkeypatch.setattr(stopping, "_is_behind", lambda trainer, behind=behind: behind)
+        asked.clear()
+        for number in (0, 15, 0):
+            asked.append(number)
+            end.on_train_batch_start(trainer, None, None, 0)
+    assert stopped == [(2, 15), (3, 15)]
 
 
 def test_what_stops_a_fit_waits_for_the_step_whose_gradients_accumulate(tmp_path):

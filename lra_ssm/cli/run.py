@@ -16,13 +16,14 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from lra_ssm.callbacks import WritePredictions, fit_callbacks
+from lra_ssm.callbacks import fit_callbacks
 from lra_ssm.cli.estimate import estimate
 from lra_ssm.cli.language_models import with_own_tokenizer
 from lra_ssm.cli.output import in_a_folder
 from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, with_config
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
+from lra_ssm.cli.write_predictions import WritePredictions
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.errors import InputError, squeeze

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -20,3 +21,22 @@ def check_dense(**tensors: Tensor | None) -> None:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Arithmetic in the dtypes that the code names; on the meta device, which has no autocast, nothing to do."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def read_later(x: Tensor) -> Callable[[], Tensor]:
+    """Sends x to the CPU; what it returns waits until x is there, and gives it. On a CPU it is x itself.
+
+    Read a step later, when the device has long computed it, nothing waits.
+    """
+    if x.device.type != "cuda":
+        return lambda: x
+    there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    there.copy_(x, non_blocking=True)
+    sent = torch.cuda.Event()
+    sent.record()
+
+    def read() -> Tensor:
+        sent.synchronize()
+        return there
+
+    return read

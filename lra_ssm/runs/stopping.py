@@ -1,5 +1,7 @@
 """How a fit comes to its end: stopped by a signal at a step that is saved, or with a last validation."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -7,6 +9,7 @@ import torch.distributed
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Checkpoint
 
+from lra_ssm.ops.tensors import read_later
 from lra_ssm.runs.saving import SaveLast
 from lra_ssm.runs.signals import Stopped, active
 
@@ -35,12 +38,18 @@ class EndFit(Checkpoint):
         self._max_steps: int | None = None  # while it is one higher
         self._stopping_in_validation = False
         self._intervals: tuple[Any, ...] | None = None
+        self._read: Callable[[], torch.Tensor] = partial(torch.zeros, ())
 
     # -- stopping --------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._whole and (signum := _asked(trainer)):
+        if self._whole and (signum := self._asked_before(trainer)):
             self._stop(trainer, signum)
+
+    def _asked_before(self, trainer: Trainer) -> int:
+        """`_asked`, of several GPUs what they were asked a step before: the number is there, and none is waited for."""
+        read, self._read = self._read, read_later(_over_processes(trainer, _requested(), "MAX"))
+        return int(read() if _is_behind(trainer) else self._read())
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -52,7 +61,7 @@ class EndFit(Checkpoint):
             loop.val_loop.batch_progress.total.reset()  # of the one that was broken off
             loop.max_steps = loop.max_steps if self._max_steps is None else self._max_steps
             self._due, self._max_steps = False, None
-        self._common = _over_processes(trainer, float(sum(trainer.num_val_batches)), "MIN")
+        self._common = _over_processes(trainer, float(sum(trainer.num_val_batches)), "MIN").item()
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -139,16 +148,26 @@ class EndFit(Checkpoint):
         self._intervals = None
 
 
+def _requested() -> int:
+    """The signal that asked this process to stop, 0 for none."""
+    signals = active()
+    return signals.requested if signals else 0
+
+
 def _asked(trainer: Trainer) -> int:
     """The signal that asked any process to stop, 0 for none; the same number in all of them."""
-    signals = active()
-    return int(_over_processes(trainer, signals.requested if signals else 0, "MAX"))
+    return int(_over_processes(trainer, _requested(), "MAX"))
 
 
-def _over_processes(trainer: Trainer, number: float, operation: Literal["MIN", "MAX"]) -> float:
-    """The smallest or the largest number of all processes."""
+def _is_behind(trainer: Trainer) -> bool:
+    """Whether asking all processes would wait for a GPU."""
+    return trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda"
+
+
+def _over_processes(trainer: Trainer, number: float, operation: Literal["MIN", "MAX"]) -> torch.Tensor:
+    """The smallest or the largest number () of all processes."""
     if trainer.world_size == 1:
-        return number
+        return torch.tensor(number)
     tensor = torch.tensor(number, dtype=torch.float32, device=trainer.strategy.root_device)
     torch.distributed.all_reduce(tensor, op=getattr(torch.distributed.ReduceOp, operation))
-    return tensor.item()
+    return tensor
