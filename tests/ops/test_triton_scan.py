@@ -372,3 +372,34 @@ def test_the_linear_recurrence_with_a_constant_factor(complex_, cut):
     actual = test_scan.run({name: x.to(DEVICE) for name, x in inputs.items()}, "triton", reset=reset.to(DEVICE))
     expected = test_scan.run(inputs, "reference", reset=reset)
     assert_close({name: x.cpu() for name, x in actual.items()}, expected)
+
+
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_kernels_compiled_in_an_epoch_of_listops(complex_A, monkeypatch):
+    """Batches of any length and a smaller last one: each kernel is compiled for lengths that are a multiple of 16, by
+    which loads along time are wide, and for others; for no other number of examples."""
+    compiled = set()
+
+    def kind(name, value, fixed):
+        if isinstance(value, torch.Tensor):
+            return value.dtype
+        if isinstance(value, tuple):
+            return tuple(kind("", stride, ()) for stride in value)
+        # As triton.jit: whether it is 1, whether it is a multiple of 16; names in capitals are constants.
+        return value if name.isupper() or value is None else None if name in fixed else (value == 1, value % 16 == 0)
+
+    def compile_only(kernel, programs, **arguments):
+        fixed = kernel.kwargs["do_not_specialize"]
+        compiled.add((kernel.__name__, *(kind(name, value, fixed) for name, value in arguments.items())))
+
+    monkeypatch.setattr(triton_call, "launch_kernel", compile_only)
+    monkeypatch.setattr(triton_call, "processors", lambda device: 132)
+    for batch, length in ((32, 1500), (32, 1999), (32, 1584), (17, 1700), (17, 1600)):
+        x = make_inputs(complex_A, "8 real", "8 real", batch=batch, D=16, N=16, L=length, dtype=torch.float32)
+        for name in ("u", "delta", "z", "B", "C"):  # as the layers give them
+            x[name] = x[name].transpose(-1, -2).contiguous().transpose(-1, -2)
+        run(x, backend="triton")
+    names = [name for name, *_ in compiled]
+    assert {name: names.count(name) for name in names} == dict(
+        scan_kernel=4, join_kernel=2, adjoint_kernel=2, gradient_kernel=2
+    )

@@ -60,7 +60,7 @@ def store_matrix_gradient(partial, tile, t0, length, states, steps_re, steps_im,
         tl.store(partial + begin + t * states + n, re, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def gradient_kernel(
     u, delta, z, A, B, C, D, delta_bias, B_bias, reset, grad_y, grad_last, carries, checkpoints, scratch,
     grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_delta_bias, grad_B_bias, grad_initial,

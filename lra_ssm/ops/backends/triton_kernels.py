@@ -77,7 +77,7 @@ def step(
     return x_re, x_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def scan_kernel(
     u, delta, z, A, B, C, D, delta_bias, B_bias, reset, initial, starts, y, last, checkpoints, ends, decays, dropped,
     u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, y_strides,
@@ -186,7 +186,7 @@ def scan_kernel(
         store_pairs(last, tl.cast(b, tl.int64) * plane + own, mask, x_re, x_im, COMPLEX)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "segments"])
 def join_kernel(
     ends, decays, dropped, first, starts, batch, channels, states, segments,
     BLOCK: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr,
@@ -245,7 +245,7 @@ def load_output_gradient(grad_y, strides, z, z_strides, b, d0, t0, mask, BLOCK_D
         return grad, grad, grad
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def adjoint_kernel(
     delta, z, A, C, delta_bias, reset, grad_y, ends, decays, dropped,
     delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
