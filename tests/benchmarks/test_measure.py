@@ -126,7 +126,7 @@ def test_a_known_allocation_is_seen():
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (Allocating(2.0, "die"), "the process that measured memory ended with -9"),
+        pytest.param(Allocating(2.0, "die"), "the process that measured memory ended with -9", marks=pytest.mark.slow),
         (Allocating(1e7), "(?i)memory"),  # 10 TB, more than half of what is free
     ],
 )
