@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lra_ssm.ops.backends import cpu_pieces
+from lra_ssm.ops.backends import cpu_pieces, triton_depthwise
 from lra_ssm.ops.tensors import check_dense
 
 # On a CPU the W passes are made over a part of u at a time, which so stays in the second-level cache: so many bytes.
@@ -251,8 +251,9 @@ def causal_depthwise_convolution(
     gradient has its input's dtype and is not differentiable a second time.  Raises ValueError, one line naming the
     argument, for a shape, dtype or device that does not fit.
 
-    On a CPU, of one dtype and up to four taps whose channels lie next to each other, one pass in C++; otherwise W sums
-    of shifted products rather than conv1d, which on a CPU takes up to twice as long for transposed inputs.
+    On a GPU one Triton kernel forward and one backward. On a CPU, of one dtype and up to four taps whose channels lie
+    next to each other, one pass in C++; otherwise W sums of shifted products rather than conv1d, which on a CPU takes
+    up to twice as long for transposed inputs.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
     if (
@@ -262,6 +263,8 @@ def causal_depthwise_convolution(
         and cpu_pieces.takes(u, weight, bias, initial)
     ):
         return _Native.apply(u, weight, bias, initial, reset, silu)
+    if u.device.type == "cuda" and triton_depthwise.takes(u):
+        return triton_depthwise.convolution(u, weight, bias, initial, reset, silu)
     run = _traced if torch.compiler.is_compiling() else _Convolution.apply
     y = run(u, weight, bias, initial, reset, dtype)
     return F.silu(y) if silu else y

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-KERNELS = {"scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel"}
+KERNELS = {"scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel", "convolution_kernel",
+           "convolution_gradient_kernel"}  # fmt: skip
 SKIP = ("D", "z", "delta_bias")
 
 # name: (make_inputs' arguments, dtype of u, delta, z and real variable B and C, channels last, discretization,
@@ -42,11 +43,13 @@ VARIANTS = {
         True, False),
     "complex euler, constant B, N = 3": (
         dict(complex_A=True, B="constant", C="2 interleaved", N=3, optional=()), None, False, "euler", False, False),
+    "depthwise, channels last": None,
+    "depthwise, channels first": None,
     "real euler, bfloat16, segments": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
 # A variant compiles for 15 seconds: those beside these are left to `pytest -m trials`.
-CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments"]
+CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments", "depthwise, channels last"]
 
 
 def compile_variants(names: list[str]) -> None:
@@ -95,8 +98,11 @@ def compile_variants(names: list[str]) -> None:
     assert "ex2.approx" in ceiling.asm["ptx"], "the ceiling of benchmarks/operators.py is one of exponentials"
     triton_call.launch_kernel = compile_instead
     for variant in names:
-        arguments, dtype, channels_last, discretization, segments, with_reset = VARIANTS[variant]
         current[:] = [variant]
+        if VARIANTS[variant] is None:
+            depthwise("last" in variant)
+            continue
+        arguments, dtype, channels_last, discretization, segments, with_reset = VARIANTS[variant]
         triton_call.processors = lambda device, segments=segments: 132 if segments else 0
         x = make_inputs(**{"batch": 2, "D": 128, "N": 16, "L": 1024, "dtype": torch.float32, **arguments})
         for key in ("u", "delta", "z", "B", "C"):
@@ -111,6 +117,16 @@ def compile_variants(names: list[str]) -> None:
         tensors = (i.u, i.delta, i.A, i.B, i.C, i.B_bias, i.D, i.z, i.delta_bias, i.initial_state, i.reset)
         y, last, checkpoints = triton_scan._scan(*tensors, zoh, True, True)
         triton_scan._scan_backward(*tensors, zoh, True, checkpoints, y, last)
+
+
+def depthwise(channels_last: bool) -> None:
+    """The depthwise convolution of a Mamba block in bfloat16, with all that it can be given."""
+    from lra_ssm.ops.backends import triton_depthwise
+
+    u = torch.zeros(2, 64, 256, dtype=torch.bfloat16)
+    u = u.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else u
+    reset, small = torch.zeros(2, 256, dtype=torch.bool), (torch.zeros(64, 4), torch.zeros(64), torch.zeros(2, 64, 3))
+    triton_depthwise.convolution_backward(triton_depthwise.convolution(u, *small, reset, True), u, *small, reset, True)
 
 
 def compiled(tmp_path, variants) -> list[dict]:

@@ -1,0 +1,35 @@
+"""Triton's interpreter, in which kernels run without a GPU."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def interpreter(monkeypatch):
+    """Without a GPU, let the kernels be interpreted, whoever imported triton before.
+
+    The backend's own kernels are decorated when a call first imports them, so that the variable may be set as late as
+    here.  Triton's library functions were decorated when triton was imported, by Lightning for instance.
+    """
+    if torch.cuda.is_available():
+        return
+    import triton
+    from triton.runtime import interpreter
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for module in (triton.language, triton.language.standard):
+        for name in ("sum", "zeros", "zeros_like", "cdiv"):
+            function = getattr(module, name)
+            if not isinstance(function, interpreter.InterpretedFunction):
+                monkeypatch.setattr(module, name, interpreter.InterpretedFunction(function.fn))
+
+    # Each call of a device function patches the whole language anew, half of the interpreter's time: once will do.
+    patched = set()
+
+    def call(self, *args, **kwargs):
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
