@@ -6,7 +6,7 @@ Shapes: delta (D,), A and B (D, N) or (N,), C (N,), (D, N) or (K, D, N).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ DISCRETIZATIONS = ("zoh", "bilinear")
 
 @dataclass(frozen=True)
 class KernelInputs:
-    """Checked arguments, in double: what has no L is small, and the phase l delta Im(A) reaches thousands of radians.
+    """Checked arguments: delta (D,) real; A, B (D, N) and C (K, D, N) real or complex, as A is, each float32 or float64.
 
-    delta (D,) float64; A, B (D, N) and C (K, D, N) float64 or complex128, as A is.
+    Whatever the precision, a backend computes in double what has no L, which is small, and the phase l delta Im(A),
+    which reaches thousands of radians.
     """
 
     delta: Tensor
@@ -30,6 +31,12 @@ class KernelInputs:
     L: int
     discretization: str
     dtype: torch.dtype  # of the kernel, and of the sums over states: float32 or float64
+
+    def in_double(self) -> KernelInputs:
+        """delta float64; A, B and C float64 or complex128."""
+        wide = torch.complex128 if self.A.is_complex() else torch.float64
+        A, B, C = (x.to(wide) for x in (self.A, self.B, self.C))
+        return replace(self, delta=self.delta.double(), A=A, B=B, C=C)
 
 
 def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str) -> KernelInputs:
@@ -53,7 +60,9 @@ def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, 
     if discretization not in DISCRETIZATIONS:
         raise ValueError(f"discretization: {discretization!r}; expected 'zoh' or 'bilinear'")
     double = any(x.dtype in (torch.float64, torch.complex128) for x in (delta, A, B, C))
-    wide = torch.complex128 if A.is_complex() else torch.float64
-    C = C.to(wide).expand(*C.shape[:-2], D, N).reshape(-1, D, N)
-    A, B = A.to(wide).expand(D, N), B.to(wide).expand(D, N)
-    return KernelInputs(delta.double(), A, B, C, L, discretization, torch.float64 if double else torch.float32)
+    least = torch.complex64 if A.is_complex() else torch.float32
+    A, B, C = (x.to(torch.promote_types(x.dtype, least)) for x in (A, B, C))
+    C = C.expand(*C.shape[:-2], D, N).reshape(-1, D, N)
+    delta = delta.to(torch.promote_types(delta.dtype, torch.float32))
+    dtype = torch.float64 if double else torch.float32
+    return KernelInputs(delta, A.expand(D, N), B.expand(D, N), C, L, discretization, dtype)

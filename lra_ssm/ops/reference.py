@@ -123,6 +123,7 @@ def linear_scan_reference(
 
 def run_kernel_reference(inputs: KernelInputs) -> Tensor:
     """(K, D, L) for checked inputs."""
+    inputs = inputs.in_double()
     delta, A = inputs.delta.unsqueeze(-1), inputs.A
     if inputs.discretization == "zoh":
         A_bar, B_bar = torch.exp(delta * A), delta * _phi1(delta * A)

@@ -20,11 +20,21 @@ from tests.each import each
 from tests.ops.scan_cases import needs_compiled
 
 
-@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "two-level tables"])
-def path(request):
-    """s4d_kernel by C++ and by matrix products; what is not complex zero-order hold takes the second in any case."""
-    with prefer_backend("auto" if request.param == "compiled" else "eager"):
+@pytest.fixture(params=[pytest.param("auto", marks=needs_compiled), "eager", "triton"])
+def path(request, monkeypatch):
+    """s4d_kernel by C++, by matrix products, and by Triton's kernels, interpreted where there is no GPU; what is not
+    complex zero-order hold takes the second in any case."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+        request.getfixturevalue("interpreter")
+        if torch.cuda.is_available():
+            monkeypatch.setitem(globals(), "s4d_kernel", lambda *x: s4d_kernel(*(on_gpu(y) for y in x)).cpu())
+    with prefer_backend(request.param):
         yield
+
+
+def on_gpu(x):
+    return x.cuda() if isinstance(x, torch.Tensor) else x
 
 
 LENGTHS = [1, 2, 63, 128, 257, 1024]
@@ -186,13 +196,23 @@ def test_kernel_of_every_backend(backend, several):
     assert_same(ours, truth, *inputs)
 
 
+@pytest.mark.slow
+def test_triton_operator(interpreter):
+    """What torch.compile is told about shapes, strides and gradients is so."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    delta, A, B, C = (x.to(device).requires_grad_() for x in kernel_inputs(True, several=2))
+    torch.library.opcheck(torch.ops.lra_ssm.s4d_kernel_triton, (delta, A, B, C, 70, True))
+
+
 def test_a_backend_that_makes_no_such_kernel_says_why():
     delta, A, B, C = kernel_inputs(True)
-    with pytest.raises(ValueError, match="backend: 'triton'; expected 'auto' or one of 'cpu', 'eager', 'reference'"):
-        s4d_kernel(delta, A, B, C, 5, backend="triton")
+    with pytest.raises(ValueError, match="'mamba_ssm'; expected 'auto' or one of 'cpu', 'eager', 'reference', 'triton'"):
+        s4d_kernel(delta, A, B, C, 5, backend="mamba_ssm")
+    with pytest.raises(ValueError, match="'triton' cannot run this call: it computes zero-order hold of a complex A"):
+        s4d_kernel(delta, A.real, B.real, C.real, 5, backend="triton")
     with pytest.raises(ValueError, match="'cpu' cannot run this call: it computes zero-order hold of a complex A"):
         s4d_kernel(delta, A, B, C, 5, "bilinear", backend="cpu")
-    with prefer_backend("triton"):  # it has a scan and no kernel: this stays with auto
+    with prefer_backend("mamba_ssm"):  # it has a scan and no kernel: this stays with auto
         assert s4d_kernel(delta, A, B, C, 5).shape == (3, 5)
     with prefer_backend("cpu"):  # nor has this one bilinear kernels
         assert s4d_kernel(delta, A, B, C, 5, "bilinear").shape == (3, 5)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 KERNELS = {"scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel", "convolution_kernel",
-           "convolution_gradient_kernel"}  # fmt: skip
+           "convolution_gradient_kernel", "s4d_kernel", "s4d_gradient_kernel"}  # fmt: skip
 SKIP = ("D", "z", "delta_bias")
 
 # name: (make_inputs' arguments, dtype of u, delta, z and real variable B and C, channels last, discretization,
@@ -45,11 +45,13 @@ VARIANTS = {
         dict(complex_A=True, B="constant", C="2 interleaved", N=3, optional=()), None, False, "euler", False, False),
     "depthwise, channels last": None,
     "depthwise, channels first": None,
+    "S4D's kernel": None,
+    "S4D's kernel, float64": None,
     "real euler, bfloat16, segments": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
 # A variant compiles for 15 seconds: those beside these are left to `pytest -m trials`.
-CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments", "depthwise, channels last"]
+CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments", "depthwise, channels last", "S4D's kernel"]
 
 
 def compile_variants(names: list[str]) -> None:
@@ -79,9 +81,9 @@ def compile_variants(names: list[str]) -> None:
     current = []
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
-    def compile_instead(kernel, programs, **arguments):
+    def compile_instead(kernel, programs, num_warps=1, **arguments):
         start = time.perf_counter()
-        compiled = kernel.warmup(**arguments, grid=(programs,), num_warps=1, enable_fp_fusion=True)
+        compiled = kernel.warmup(**arguments, grid=(programs,), num_warps=num_warps, enable_fp_fusion=True)
         seconds = time.perf_counter() - start
         cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
@@ -100,7 +102,7 @@ def compile_variants(names: list[str]) -> None:
     for variant in names:
         current[:] = [variant]
         if VARIANTS[variant] is None:
-            depthwise("last" in variant)
+            s4d_kernel("float64" in variant) if "S4D" in variant else depthwise("last" in variant)
             continue
         arguments, dtype, channels_last, discretization, segments, with_reset = VARIANTS[variant]
         triton_call.processors = lambda device, segments=segments: 132 if segments else 0
@@ -127,6 +129,15 @@ def depthwise(channels_last: bool) -> None:
     u = u.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else u
     reset, small = torch.zeros(2, 256, dtype=torch.bool), (torch.zeros(64, 4), torch.zeros(64), torch.zeros(2, 64, 3))
     triton_depthwise.convolution_backward(triton_depthwise.convolution(u, *small, reset, True), u, *small, reset, True)
+
+
+def s4d_kernel(double: bool) -> None:
+    """S4D's convolution kernels of a bidirectional layer."""
+    from lra_ssm.ops.backends import triton_s4d_kernel
+
+    A, C = (torch.zeros(shape, dtype=torch.complex128 if double else torch.complex64) for shape in ((8, 32), (2, 8, 32)))
+    system = (A[:, 0].real, A, A, C)
+    triton_s4d_kernel.s4d_kernel_zoh_backward(triton_s4d_kernel.s4d_kernel_zoh(*system, 1024, double), *system)
 
 
 def compiled(tmp_path, variants) -> list[dict]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends import cpu_linear_scan, cpu_s4d_kernel, cpu_scan, mamba_ssm_scan, triton_scan
+from lra_ssm.ops.backends import cpu_linear_scan, cpu_s4d_kernel, cpu_scan, mamba_ssm_scan, triton_s4d_kernel, triton_scan
 from lra_ssm.ops.backends.eager import run_eager
 from lra_ssm.ops.backends.eager_s4d_kernel import run_eager_kernel
 from lra_ssm.ops.kernel_inputs import KernelInputs
@@ -47,7 +47,9 @@ class Backend(NamedTuple):
 
 
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(Operation(triton_scan.run, triton_scan.refusal)),
+    "triton": Backend(
+        Operation(triton_scan.run, triton_scan.refusal), Operation(triton_s4d_kernel.run, triton_s4d_kernel.refusal)
+    ),
     "mamba_ssm": Backend(Operation(mamba_ssm_scan.run, mamba_ssm_scan.refusal)),
     "cpu": Backend(
         Operation(cpu_scan.run, cpu_scan.refusal), Operation(cpu_s4d_kernel.run_kernel, cpu_s4d_kernel.kernel_refusal)

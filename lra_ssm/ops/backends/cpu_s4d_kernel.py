@@ -76,7 +76,8 @@ s4d_kernel_zoh.register_autograd(_backward, setup_context=_keep_for_backward)
 
 def run_kernel(inputs: KernelInputs) -> Tensor:
     """(K, D, L) for checked inputs."""
-    return s4d_kernel_zoh(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)
+    x = inputs.in_double()
+    return s4d_kernel_zoh(x.delta, x.A, x.B, x.C, x.L, x.dtype == torch.float64)
 
 
 def kernel_refusal(device: torch.device, inputs: KernelInputs | None) -> str | None:

@@ -18,6 +18,7 @@ _T = 128
 
 def run_eager_kernel(inputs: KernelInputs) -> Tensor:
     """(K, D, L) for checked inputs."""
+    inputs = inputs.in_double()
     rule = zoh if inputs.discretization == "zoh" else bilinear
     A_bar, B_bar = rule(inputs.delta.unsqueeze(-1), inputs.A)
     return _two_level(A_bar, inputs.C * inputs.B * B_bar, inputs.L, inputs.dtype)

@@ -92,9 +92,9 @@ def plan(
     return Plan(block, blocks_of(block), segment, math.ceil(length / segment))
 
 
-def launch_kernel(kernel: Any, programs: int, **arguments: Any) -> None:
+def launch_kernel(kernel: Any, programs: int, num_warps: int = WARPS, **arguments: Any) -> None:
     # Fused multiply-add is Triton's default until 3.9 and not after.
-    kernel[(programs,)](**arguments, num_warps=WARPS, enable_fp_fusion=True)
+    kernel[(programs,)](**arguments, num_warps=num_warps, enable_fp_fusion=True)
 
 
 def _pairs(x: Tensor | None) -> Tensor | None:

@@ -1,0 +1,98 @@
+"""S4D's convolution kernel under zero-order hold in one Triton kernel forward and one backward, as operators that
+autograd and torch.compile know.
+
+Shapes: delta (D,), A, B (D, N), C (K, D, N), kernel (K, D, L). (K kernels, D channels, N conjugate pairs, L length.)
+
+Discretization, and what grows with l, is computed in double whatever the inputs' dtypes are; tables of powers and the
+products of them are float32, or float64 where an input is.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lra_ssm.ops.backends import triton_call, triton_scan
+from lra_ssm.ops.kernel_inputs import KernelInputs
+
+# Rows, columns and states that a program takes at once, 16 at least, and its warps. Not measured on a device yet.
+BLOCK_I, BLOCK_J, BLOCK_N = 16, 64, 16
+WARPS = 4
+
+
+def refusal(device: torch.device, inputs: KernelInputs | None) -> str | None:
+    """Why Triton cannot make this kernel, or None; inputs None asks about the device alone."""
+    if inputs is not None and (inputs.discretization != "zoh" or not inputs.A.is_complex()):
+        return "it computes zero-order hold of a complex A alone"
+    return triton_scan.refusal(device, None)
+
+
+def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double: bool, **arguments: Any) -> None:
+    """Both kernels are given the system alike."""
+    import triton.language as tl
+
+    pairs = {name: torch.view_as_real(x.resolve_conj()) for name, x in (("A", A), ("B", B), ("C", C))}
+    strides = {f"{name}_strides": ((0,) * (4 - x.dim()) + x.stride()) for name, x in pairs.items()}
+    with torch.cuda.device(A.device) if A.device.type == "cuda" else nullcontext():
+        triton_call.launch_kernel(
+            kernel, programs, num_warps=WARPS, **pairs, **strides, channels=A.shape[0], states=A.shape[1],
+            BLOCK_I=BLOCK_I, BLOCK_J=BLOCK_J, BLOCK_N=BLOCK_N, TYPE=tl.float64 if double else tl.float32, **arguments,
+        )  # fmt: skip
+
+
+@torch.library.custom_op("lra_ssm::s4d_kernel_triton", mutates_args=())
+def s4d_kernel_zoh(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
+    """The kernels (K, D, L) of `lra_ssm.ops.s4d_kernel` under zero-order hold: float64 if `double`, else float32.
+
+    delta (D,), A, B (D, N) and C (K, D, N) of any real, and complex, dtypes.
+    """
+    from lra_ssm.ops.backends.triton_s4d_kernels import s4d_kernel
+
+    (K, D, _), rows = C.shape, math.ceil(L / (BLOCK_I * BLOCK_J))
+    out = torch.empty((K, D, L), dtype=torch.float64 if double else torch.float32, device=A.device)
+    _launch(s4d_kernel, K * D * rows, A, B, C, double, delta=delta.contiguous(), out=out, length=L, rows=rows)
+    return out
+
+
+@s4d_kernel_zoh.register_fake
+def _(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, double: bool) -> Tensor:
+    return delta.new_empty((*C.shape[:2], L), dtype=torch.float64 if double else torch.float32)
+
+
+@torch.library.custom_op("lra_ssm::s4d_kernel_triton_backward", mutates_args=())
+def s4d_kernel_zoh_backward(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    """The gradients of delta, A, B and C, contiguous, in the dtypes of these."""
+    from lra_ssm.ops.backends.triton_s4d_kernels import s4d_gradient_kernel
+
+    grads = [x.new_empty(x.shape) for x in (delta, A, B, C)]
+    named = {f"grad_{name}": torch.view_as_real(x) for name, x in zip("ABC", grads[1:], strict=True)}
+    _launch(
+        s4d_gradient_kernel, A.shape[0], A, B, C, grad.dtype == torch.float64, delta=delta.contiguous(),
+        grad=grad.contiguous(), grad_delta=grads[0], **named, length=grad.shape[2], kernels=C.shape[0],
+    )  # fmt: skip
+    return grads
+
+
+@s4d_kernel_zoh_backward.register_fake
+def _(grad: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (delta, A, B, C)]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*s4d_kernel_zoh_backward(grad, *ctx.saved_tensors), None, None)
+
+
+s4d_kernel_zoh.register_autograd(_backward, setup_context=_setup_context)
+
+
+def run(inputs: KernelInputs) -> Tensor:
+    """(K, D, L) for checked inputs."""
+    return s4d_kernel_zoh(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)
