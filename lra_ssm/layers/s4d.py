@@ -138,11 +138,10 @@ class S4D(RecurrentLayer):
         """The system with C of one direction as a scan, without D: (y (batch, L, D), last state (batch, D, N))."""
         delta, A, B, C = self._system()
         u = x.transpose(1, 2)
-        steps = delta[:, None].expand_as(u)
-        if valid is not None:
-            steps = steps.masked_fill(~valid.transpose(1, 2), 0)  # no time passes at padding
+        if valid is not None:  # no time passes at padding
+            delta = delta[:, None].expand_as(u).masked_fill(~valid.transpose(1, 2), 0)
         y, state = selective_scan(
-            u, steps, A, B, C[direction], discretization="zoh", reset=reset, initial_state=initial_state,
+            u, delta, A, B, C[direction], discretization="zoh", reset=reset, initial_state=initial_state,
             return_last_state=True,
         )  # fmt: skip
         return y.transpose(1, 2), state

@@ -18,7 +18,7 @@ DISCRETIZATIONS = ("zoh", "bilinear")
 
 @dataclass(frozen=True)
 class KernelInputs:
-    """Checked arguments: delta (D,) real; A, B (D, N) and C (K, D, N) real or complex, as A is, each float32 or float64.
+    """Checked arguments: delta (D,) real; A, B (D, N) and C (K, D, N) real or complex, as A is; of either precision.
 
     Whatever the precision, a backend computes in double what has no L, which is small, and the phase l delta Im(A),
     which reaches thousands of radians.

@@ -21,8 +21,8 @@ def s4d_kernel(
     delta (D,) real; A, B (D, N) or (N,); C too, or (K, D, N) for K kernels from one set of powers (a bidirectional
     layer takes K = 2).  Real B or C beside complex A is promoted.  Returns (D, L), or (K, D, L), real: float64 if any
     input is float64 or complex128, else float32.  discretization: "zoh" or "bilinear", see `discretization`.
-    backend: "auto" takes the fastest one that supports the call; or "cpu", "triton", "eager", "reference".  Gradients for delta, A,
-    B and C.  Raises ValueError for what does not fit, or why the backend cannot run.
+    backend: "auto" takes the fastest one that supports the call; or "cpu", "triton", "eager", "reference".
+    Gradients for delta, A, B and C.  Raises ValueError for what does not fit, or why the backend cannot run.
     """
     with without_autocast(delta.device):
         kernel = run_kernel(backend, check_kernel_inputs(delta, A, B, C, L, discretization))

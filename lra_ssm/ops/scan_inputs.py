@@ -1,8 +1,8 @@
 """The arguments of `selective_scan`, checked and brought to one form, for every backend and for the reference.
 
-Shapes: u, delta, z (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L), the last dimension 2L
-where re and im are interleaved; D, delta_bias (D,); B_bias (D, N); initial_state (batch, D, N); reset (batch, L). (D
-channels, L length, N states, G groups of D/G channels, B's and C's own.)
+Shapes: u, delta, z (batch, D, L), or delta (D,); A (D, N); B, C constant (D, N) or variable (batch, G, N, L), the last
+dimension 2L where re and im are interleaved; D, delta_bias (D,); B_bias (D, N); initial_state (batch, D, N); reset
+(batch, L). (D channels, L length, N states, G groups of D/G channels, B's and C's own.)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lra_ssm.ops.tensors import check_dense
@@ -56,6 +57,7 @@ class ScanInputs:
     discretization: str
     initial_state: Tensor | None
     reset: Tensor | None
+    steady_delta: Tensor | None  # (D,), softplus taken, where it is the same at every step; delta is it, expanded
     dtype: torch.dtype  # of the real arithmetic: float32 or float64
     state_dtype: torch.dtype  # the same, or its complex counterpart if A is complex
 
@@ -149,7 +151,7 @@ def check_scan_inputs(
         raise _wrong("A", A, f"(D, N) or (N,) with D = {channels} and N >= 1")
     N = A.shape[-1]
     expected_shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-        "delta": ("(batch, D, L)", (batch, channels, L)),
+        "delta": ("(D,)", (channels,)) if delta.dim() == 1 else ("(batch, D, L)", (batch, channels, L)),
         "z": ("(batch, D, L)", (batch, channels, L)),
         "D": ("(D,)", (channels,)),
         "delta_bias": ("(D,)", (channels,)),
@@ -176,6 +178,11 @@ def check_scan_inputs(
 
     if B.dim() == 2 and B_bias is not None:
         B, B_bias = B.to(state_dtype) + B_bias.to(state_dtype), None
+    steady_delta, delta_bias = None, small(delta_bias, dtype)
+    if delta.dim() == 1:
+        delta = delta.to(dtype) if delta_bias is None else delta.to(dtype) + delta_bias
+        steady_delta = F.softplus(delta) if delta_softplus else delta
+        delta, delta_bias, delta_softplus = steady_delta[:, None].expand(batch, channels, L), None, False
     return ScanInputs(
         u=u,
         delta=delta,
@@ -184,12 +191,13 @@ def check_scan_inputs(
         C=constant(C) if C.dim() == 2 else C,
         D=small(D, dtype),
         z=z,
-        delta_bias=small(delta_bias, dtype),
+        delta_bias=delta_bias,
         delta_softplus=bool(delta_softplus),
         B_bias=small(B_bias, state_dtype),
         discretization=discretization,
         initial_state=small(initial_state, state_dtype),
         reset=reset,
+        steady_delta=steady_delta,
         dtype=dtype,
         state_dtype=state_dtype,
     )

@@ -1,7 +1,7 @@
 """The selective scan: a diagonal state-space model whose step size, B and C may change at every step.
 
-Shapes: u, delta, z, y (batch, D, L); A (D, N) or (N,); B, C (D, N), (batch, N, L) or (batch, G, N, L); state
-(batch, D, N). (D channels, L length, N states (conjugate pairs for complex A), G groups of D/G channels.)
+Shapes: u, delta, z, y (batch, D, L), or delta (D,); A (D, N) or (N,); B, C (D, N), (batch, N, L) or (batch, G, N, L);
+state (batch, D, N). (D channels, L length, N states (conjugate pairs for complex A), G groups of D/G channels.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def selective_scan(
     are those of mamba-ssm's `selective_scan_fn`, in shape, meaning and order.
 
     Args:
-        u, delta, z: (batch, D, L), real.
+        u, delta, z: (batch, D, L), real; or delta (D,), the same at every step, which some backends discretize once.
         A: (D, N), or (N,) for one A in all channels; real or complex.
         B, C: each on its own constant (D, N), or variable: (batch, N, L), or (batch, G, N, L) with its own G dividing
             D, where group g serves the channels g D/G .. (g+1) D/G - 1.  Beside complex A a variable one may be complex

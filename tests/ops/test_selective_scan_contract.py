@@ -44,6 +44,20 @@ def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
 
 
 @each("backend", [*BACKENDS, "reference"])
+@each("softplus", [False, True])
+def test_one_delta_for_all_steps(softplus, backend):
+    """delta (D,), and its bias's and softplus's gradients, are those of the same delta at every step."""
+    inputs = make_inputs(True, *VARIABLE[True], L=50)
+    inputs["delta"] = delta = inputs["delta"][0, :, 0].clone()
+    inputs["delta_bias"] = inputs["delta_bias"].abs()
+    flags = dict(discretization="zoh", delta_softplus=softplus, backend=backend)
+    got = run(inputs, **flags)
+    expected = run({**inputs, "delta": delta[:, None].expand(2, 4, 50)}, **flags)
+    expected["delta"] = expected["delta"].sum((0, 2))
+    assert_close(got, expected, rtol=1e-10)
+
+
+@each("backend", [*BACKENDS, "reference"])
 @each("complex_A", [False, True])
 def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
     """Even an infinite state does not leak; gradients of the first document's inputs stop at the reset."""
@@ -262,6 +276,7 @@ NESTED = torch.nested.nested_tensor([zeros(5, 4), zeros(3, 4)], layout=torch.jag
     bad("u", zeros(2, 4, 5).to_sparse(), "u: a sparse_coo tensor; expected a dense one$"),
     bad("A", zeros(4, 3).to_sparse(), "A: a sparse_coo tensor"),
     bad("u", NESTED, "u: a nested tensor; expected a dense one, with the sequences padded to one length"),
+    bad("delta", zeros(5), r"delta: shape \(5,\); expected \(D,\) = \(4,\)"),
     bad("delta", zeros(2, 4, 6), r"delta: shape \(2, 4, 6\); expected \(batch, D, L\) = \(2, 4, 5\)"),
     bad("A", zeros(3, 3), r"A: shape \(3, 3\); expected \(D, N\) or \(N,\) with D = 4"),
     bad("A", zeros(()), r"A: shape \(\)"),

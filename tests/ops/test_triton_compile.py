@@ -6,6 +6,7 @@ each.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import torch
 KERNELS = {"scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel", "convolution_kernel",
            "convolution_gradient_kernel", "s4d_kernel", "s4d_gradient_kernel"}  # fmt: skip
 SKIP = ("D", "z", "delta_bias")
+BOUNDS = Path(__file__).with_name("instructions.json")  # the lines that this file prints; they may fall
 
 # name: (make_inputs' arguments, dtype of u, delta, z and real variable B and C, channels last, discretization,
 # segments, reset)
@@ -47,11 +49,17 @@ VARIANTS = {
     "depthwise, channels first": None,
     "S4D's kernel": None,
     "S4D's kernel, float64": None,
+    "complex zoh, constant B and C": (
+        dict(complex_A=True, B="constant", C="constant", N=8, optional=()), torch.bfloat16, True, "zoh", False, True),
+    "one delta, constant B and C": (
+        dict(complex_A=True, B="constant", C="constant", N=8, optional=()), torch.bfloat16, True, "zoh", False,
+        True),
     "real euler, bfloat16, segments": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
-# A variant compiles for 15 seconds: those beside these are left to `pytest -m trials`.
-CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments", "depthwise, channels last", "S4D's kernel"]
+# All compile for a minute: those beside these are left to `pytest -m trials`.
+CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments", "depthwise, channels last",
+          "S4D's kernel"]  # fmt: skip
 
 
 def compile_variants(names: list[str]) -> None:
@@ -87,12 +95,17 @@ def compile_variants(names: list[str]) -> None:
         seconds = time.perf_counter() - start
         cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
-        usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True).stdout
+        usage, code = (
+            subprocess.run([tool, option, cubin], capture_output=True, text=True).stdout
+            for option in ("--dump-resource-usage", "-sass")
+        )
         registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
         record = dict(variant=current[0], kernel=kernel.__name__, block=arguments.get("BLOCK_D"), registers=registers,
                       stack=stack, seconds=round(seconds, 1))  # fmt: skip
-        if kernel is triton_kernels.scan_kernel:
+        if "CHUNK" in arguments or "C_FORM" in arguments:
             states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
+            record["per state and step"] = round(in_inner_loops(code) / states, 1)
+        if kernel is triton_kernels.scan_kernel:
             record["exponentials"] = compiled.asm["ptx"].count("ex2.approx") / states
         print(json.dumps(record), flush=True)
 
@@ -116,9 +129,25 @@ def compile_variants(names: list[str]) -> None:
         i = check_scan_inputs(*(x.get(key) for key in names), True, x.get("B_bias"), discretization,
                               x.get("initial_state"), reset)  # fmt: skip
         zoh = discretization == "zoh"
-        tensors = (i.u, i.delta, i.A, i.B, i.C, i.B_bias, i.D, i.z, i.delta_bias, i.initial_state, i.reset)
+        delta = i.delta[0, :, 0] if "one delta" in variant else i.delta
+        tensors = (i.u, delta, i.A, i.B, i.C, i.B_bias, i.D, i.z, i.delta_bias, i.initial_state, i.reset)
         y, last, checkpoints = triton_scan._scan(*tensors, zoh, True, True)
         triton_scan._scan_backward(*tensors, zoh, True, checkpoints, y, last)
+
+
+def in_inner_loops(code: str) -> int:
+    """The instructions of all loops that hold no other, in a cubin's text."""
+    instructions = [
+        (int(found[1], 16), found[2])
+        for found in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z][^;]*);", code)
+    ]
+    loops = []
+    for at, text in instructions:
+        target = re.match(r"BRA.*(?<=\s)0x([0-9a-f]+)", text)
+        if target and int(target[1], 16) < at:
+            loops.append((int(target[1], 16), at))
+    inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
+    return sum(first <= at <= last for at, _ in instructions for first, last in inner)
 
 
 def depthwise(channels_last: bool) -> None:
@@ -135,7 +164,8 @@ def s4d_kernel(double: bool) -> None:
     """S4D's convolution kernels of a bidirectional layer."""
     from lra_ssm.ops.backends import triton_s4d_kernel
 
-    A, C = (torch.zeros(shape, dtype=torch.complex128 if double else torch.complex64) for shape in ((8, 32), (2, 8, 32)))
+    dtype = torch.complex128 if double else torch.complex64
+    A, C = torch.zeros(8, 32, dtype=dtype), torch.zeros(2, 8, 32, dtype=dtype)
     system = (A[:, 0].real, A, A, C)
     triton_s4d_kernel.s4d_kernel_zoh_backward(triton_s4d_kernel.s4d_kernel_zoh(*system, 1024, double), *system)
 
@@ -162,8 +192,14 @@ def test_kernels_compile_for_hopper(variants, tmp_path):
     records = compiled(tmp_path, variants)
     assert {record["variant"] for record in records} == set(variants)
     assert {record["kernel"] for record in records} == KERNELS
-    for record in records:
+    version, bounds = json.loads(BOUNDS.read_text()).values()
+    of_these = [bound for name in variants for bound in bounds if bound[0] == name]
+    for record, (variant, kernel, instructions, _, stack) in zip(records, of_these, strict=True):
         print(record)
+        assert (record["variant"], record["kernel"]) == (variant, kernel)
+        if importlib.metadata.version("triton").startswith(version):  # another one compiles otherwise
+            assert record.get("per state and step", 0) <= (instructions or 0) * 1.05, record
+            assert record["stack"] <= stack + 32, record
         # bytes: at most some spilled registers, most in float64, and no array in local memory
         assert record["stack"] <= 1536, record
         if "float64" not in record["variant"]:

@@ -83,6 +83,24 @@ def test_one_segment(complex_A, chunk, L, monkeypatch):
     compare(inputs, discretization="zoh", reset=random_reset(1, L).roll(5))
 
 
+@pytest.mark.parametrize(
+    "complex_A, B, L, segment",
+    [
+        (True, "constant", 11, 5),
+        pytest.param(True, "constant", 11, 100, marks=pytest.mark.slow),
+        pytest.param(False, "constant", 11, 5, marks=pytest.mark.slow),
+        pytest.param(True, "1 real", 6, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_one_delta_for_all_steps(complex_A, B, L, segment, cut):
+    """With a constant B the system is discretized once, and the kernels see no delta."""
+    cut(4, segment)
+    inputs = make_inputs(complex_A, B, "constant", batch=2, D=2, L=L, optional=("z", "delta_bias", "initial_state"))
+    inputs["delta"] = inputs["delta"][0, :, 0].clone()
+    rule = "zoh" if complex_A else "euler"
+    compare(inputs, discretization=rule, delta_softplus=True, reset=random_reset(2, L).roll(3))
+
+
 def test_many_segments(cut):
     """More than the four that are joined at a time, the last of one step."""
     cut()

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.backends import cpu_linear_scan, cpu_s4d_kernel, cpu_scan, mamba_ssm_scan, triton_s4d_kernel, triton_scan
+from lra_ssm.ops.backends import (
+    cpu_linear_scan,
+    cpu_s4d_kernel,
+    cpu_scan,
+    mamba_ssm_scan,
+    triton_s4d_kernel,
+    triton_scan,
+)
 from lra_ssm.ops.backends.eager import run_eager
 from lra_ssm.ops.backends.eager_s4d_kernel import run_eager_kernel
 from lra_ssm.ops.kernel_inputs import KernelInputs

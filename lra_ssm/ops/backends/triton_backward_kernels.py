@@ -24,6 +24,7 @@ from lra_ssm.ops.backends.triton_steps import (
     away_from_zero,
     channel_pointers,
     coefficient,
+    discretized,
     drop,
     join4,
     load_channels,
@@ -60,6 +61,26 @@ def store_matrix_gradient(partial, tile, t0, length, states, steps_re, steps_im,
         tl.store(partial + begin + t * states + n, re, mask=mask)
 
 
+@triton.jit
+def undiscretized(delta, A_re, A_im, B_re, B_im, of_A_re, of_A_im, of_B_re, of_B_im, COMPLEX: tl.constexpr,
+                  ZOH: tl.constexpr):  # fmt: skip
+    """The gradients of A, B (conjugated, as all) and delta (BLOCK_D,) from those of A_bar and of B_bar B."""
+    A_bar_re, A_bar_im, _, _, hold_re, hold_im = discretized(delta, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+    of_hold_re, of_hold_im = multiply(of_B_re, of_B_im, B_re, B_im, COMPLEX)
+    of_B_re, of_B_im = multiply(of_B_re, of_B_im, hold_re, hold_im, COMPLEX)
+    of_z_re, of_z_im = multiply(of_A_re, of_A_im, A_bar_re, A_bar_im, COMPLEX)
+    of_delta, _ = multiply(of_z_re, of_z_im, A_re, A_im, COMPLEX)
+    of_A_re, of_A_im = delta * of_z_re, delta * of_z_im
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+        slope_re, slope_im = zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, hold_re,
+                                            hold_im, COMPLEX)  # fmt: skip
+        slope_re, slope_im = multiply(of_hold_re, of_hold_im, slope_re, slope_im, COMPLEX)
+        of_A_re, of_A_im = of_A_re + slope_re, of_A_im + slope_im
+        of_hold_re, _ = multiply(of_hold_re, of_hold_im, A_bar_re, A_bar_im, COMPLEX)
+    return of_A_re, of_A_im, of_B_re, of_B_im, tl.sum(of_delta + of_hold_re, axis=0)
+
+
 @triton.jit(do_not_specialize=["batch"])
 def gradient_kernel(
     u, delta, z, A, B, C, D, delta_bias, B_bias, reset, grad_y, grad_last, carries, checkpoints, scratch,
@@ -68,7 +89,8 @@ def gradient_kernel(
     grad_u_strides, grad_delta_strides, grad_z_strides,
     batch, length, channels, states, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
-    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, HALVINGS: tl.constexpr,
+    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
+    HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, chunk by chunk backward in time.
 
@@ -98,6 +120,9 @@ def gradient_kernel(
         B_re, B_im = load_pairs(B, own, mask, COMPLEX)
     elif B_bias is not None:
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
+    if STEADY:
+        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     if C_FORM == CONSTANT:
         C_re, C_im = load_pairs(C, own, mask, COMPLEX)
     skip = tl.zeros((BLOCK_D,), TYPE)
@@ -129,7 +154,7 @@ def gradient_kernel(
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
-                                       BLOCK_D, TYPE)  # fmt: skip
+                                       STEADY, BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
             Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
@@ -142,7 +167,7 @@ def gradient_kernel(
                 full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
                 delta_i = deltas[i][None, :]
                 x_re, x_im, _, _, _, _ = step(x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im,
-                                              full_re, full_im, COMPLEX, ZOH)  # fmt: skip
+                                              full_re, full_im, COMPLEX, ZOH, STEADY)  # fmt: skip
             store_planes(scratch + j * (W * TILE), local, TILE, mask, x_re, x_im, COMPLEX)
         tl.debug_barrier()  # a tile may be read by other threads than wrote it
         for j in range(0, groups):
@@ -151,7 +176,7 @@ def gradient_kernel(
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask,
-                                               SOFTPLUS, BLOCK_D, TYPE)  # fmt: skip
+                                               SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
             grad_tile, grad_gated, gate = load_output_gradient(grad_y, grad_y_strides, z, z_strides, b, d0, t0,
                                                                tile_mask, BLOCK_D, TYPE)  # fmt: skip
             us, deltas, grads = split4(u_tile), split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
@@ -173,8 +198,8 @@ def gradient_kernel(
                 delta_i, old_re, old_im = deltas[i][None, :], x_re, x_im
                 x_re, x_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im = step(
                     x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im, full_re, full_im, COMPLEX,
-                    ZOH)  # fmt: skip
-                if ZOH:  # A_bar is 1 + A B_bar: registers are short
+                    ZOH, STEADY)  # fmt: skip
+                if ZOH and not STEADY:  # A_bar is 1 + A B_bar: registers are short
                     before = before + ((old_re, old_im, B_bar_re, B_bar_im),)
                 else:
                     before = before + ((old_re, old_im, A_bar_re, A_bar_im),)
@@ -209,7 +234,7 @@ def gradient_kernel(
             for i in tl.static_range(3, -1, -1):
                 old_re, old_im, A_bar_re, A_bar_im = before[i]
                 B_bar_re, B_bar_im = A_bar_re, A_bar_im
-                if ZOH:
+                if ZOH and not STEADY:
                     A_bar_re, A_bar_im = multiply(A_re, A_im, B_bar_re, B_bar_im, COMPLEX)
                     A_bar_re += 1.0
                 full_re, full_im = load_matrix_step(B, B_strides, b, d0 // B_group, t0 + i, length, states, B_re, B_im,
@@ -223,8 +248,11 @@ def gradient_kernel(
                 g_B_re, g_B_im = multiply(g_re, g_im, full_re, full_im, COMPLEX)
                 back_re, back_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)  # to the state before
                 # grad A_bar times A_bar; its part of grad A is delta times that, of grad delta A times that
-                decay_re, decay_im = multiply(back_re, back_im, old_re, old_im, COMPLEX)
-                if ZOH:
+                if STEADY:  # there A is A_bar
+                    decay_re, decay_im = multiply(g_re, g_im, old_re, old_im, COMPLEX)
+                else:
+                    decay_re, decay_im = multiply(back_re, back_im, old_re, old_im, COMPLEX)
+                if ZOH and not STEADY:
                     g_delta_re, _ = multiply(decay_re, decay_im, A_re, A_im, COMPLEX)
                     rise_re, _ = multiply(g_B_re, g_B_im, A_bar_re, A_bar_im, COMPLEX)
                     deltas_grad = (tl.sum(g_delta_re + rise_re * u_i, axis=0),) + deltas_grad
@@ -276,10 +304,19 @@ def gradient_kernel(
                 sum_bias += tl.sum(tl.where(tile_mask, delta_grad_tile, 0.0), axis=1)
             pointers = channel_pointers(grad_u, grad_u_strides, b, d0, t0, BLOCK_D)
             tl.store(pointers, u_grad_tile.to(grad_u.dtype.element_ty), mask=tile_mask)
-            pointers = channel_pointers(grad_delta, grad_delta_strides, b, d0, t0, BLOCK_D)
-            tl.store(pointers, delta_grad_tile.to(grad_delta.dtype.element_ty), mask=tile_mask)
+            if not STEADY:
+                pointers = channel_pointers(grad_delta, grad_delta_strides, b, d0, t0, BLOCK_D)
+                tl.store(pointers, delta_grad_tile.to(grad_delta.dtype.element_ty), mask=tile_mask)
         tl.debug_barrier()  # the next chunk writes scratch anew
 
+    sums = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
+    if STEADY:
+        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im = load_pairs(A, own, mask, COMPLEX)
+        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
+        sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_delta = undiscretized(
+            held, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
+        tl.store(grad_delta + sums, sum_delta, mask=channel_mask)
     store_planes(grad_A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
     if B_FORM == CONSTANT:
         store_planes(grad_B, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
@@ -287,7 +324,6 @@ def gradient_kernel(
         store_planes(grad_B_bias, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)
     if C_FORM == CONSTANT:
         store_planes(grad_C, tile, plane, mask, sum_C_re, -sum_C_im, COMPLEX)
-    sums = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
     if D is not None:
         tl.store(grad_D + sums, sum_D, mask=channel_mask)
     if delta_bias is not None:

@@ -136,6 +136,8 @@ class Scan:
 
     def __init__(self, tensors: ScanTensors, zoh: bool, softplus: bool, backward: bool) -> None:
         x = self.tensors = tensors
+        self.steady = x.delta.dim() == 1
+        delta, delta_strides = (x.delta.contiguous(), (0, 0, 0)) if self.steady else (x.delta, x.delta.stride())
         self.batch, self.channels, self.length = x.u.shape
         self.states, self.complex = x.A.shape[-1], x.A.is_complex()
         self.dtype, self.device = x.A.dtype.to_real(), x.u.device
@@ -151,14 +153,15 @@ class Scan:
         reset = None if x.reset is None else x.reset.view(torch.uint8)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(
-            u=x.u, delta=x.delta, z=x.z, A=_pairs(x.A), B=self.B.data, C=self.C.data, D=_pairs(x.D),
+            u=x.u, delta=delta, z=x.z, A=_pairs(x.A), B=self.B.data, C=self.C.data, D=_pairs(x.D),
             delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias), initial=_pairs(x.initial), reset=reset,
-            u_strides=x.u.stride(), delta_strides=x.delta.stride(), z_strides=_strides(x.z, 3),
+            u_strides=x.u.stride(), delta_strides=delta_strides, z_strides=_strides(x.z, 3),
             B_strides=self.B.strides, C_strides=self.C.strides, reset_strides=_strides(reset, 2),
             batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
             B_group=B_group, C_group=C_group, segment_length=self.plan.segment, segments=self.plan.segments,
             CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, B_FORM=self.B.form, C_FORM=self.C.form,
-            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, HALVINGS=self.plan.block.bit_length() - 1,
+            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, STEADY=self.steady,
+            HALVINGS=self.plan.block.bit_length() - 1,
         )  # fmt: skip
 
     def launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
@@ -211,17 +214,16 @@ class Scan:
         segments, batch, width = self.plan.segments, self.batch, 2 if self.complex else 1
         tile = width * self.known["BLOCK_N"] * self.plan.block
         scratch = torch.empty((self.programs, CHUNK // 4, tile), dtype=self.dtype, device=self.device)
-        grads = {
-            name: torch.empty_like(getattr(x, name)) for name in ("u", "delta", "z") if getattr(x, name) is not None
-        }
+        steps = {"u": x.u, "delta": None if self.steady else x.delta, "z": x.z}
+        grads = {name: torch.empty_like(given) for name, given in steps.items() if given is not None}
         partial = {"A": self.planes(segments, batch)}
         for name, matrix in (("B", self.B), ("C", self.C)):
             partial[name] = self.planes(segments, batch) if matrix.form == CONSTANT else self.partial_steps(matrix.form)
         if x.B_bias is not None:
             partial["B_bias"] = self.planes(segments, batch)
-        for name in ("D", "delta_bias"):
-            if getattr(x, name) is not None:
-                partial[name] = torch.empty((segments, batch, self.channels), dtype=self.dtype, device=self.device)
+        of_channels = ["delta"] * self.steady + [name for name in ("D", "delta_bias") if getattr(x, name) is not None]
+        for name in of_channels:
+            partial[name] = torch.empty((segments, batch, self.channels), dtype=self.dtype, device=self.device)
         if x.initial is not None:
             grads["initial"] = torch.empty(x.initial.shape, dtype=x.A.dtype, device=self.device)
         names = [name for name in ScanTensors._fields if name != "reset"]
@@ -236,9 +238,8 @@ class Scan:
             if name in partial:
                 like = getattr(x, name)
                 grads[name] = self.summed(partial[name]) if like.dim() == 2 else self.summed_steps(partial[name], like)
-        for name in ("D", "delta_bias"):
-            if name in partial:
-                grads[name] = partial[name].sum((0, 1))
+        for name in of_channels:
+            grads[name] = partial[name].sum((0, 1))
         return [grads[name] for name in ScanTensors._fields if name in grads]
 
     def partial_steps(self, form: int) -> Tensor:

@@ -22,6 +22,7 @@ from lra_ssm.ops.backends.triton_steps import (
     away_from_zero,
     channel_pointers,
     coefficient,
+    discretized,
     drop,
     exponential,
     join4,
@@ -43,10 +44,14 @@ from lra_ssm.ops.backends.triton_steps import (
 
 @triton.jit
 def load_delta(delta, strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS: tl.constexpr,
-               BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none."""
+               STEADY: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, and 1
+    at the others of a discretized system."""
     mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-    raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE)
+    if STEADY:
+        raw = tl.where(mask, 1.0, 0.0).to(TYPE)
+    else:
+        raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE)
     if delta_bias is not None:
         raw += tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)[:, None]
     if SOFTPLUS:
@@ -56,16 +61,29 @@ def load_delta(delta, strides, delta_bias, b, d0, t0, length, channel_mask, SOFT
 
 
 @triton.jit
+def transition(delta, A_re, A_im, COMPLEX: tl.constexpr, STEADY: tl.constexpr):
+    """A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
+    if STEADY:
+        return tl.where(delta != 0, A_re, 1.0), tl.where(delta != 0, A_im, 0.0)
+    else:
+        return exponential(delta, A_re, A_im, COMPLEX)
+
+
+@triton.jit
 def step(
-    x_re, x_im, u, delta, A_re, A_im, inverse_re, inverse_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.constexpr
-):
-    """(the state after one step, A_bar, B_bar); u and delta (1, BLOCK_D).  B_bar is a stand-in for euler."""
-    if ZOH:
+    x_re, x_im, u, delta, A_re, A_im, inverse_re, inverse_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
+    STEADY: tl.constexpr,
+):  # fmt: skip
+    """(the state after one step, A_bar, B_bar); u and delta (1, BLOCK_D).  B_bar is a stand-in for euler.
+
+    STEADY: A and B are discretized, and delta is 1, or 0 beyond the end.
+    """
+    if ZOH and not STEADY:
         A_bar_re, A_bar_im, B_bar_re, B_bar_im = zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX)
         v_re, v_im = multiply(B_bar_re, B_bar_im, B_re, B_im, COMPLEX)
         v_re, v_im = v_re * u, v_im * u
     else:
-        A_bar_re, A_bar_im = exponential(delta, A_re, A_im, COMPLEX)
+        A_bar_re, A_bar_im = transition(delta, A_re, A_im, COMPLEX, STEADY)
         B_bar_re, B_bar_im = A_bar_re, A_bar_im
         v_re, v_im = B_re * (delta * u), B_im * (delta * u)
     if COMPLEX:
@@ -83,7 +101,7 @@ def scan_kernel(
     u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, y_strides,
     batch, length, channels, states, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
-    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr,
+    COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
 ):  # fmt: skip
     """One segment of the scan.
 
@@ -109,6 +127,9 @@ def scan_kernel(
         B_re, B_im = load_pairs(B, own, mask, COMPLEX)
     elif B_bias is not None:
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
+    if STEADY:
+        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     if C_FORM == CONSTANT and y is not None:
         C_re, C_im = load_pairs(C, own, mask, COMPLEX)
     skip = tl.zeros((BLOCK_D,), TYPE)
@@ -134,7 +155,7 @@ def scan_kernel(
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
-                                       BLOCK_D, TYPE)  # fmt: skip
+                                       STEADY, BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
             Bs_re, Bs_im, Cs_re, Cs_im = us, us, us, us
             if B_FORM != CONSTANT:
@@ -150,8 +171,9 @@ def scan_kernel(
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
                 full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
                 delta_i = deltas[i][None, :]
-                x_re, x_im, A_bar_re, A_bar_im, _, _ = step(x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re,
-                                                            inverse_im, full_re, full_im, COMPLEX, ZOH)  # fmt: skip
+                x_re, x_im, A_bar_re, A_bar_im, _, _ = step(
+                    x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im, full_re, full_im, COMPLEX,
+                    ZOH, STEADY)  # fmt: skip
                 if y is not None:
                     c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
                     if COMPLEX:
@@ -159,7 +181,7 @@ def scan_kernel(
                     else:
                         ys = ys + (tl.sum(c_re * x_re, axis=0),)
                 else:
-                    if COMPLEX:
+                    if COMPLEX or STEADY:
                         decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
                     else:
                         total_delta += deltas[i]
@@ -176,7 +198,7 @@ def scan_kernel(
                 tl.store(pointers, y_tile.to(y.dtype.element_ty), mask=tile_mask)
     if y is None:
         # For complex A the product of the steps' factors: a phase delta A summed first would carry the sum's rounding.
-        if not COMPLEX:
+        if not COMPLEX and not STEADY:
             decay_re = tl.exp(total_delta[None, :] * A_re)
         store_planes(ends, tile, plane, mask, x_re, x_im, COMPLEX)
         store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)
@@ -251,6 +273,7 @@ def adjoint_kernel(
     delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
     batch, length, channels, states, unit, C_group, segment_length,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
+    ZOH: tl.constexpr, STEADY: tl.constexpr,
 ):  # fmt: skip
     """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
     by how much it shrinks what came from behind, and whether a reset cuts that off."""
@@ -263,6 +286,9 @@ def adjoint_kernel(
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
     A_re, A_im = load_pairs(A, d * states + n, mask, COMPLEX)
     C_re, C_im = A_re, A_im
+    if STEADY:
+        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im, _, _, _, _ = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
     if C_FORM == CONSTANT:
         C_re, C_im = load_pairs(C, d * states + n, mask, COMPLEX)
     g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
@@ -275,8 +301,8 @@ def adjoint_kernel(
     for j in range(0, groups):
         t0 = begin + (groups - 1 - j) * 4
         tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS, BLOCK_D,
-                                   TYPE)  # fmt: skip
+        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS, STEADY,
+                                   BLOCK_D, TYPE)  # fmt: skip
         grad_tile, _, _ = load_output_gradient(
             grad_y, grad_y_strides, z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE
         )
@@ -289,7 +315,7 @@ def adjoint_kernel(
             resets = load_resets(reset, reset_strides, b, t0, length)
         for i in tl.static_range(3, -1, -1):
             c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
-            A_bar_re, A_bar_im = exponential(deltas[i][None, :], A_re, A_im, COMPLEX)
+            A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, COMPLEX, STEADY)
             g_re += c_re * grads[i][None, :]
             if COMPLEX:
                 g_im += c_im * grads[i][None, :]
@@ -297,11 +323,14 @@ def adjoint_kernel(
                 decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
             else:
                 g_re *= A_bar_re
-                total_delta += deltas[i]
+                if STEADY:
+                    decay_re *= A_bar_re
+                else:
+                    total_delta += deltas[i]
             if reset is not None:
                 g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
                 any_reset = any_reset | resets[i].to(tl.int32)
-    if not COMPLEX:
+    if not COMPLEX and not STEADY:
         decay_re = tl.exp(total_delta[None, :] * A_re)
     store_planes(ends, tile, plane, mask, g_re, g_im, COMPLEX)
     store_planes(decays, tile, plane, mask, decay_re, decay_im, COMPLEX)

@@ -45,7 +45,10 @@ def _scan(
     z: Tensor | None, delta_bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
     zoh: bool, softplus: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(y, last state, checkpoints: the state before every chunk (chunks, batch, W, N, D), empty unless keep)."""
+    """(y, last state, checkpoints: the state before every chunk (chunks, batch, W, N, D), empty unless keep).
+
+    delta (D,) is the same at every step, softplus taken; B is constant.
+    """
     y, last, checkpoints = _empty_results(u, A, keep)
     if u.shape[0]:
         scan = Scan(ScanTensors(u, delta, A, B, C, B_bias, D, z, delta_bias, initial, reset), zoh, softplus, False)
@@ -115,6 +118,9 @@ _scan.register_autograd(_backward, setup_context=_setup_context)
 
 def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) for checked inputs."""
+    tensors = inputs.tensors
+    if inputs.steady_delta is not None and inputs.B.dim() == 2:
+        tensors = tensors._replace(delta=inputs.steady_delta)
     flags = inputs.discretization == "zoh", inputs.delta_softplus, inputs.needs_grad
-    y, last_state, _ = _scan(*inputs.tensors, *flags)
+    y, last_state, _ = _scan(*tensors, *flags)
     return y, last_state

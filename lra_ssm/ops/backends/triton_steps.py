@@ -333,6 +333,19 @@ def away_from_zero(A_re, A_im, COMPLEX: tl.constexpr):
 
 
 @triton.jit
+def discretized(delta, A_re, A_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.constexpr):
+    """(A_bar, B_bar B, B_bar), once for all steps; B_bar is real, and its imaginary half a stand-in, for euler."""
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+        A_re, A_im, hold_re, hold_im = zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX)
+        B_re, B_im = multiply(hold_re, hold_im, B_re, B_im, COMPLEX)
+        return A_re, A_im, B_re, B_im, hold_re, hold_im
+    else:
+        A_re, A_im = exponential(delta, A_re, A_im, COMPLEX)
+        return A_re, A_im, delta * B_re, delta * B_im, delta + 0.0 * A_re, 0.0 * A_im
+
+
+@triton.jit
 def zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im,
                    COMPLEX: tl.constexpr):  # fmt: skip
     """dB_bar/dA = (delta A_bar - B_bar)/A; where that cancels, delta^2 phi1'(delta A) by its series."""
