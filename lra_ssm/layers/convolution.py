@@ -53,6 +53,8 @@ class ShortConvolution(nn.Conv1d):
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One position: x_t (B, D), state (B, D, W - 1) -> (y_t (B, D), state)."""
         window = torch.cat([state, x_t.unsqueeze(-1).to(state.dtype)], dim=-1)
+        if x_t.device.type != "cpu":  # where launches cost more than sums
+            return self(x_t.unsqueeze(1), initial_state=state)[0].squeeze(1), window[..., 1:]
         y = (window * self.weight.squeeze(1)).sum(-1)
         y = y if self.bias is None else y + self.bias
         return (F.silu(y) if self.silu else y).to(x_t.dtype), window[..., 1:]
