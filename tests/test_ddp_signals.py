@@ -230,6 +230,30 @@ def test_a_bare_process_that_is_killed_in_training_ends_the_other(tmp_path: Path
     assert record(tmp_path)["status"] == "interrupted"
 
 
+HANGS = """
+import subprocess, sys, time
+from types import SimpleNamespace
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from lra_ssm.runs import signals
+
+torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+with signals.listening() as heard:
+    died = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    heard._launcher = SimpleNamespace(procs=[died])
+    time.sleep(signals._PATIENCE * 0.75)  # a collective that does not come back
+    print("came back")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_lost_under_nccl_ends_the_others_whose_collectives_hang() -> None:
+    """Nothing raises in the main thread, as with gloo; it is not waited for as long as there."""
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (137, "")
+    assert done.stderr.splitlines() == ["lra-ssm: process 1 of the run was killed by SIGKILL"]
+
+
 def test_every_process_knows_which_one_is_gone() -> None:
     """Three of them; strangers at their port are nobody."""
     port = free_port()

@@ -231,10 +231,19 @@ class Signals:
             if self._asked and not self.training and now - self._asked[0] > _PATIENCE:
                 self._end_now(str(Stopped(self._asked[1])), self._asked[1])
             self._look_after_peers()
-            # Until the processes have met in torch too, nothing tells the main thread.
-            early = self._peers is not None and not torch.distributed.is_initialized()
-            if self._lost_at and not self.leaving and now - self._lost_at > (_PATIENCE / 4 if early else _PATIENCE):
+            patience = _PATIENCE if self._is_told() else _PATIENCE / 4
+            if self._lost_at and not self.leaving and now - self._lost_at > patience:
                 self._end_now(str(self.lost), self._lost_code - 128)
+
+    def _is_told(self) -> bool:
+        """Whether a collective of the main thread breaks off where a process is lost.
+
+        Before the processes have met in torch there is none. NCCL's never ends; torch's watchdog sees it (at once, or
+        after half an hour on one machine), waits for a minute and aborts the process, which then says nothing of ours.
+        """
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return self._peers is None
+        return torch.distributed.get_backend() == "gloo"
 
     def _note(self, signum: int) -> None:
         if signum not in self._before:  # somebody else's, such as SIGCHLD
