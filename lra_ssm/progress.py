@@ -10,7 +10,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
+from lightning.pytorch.trainer.connectors.logger_connector.result import _METRICS, _ResultCollection
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 from torchmetrics import Metric
 
 from lra_ssm.bars import Bar
@@ -80,6 +82,29 @@ def values_of_batch(trainer: Trainer) -> dict[str, Any]:
     return {result.meta.name: result._forward_cache for result in own if result._forward_cache is not None}
 
 
+class _OnDevice(_ResultCollection):
+    """What steps log, as tensors for the bar too: Lightning makes numbers of these, and waits for a GPU at every step,
+    drawn or not."""
+
+    def metrics(self, on_step: bool) -> _METRICS:
+        of_bar = [result.meta for result in self.values() if result.meta.prog_bar]
+        for meta in of_bar:
+            meta.prog_bar = False
+        found = super().metrics(on_step)
+        for meta in of_bar:
+            meta.prog_bar = True
+            name = meta.forked_name(on_step)
+            if name in found["callback"]:  # all that is logged in training is
+                found["pbar"][name] = found["callback"][name]  # type: ignore[assignment]
+        return found
+
+
+def wait_for_no_bar(trainer: Trainer) -> None:
+    """Within a fit no step waits for its values, but for a bar of somebody else."""
+    if isinstance(trainer.progress_bar_callback, Progress | None):
+        trainer.fit_loop.epoch_loop._results.__class__ = _OnDevice
+
+
 def ends(trainer: Trainer) -> tuple[float, float]:
     """Optimizer steps after which a fit ends by max_steps and by max_epochs; infinite where it does not."""
     batches, epochs = trainer.fit_loop.max_batches, trainer.max_epochs
@@ -147,7 +172,7 @@ class Progress(ProgressBar):
         known = by_epochs <= steps and by_epochs < math.inf
         parts = []
         for name, value in self.get_metrics(trainer, trainer.lightning_module).items():
-            shown = f"{float(value):.4g}" if isinstance(value, (int, float)) else str(value)
+            shown = f"{float(value):.4g}" if isinstance(value, (int, float, Tensor)) else str(value)
             parts.append(f"{name.removeprefix('train/')} (batch) {shown}" if name in marked else f"{name} {shown}")
         bar.done, bar.total = trainer.global_step, min(steps, by_epochs)
         bar.draw(f"epoch {number}/{trainer.max_epochs}" if known else f"epoch {number}", [*parts, more])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from lra_ssm.cli import _warning_line
-from lra_ssm.progress import Progress, ShowModel, of_one_batch, shown_by_us
+from lra_ssm.progress import Progress, ShowModel, of_one_batch, shown_by_us, wait_for_no_bar
 from tests.runner import FIT, SHORT, Command, only_run, succeed
 
 
@@ -121,6 +121,14 @@ def test_a_users_own_bar_and_summary_win(monkeypatch):
     assert kinds({}, [ModelSummary()]) == [Progress]
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # whose bar is Lightning's
     assert kinds({}, []) == [ShowModel]
+
+
+def test_values_are_numbers_for_a_users_own_bar_and_not_read_for_ours():
+    for bar, kind in ((RichProgressBar(), float), (Progress(), torch.Tensor)):
+        trainer = trainer_of(bar)
+        wait_for_no_bar(trainer)
+        trainer.fit(Line(), loader())
+        assert isinstance(trainer.progress_bar_metrics["train/loss"], kind)
 
 
 def test_the_log_of_a_job_moves_and_settings_of_it_are_no_part_of_the_run(tmp_path, data):

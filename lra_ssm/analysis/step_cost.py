@@ -163,7 +163,7 @@ class CountStep(TorchDispatchMode):
         if name == "aten::_to_copy":
             return torch.device(kwargs.get("device") or self.device).type == "cpu" and not kwargs.get("non_blocking")
         if name == "aten::copy_":
-            return args[0].device.type == "cpu" and not kwargs.get("non_blocking")
+            return args[0].device.type == "cpu" and not (kwargs.get("non_blocking") or True in args[2:])
         return name in _WAITING or _mask_of(name, args)
 
     def _answer(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -208,12 +208,11 @@ def _bytes(x: Tensor) -> int:
 
 def _place() -> str:
     """The line of this package, or of Lightning's, that is being executed."""
-    frame, lightning = sys._getframe(2), ""
+    frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/lra_ssm/" in name and name != __file__:
-            return f"lra_ssm/{name.rpartition('/lra_ssm/')[2]}:{frame.f_lineno}"
-        if "/lightning/" in name and not lightning:
-            lightning = f"lightning/{name.rpartition('/lightning/')[2]}:{frame.f_lineno}"
+        for package in ("lra_ssm", "lightning"):
+            if f"/{package}/" in name and name != __file__:
+                return f"{package}/{name.rpartition(f'/{package}/')[2]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return lightning or "?"
+    return "?"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lra_ssm.errors import InputError, in_user_code
+from lra_ssm.progress import wait_for_no_bar
 from lra_ssm.runs.checks import (
     check_batches,
     check_checkpoint,
@@ -64,6 +65,7 @@ def fit(
     warn_of_memory(trainer, task, data)
     if run is not None:
         run.begin(trainer, task, data)  # takes the directory, and writes the record
+    wait_for_no_bar(trainer)
     with restoring(checkpoint):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint and str(checkpoint), **tensors_alone(trainer.fit))
     return run.end(trainer) if run is not None else {}

@@ -3,6 +3,7 @@ kernels and bytes than in bounds.json. They may fall; `python -m tests.gpu_walk.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,27 @@ def test_every_config_has_its_bounds() -> None:
         if "\ndata:" in path.read_text()
     }
     assert configs == BOUNDS.keys()
+
+
+@pytest.mark.slow
+def test_no_step_of_a_fit_waits(tmp_path: Path) -> None:
+    """Of Lightning, the callbacks, the NaN stop, clipping; a step that is logged does, for what is logged."""
+    flags = {"accelerator": "cuda", "devices": 1, "precision": "bf16-mixed", "gradient_clip_val": 1, "max_epochs": 1,
+             "log_every_n_steps": 5, "limit_val_batches": 0}  # fmt: skip
+    line = [sys.executable, "-m", "tests.gpu_walk.fit", "5,9,10", "--config", str(ROOT / "tests/tiny.yaml")]
+    line += [f"--trainer.{name}={value}" for name, value in flags.items()]
+    line += ["--checkpoint.every_n_steps=100", "--data.num_train=112"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["code"] == 0, done.stderr[-3000:]
+    between, logged = found["waits"]
+    assert between == {}
+    places = {
+        "lra_ssm/callbacks.py",
+        "lightning/fabric/utilities/apply_func.py",
+    }  # the speed, and the values for the logger
+    assert {wait.split()[1].partition(":")[0] for wait in logged} == places
 
 
 @pytest.mark.parametrize(
