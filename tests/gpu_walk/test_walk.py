@@ -90,9 +90,8 @@ def test_no_step_of_a_fit_waits(tmp_path: Path) -> None:
     assert {wait.split()[1].partition(":")[0] for wait in logged} == places
 
 
-@pytest.mark.parametrize(
-    "language", [pytest.param(True, marks=pytest.mark.trials), pytest.param(False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("language", [False, True])
 def test_all_configs(language: bool) -> None:
     for found in walked([name for name in BOUNDS if name.startswith("lm/") == language]):
         check(found)
