@@ -90,11 +90,11 @@ def _class(network: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _layer(network: Mapping[str, Any]) -> str:
-    """The class of its layers; nothing where it says none."""
-    layer = within(network, "init_args").get("layer")
-    if isinstance(layer, dict):
-        layer = layer.get("class_path")
-    return str(layer or "").rpartition(".")[2]
+    """The classes of its layers; nothing where it says none."""
+    layers = within(network, "init_args").get("layer")
+    several = layers if isinstance(layers, list) else [layers]
+    paths = [one.get("class_path") if isinstance(one, dict) else one for one in several]
+    return ", ".join(dict.fromkeys(str(path or "").rpartition(".")[2] for path in paths))
 
 
 def _score(source: Mapping[str, Any]) -> str:

@@ -72,6 +72,15 @@ class RunParser(LightningArgumentParser):
         args = args and [re.sub(r"^(--[\w.]+)=None$", r"\1=null", text) for text in args]
         return super().parse_args(args, *positional, **keywords)
 
+    def dump(self, *args: Any, **keywords: Any) -> Any:
+        """jsonargparse takes a list, where a class or a list of classes may stand, for a class that it cannot write."""
+        write = _typehints.serialize_as_import_path
+        _typehints.serialize_as_import_path = partial(_no_list, write)
+        try:
+            return super().dump(*args, **keywords)
+        finally:
+            _typehints.serialize_as_import_path = write
+
     def validate(self, *args: Any, **keywords: Any) -> None:
         token = _validated.set(True)
         try:
@@ -212,6 +221,12 @@ def _in_our_way() -> Iterator[None]:
     finally:
         _typehints.discard_init_args_on_class_path_change = anew
         _typehints.resolve_class_path_by_name = found
+
+
+def _no_list(write: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list):
+        raise ValueError("a list is no class")
+    return write(value)
 
 
 def _ours_first(among_all: Callable[[Any, str], str], kinds: Any, name: str) -> str:

@@ -21,6 +21,8 @@ from lra_ssm.layers.contract import check_call
 
 LayerFactory = Callable[[int], nn.Module]  # d_model ->
 BlockFactory = Callable[[int, LayerFactory], nn.Module]  # d_model, layer ->
+Layers = LayerFactory | list[LayerFactory]  # one, or several that are repeated over the depth
+Blocks = BlockFactory | list[BlockFactory]
 HeadFactory = Callable[[int, int], nn.Module]  # d_model, num_classes ->
 NetworkFactory = Callable[[], nn.Module]
 
@@ -74,6 +76,17 @@ class ModuleSpec:
                 raise ValueError(f"a {cls.kind} is given as class_path and init_args, got {sorted(spec)}")
             return cls(spec["class_path"], **(spec.get("init_args") or {}))
         return cls(spec)
+
+    @classmethod
+    def each(cls, specs: Any, count: int) -> list[Self]:
+        """So many, of one or of several that are repeated: [S6, S6, Attention] of six is that twice.
+
+        Raises ValueError for a list of none.
+        """
+        several = [cls.of(spec) for spec in specs] if isinstance(specs, (list, tuple)) else [cls.of(specs)]
+        if not several:
+            raise ValueError(f"{cls.kind} is a list of none; give one, or several that are repeated over the depth")
+        return [several[i % len(several)] for i in range(count)]
 
     def as_dict(self) -> dict[str, Any]:
         """The plain dict that is stored in hyperparameters.

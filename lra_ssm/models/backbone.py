@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
 from lra_ssm.layers.blocks import S4Block, need, run_with_state
 from lra_ssm.layers.norms import statistics_kept
-from lra_ssm.layers.spec import BlockFactory, LayerFactory
+from lra_ssm.layers.spec import Blocks, Layers
 
 State = tuple[Any, ...]  # of a backbone: its blocks' states
 
@@ -22,12 +22,13 @@ class Backbone(nn.Module):
     """Embedding of tokens or linear map of features, blocks, and the norm that such blocks end with.
 
     Args:
-        layer: a specification, built by each block at the width it needs.
+        layer: a specification, built by each block at the width it needs; or a list of them, repeated over the depth:
+            [S6, S6, Attention] of 6 blocks is that twice.
         vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
         d_input: inputs are features (B, L, d_input).
         d_model: D.
         n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`.
+        block: a specification, built as `block(D, layer)`, or a list as of layers.
         residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
         activation_checkpointing: in training, blocks are run again in backward instead of keeping what they computed.
 
@@ -37,12 +38,12 @@ class Backbone(nn.Module):
 
     def __init__(
         self,
-        layer: LayerFactory,
+        layer: Layers,
         vocab_size: int | None = None,
         d_input: int | None = None,
         d_model: int = 128,
         n_layers: int = 8,
-        block: BlockFactory = S4Block,
+        block: Blocks = S4Block,
         residual_in_float32: bool = False,
         activation_checkpointing: bool = False,
     ) -> None:
@@ -53,15 +54,16 @@ class Backbone(nn.Module):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         self.activation_checkpointing, self.d_input = activation_checkpointing, d_input
-        layer, block = LayerSpec.of(layer), BlockSpec.of(block)
+        pairs = zip(BlockSpec.each(block, n_layers), LayerSpec.each(layer, n_layers), strict=True)
         self.embedding: nn.Module
         if vocab_size is not None:
             self.embedding = nn.Embedding(vocab_size, d_model)
         elif d_input is not None:
             self.embedding = nn.Linear(d_input, d_model)
-        self.blocks = nn.ModuleList(block(d_model, layer) for _ in range(n_layers))
+        self.blocks = nn.ModuleList(block(d_model, layer) for block, layer in pairs)
         # Behind a post-norm block there is no residual: its norm gives the network's precision again.
-        self.residual_in_float32 = residual_in_float32 and bool(getattr(self.blocks[0], "prenorm", False))
+        prenorm = all(getattr(each, "prenorm", False) for each in self.blocks)
+        self.residual_in_float32 = residual_in_float32 and prenorm
         # The block says it, so that pre- or post-norm stands in one place; a block of a user's own need not.
         final_norm = getattr(self.blocks[-1], "final_norm", None)
         self.norm: nn.Module | None = final_norm(d_model) if final_norm else None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
 from lra_ssm.layers.contract import check_call, check_output
-from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
+from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import MeanPooling
@@ -18,13 +18,13 @@ class Classifier(Pretrained):
     """A `Backbone`, pooling over the real positions, and a head.
 
     Args:
-        layer: a specification, built by each block at the width it needs.
+        layer: a specification, built by each block at the width it needs, or a list of them, repeated over the depth.
         num_classes: number of classes.
         vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
         d_input: inputs are features (B, L, d_input).
         d_model: D, the width of the backbone.
         n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`.
+        block: a specification, built as `block(D, layer)`, or a list as of layers.
         pooling: a specification, built as `pooling(D)`; see models/pooling.py.
         head: a specification, built as `head(D, num_classes)`; see models/heads.py. None is `default_head`.
 
@@ -37,13 +37,13 @@ class Classifier(Pretrained):
 
     def __init__(
         self,
-        layer: LayerFactory,
+        layer: Layers,
         num_classes: int,
         vocab_size: int | None = None,
         d_input: int | None = None,
         d_model: int = 128,
         n_layers: int = 8,
-        block: BlockFactory = S4Block,
+        block: Blocks = S4Block,
         pooling: LayerFactory = MeanPooling,
         head: HeadFactory | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lra_ssm.layers import MambaBlock, mask_padding
-from lra_ssm.layers.spec import BlockFactory, LayerFactory
+from lra_ssm.layers.spec import Blocks, Layers
 from lra_ssm.models.backbone import Backbone, State
 from lra_ssm.models.generation import Generation, Stop
 from lra_ssm.models.pretrained import Pretrained
@@ -27,11 +27,12 @@ class LanguageModel(Pretrained):
     has `scale_residual` the last projection divided by √n_layers.
 
     Args:
-        layer: a specification, built by each block at the width it needs; causal.
+        layer: a specification, built by each block at the width it needs, or a list of them, repeated over the depth;
+            causal.
         vocab_size: V, the tokens there are.
         d_model: D.
         n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`.
+        block: a specification, built as `block(D, layer)`, or a list as of layers.
         tie_embeddings: the head's weight is the embedding's.
         pad_vocab_size_multiple: embedding and head have V rows, rounded up to a multiple of it. The rows beyond V are
             in the softmax, as in Mamba's code, and learn to be improbable; none of them is ever generated.
@@ -44,11 +45,11 @@ class LanguageModel(Pretrained):
 
     def __init__(
         self,
-        layer: LayerFactory,
+        layer: Layers,
         vocab_size: int,
         d_model: int = 768,
         n_layers: int = 24,
-        block: BlockFactory = MambaBlock,
+        block: Blocks = MambaBlock,
         tie_embeddings: bool = True,
         pad_vocab_size_multiple: int = 8,
         residual_in_float32: bool = True,

@@ -198,10 +198,10 @@ def hf_config(network: Mapping[str, Any], end_of_text: int | None, where: str) -
     """
     arguments = network["init_args"]
     layer, block = arguments.get("layer") or {}, arguments.get("block") or {}
-    S6, inner = layer.get("init_args", {}), block.get("init_args", {})
     refused = _not_mamba(network, layer, block)
     if refused:
         raise InputError(f"{where}: transformers' MambaForCausalLM cannot be such a model: {refused}")
+    S6, inner = layer["init_args"], block["init_args"]
     D, multiple = arguments["d_model"], arguments["pad_vocab_size_multiple"]
     E = round(inner["expand"] * D)
     return {
@@ -233,7 +233,7 @@ def _not_mamba(network: Mapping[str, Any], layer: Any, block: Any) -> str:
         (network, "lra_ssm.models.LanguageModel"), (layer, "lra_ssm.layers.S6"), (block, "lra_ssm.layers.MambaBlock"),
     ):  # fmt: skip
         if not isinstance(given, Mapping) or given.get("class_path") != needed:
-            found = given.get("class_path") if isinstance(given, Mapping) else given
+            found = given.get("class_path") if isinstance(given, Mapping) else "several kinds of layers or blocks"
             return f"it has {found}, not {needed}"
     needed_values: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
         (layer["init_args"], {"form": "mamba", "bidirectional": False, "parameterization": "exp"}),

@@ -8,7 +8,7 @@ Shapes: B batch, L length, D channels.
 from torch import Tensor
 
 from lra_ssm.layers import S4Block
-from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
+from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.backbone import check_inputs
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
@@ -23,11 +23,11 @@ class NumberClassifier(Classifier):
 
     def __init__(
         self,
-        layer: LayerFactory,
+        layer: Layers,
         num_classes: int,
         d_model: int = 128,
         n_layers: int = 8,
-        block: BlockFactory = S4Block,
+        block: Blocks = S4Block,
         pooling: LayerFactory = MeanPooling,
         head: HeadFactory | None = None,
     ) -> None:

@@ -6,7 +6,7 @@ Shapes: B batch, L length, D channels, V vocabulary, K outputs.
 from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block, mask_padding
-from lra_ssm.layers.spec import BlockFactory, HeadFactory, LayerFactory
+from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import LastPooling
@@ -17,13 +17,13 @@ class Regressor(Pretrained):
     """A `Backbone`, pooling over the real positions or none, and a head.
 
     Args:
-        layer: a specification, built by each block at the width it needs.
+        layer: a specification, built by each block at the width it needs, or a list of them, repeated over the depth.
         num_outputs: K.
         vocab_size: V: inputs are token ids (B, L). One of it and d_input is given.
         d_input: inputs are features (B, L, d_input).
         d_model: D, the width of the backbone.
         n_layers: number of blocks.
-        block: a specification, built as `block(D, layer)`.
+        block: a specification, built as `block(D, layer)`, or a list as of layers.
         pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K at every position.
         head: a specification, built as `head(D, K)`; without pooling it takes (B, L, D).
 
@@ -35,13 +35,13 @@ class Regressor(Pretrained):
 
     def __init__(
         self,
-        layer: LayerFactory,
+        layer: Layers,
         num_outputs: int,
         vocab_size: int | None = None,
         d_input: int | None = None,
         d_model: int = 128,
         n_layers: int = 8,
-        block: BlockFactory = S4Block,
+        block: Blocks = S4Block,
         pooling: LayerFactory | None = LastPooling,
         head: HeadFactory = LinearHead,
     ) -> None:

@@ -24,6 +24,7 @@ BLOCKS = {
     "s4-pre": BlockSpec(S4Block, norm="layer", prenorm=True),
     "s4-post": BlockSpec(S4Block, norm="rms"),
     "mamba": BlockSpec(MambaBlock, expand=1.5),
+    "two kinds": [MambaBlock, BlockSpec(S4Block, norm="layer", prenorm=True)],
 }
 LAYERS = {
     "s4d": LayerSpec(S4D, d_state=4),
@@ -32,9 +33,19 @@ LAYERS = {
     "stable_ssm": LayerSpec(StableSSM, d_state=3, form="real", parameterization={"name": "best", "b": 0.6}),
     "lru": LayerSpec(LRU, d_state=3),
     "deep_linear": LayerSpec(DeepLinearSSM, n_layers=2),
+    "two kinds": [LayerSpec(S6, d_state=3), LayerSpec(LRU, d_state=2)],
 }
 every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
 every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+
+
+def test_layers_and_blocks_of_a_list_are_repeated_over_the_depth():
+    model = build([S6, S6, LayerSpec(LRU, d_state=3)], [MambaBlock, S4Block], n_layers=8)
+    assert [type(block.layer).__name__ for block in model.blocks] == ["S6", "S6", "LRU"] * 2 + ["S6", "S6"]
+    assert [type(block) for block in model.blocks] == [MambaBlock, S4Block] * 4
+    assert not build(S6, [MambaBlock, S4Block], residual_in_float32=True).residual_in_float32  # one is post-norm
+    with pytest.raises(ValueError, match="^layer is a list of none; give one, or several that are repeated"):
+        build([], S4Block)
 
 
 def build(layer, block, **settings):

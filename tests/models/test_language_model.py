@@ -13,6 +13,7 @@ LAYERS = {
     "S4D": LayerSpec(S4D, d_state=4),
     "B2S6": LayerSpec(B2S6, num_blocks=2, d_state=4),
     "LRU": LayerSpec(LRU, d_state=4),
+    "S6 and S4D": [LayerSpec(S6, d_state=4), LayerSpec(S4D, d_state=4)],
 }
 
 
