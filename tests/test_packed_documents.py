@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.datamodules import Corpus
-from lra_ssm.layers import B2S6, S4D, S6, LayerSpec
+from lra_ssm.layers import B2S6, S4D, S6, Attention, LayerSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.language_modelling import unpack_tokens
 
@@ -49,8 +49,9 @@ def told(model, data):
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize(
-    "layer", [LayerSpec(S6, d_state=4), LayerSpec(S4D, d_state=4), LayerSpec(B2S6, num_blocks=2, d_state=4)]
-)
+    "layer", [LayerSpec(S6, d_state=4), LayerSpec(S4D, d_state=4), LayerSpec(B2S6, num_blocks=2, d_state=4),
+              [LayerSpec(S6, d_state=4), LayerSpec(Attention, n_heads=2)]],
+)  # fmt: skip
 def test_a_changed_document_changes_nothing_in_the_next(layer, packing, tmp_path):
     torch.manual_seed(0)
     model = LanguageModel(layer, vocab_size=257, d_model=8, n_layers=2).eval()

@@ -5,6 +5,7 @@ asked for by name where they are needed. See docs/extending.md. `RecurrentLayer`
 recurrence.
 """
 
+from lra_ssm.layers.attention import Attention
 from lra_ssm.layers.b2s6 import B2S6
 from lra_ssm.layers.blocks import Block, MambaBlock, S4Block
 from lra_ssm.layers.deep_linear import DeepLinearSSM
@@ -19,12 +20,14 @@ from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s6 import S6
 from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
 from lra_ssm.layers.stable_ssm import StableSSM
+from lra_ssm.layers.transformer import TransformerBlock
 
 __all__ = [
     "B2S6",
     "LRU",
     "S4D",
     "S6",
+    "Attention",
     "BatchNorm",
     "Block",
     "BlockSpec",
@@ -43,6 +46,7 @@ __all__ = [
     "S4Block",
     "StableSSM",
     "TiedDropout",
+    "TransformerBlock",
     "check_lengths",
     "make_norm",
     "mask_padding",

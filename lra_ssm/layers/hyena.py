@@ -10,19 +10,18 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from lra_ssm.layers.blocks import Block, State, inner_width, need, run_with_state
+from lra_ssm.layers.blocks import State, need, run_with_state
 from lra_ssm.layers.convolution import ShortConvolution
-from lra_ssm.layers.masking import mask_padding
-from lra_ssm.layers.norms import NormName, make_norm
+from lra_ssm.layers.mlp import MLPBlock
+from lra_ssm.layers.norms import NormName
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 _ACTIVATIONS = {"identity": nn.Identity, "gelu": nn.GELU}
 
 
-class HyenaBlock(Block):
+class HyenaBlock(MLPBlock):
     """Hyena's operator around any layer, then an MLP.
 
     The operator is f(x) = out_proj(q · φ(Γ(k · v) + D k · v)) with (q, k, v) = conv(in_proj(x)); Γ, the long filter, is
@@ -79,11 +78,7 @@ class HyenaBlock(Block):
         self.D = nn.Parameter(torch.randn(d_model)) if skip else None
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
         self.dropout, self.gate_dropout = nn.Dropout(dropout), nn.Dropout(gate_dropout)
-        self.norm2: nn.Module | None = None
-        if mlp_factor:
-            width = inner_width("HyenaBlock mlp_factor", mlp_factor, d_model)
-            self.norm2 = make_norm(norm, d_model)
-            self.fc1, self.fc2 = nn.Linear(d_model, width, bias=bias), nn.Linear(width, d_model, bias=bias)
+        self.add_mlp(d_model, mlp_factor, bias)
 
     def inner(
         self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
@@ -112,39 +107,9 @@ class HyenaBlock(Block):
         y = y if self.D is None else y + self.D.to(v.dtype) * v
         return self.dropout(self.out_proj(q * self.activation(y)))
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        reset: Tensor | None = None,
-        initial_state: State = None,
-        return_last_state: bool = False,
-    ) -> Tensor | tuple[Tensor, State]:
-        """As `Block.forward`."""
-        out = super().forward(x, lengths, reset=reset, initial_state=initial_state, return_last_state=return_last_state)
-        y, state = out if isinstance(out, tuple) else (out, None)
-        y = mask_padding(self._mlp(y, lengths), lengths)
-        return (y, state) if return_last_state else y
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = super().step(x_t, state)
-        return self._mlp(y[:, None])[:, 0], state
-
-    def _mlp(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """x + MLP(norm(x)), or norm(x + MLP(x)); x without MLP."""
-        if self.norm2 is None:
-            return x
-        y = self.norm2(x, lengths) if self.prenorm else x
-        y = x + self.dropout(self.fc2(F.gelu(self.fc1(y), approximate="tanh")))
-        return y if self.prenorm else self.norm2(y, lengths)
-
     @torch.no_grad()
-    def scale_residual(self, factor: float) -> None:
-        """Scales what both parts add to the residual at initialization, by 1/√2 more where there are two."""
-        last = [self.out_proj.weight] if self.norm2 is None else [self.out_proj.weight, self.fc2.weight]
-        for weight in last:
-            weight *= factor * len(last) ** -0.5
+    def scale_inner(self, factor: float) -> None:
+        self.out_proj.weight *= factor
 
     def initial_state(self, batch_size: int) -> State:
         """(the W - 1 inputs of the convolution before the first position (B, 3 D, W - 1), Γ's state), all zeros."""

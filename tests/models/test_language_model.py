@@ -5,7 +5,19 @@ import math
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, HyenaBlock, LayerSpec, MambaBlock, S4Block, StableSSM
+from lra_ssm.layers import (
+    B2S6,
+    LRU,
+    S4D,
+    S6,
+    Attention,
+    BlockSpec,
+    HyenaBlock,
+    LayerSpec,
+    MambaBlock,
+    S4Block,
+    StableSSM,
+)
 from lra_ssm.models import LanguageModel
 
 LAYERS = {
@@ -13,7 +25,7 @@ LAYERS = {
     "S4D": LayerSpec(S4D, d_state=4),
     "B2S6": LayerSpec(B2S6, num_blocks=2, d_state=4),
     "LRU": LayerSpec(LRU, d_state=4),
-    "S6 and S4D": [LayerSpec(S6, d_state=4), LayerSpec(S4D, d_state=4)],
+    "S6 and attention": [LayerSpec(S6, d_state=4), LayerSpec(Attention, n_heads=2, window=5)],
 }
 
 

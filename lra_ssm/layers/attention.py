@@ -1,0 +1,233 @@
+"""Multi-head attention as a layer: causal or in both directions, with documents, a window, and a cache for steps.
+
+Shapes: B batch, L length, D channels, H heads, G heads of keys and values, K = D / H channels of a head, T positions in
+the cache.
+Sources: Vaswani et al. 2017, "Attention Is All You Need", section 3.2; Su et al. 2021, "RoFormer", eq. 34, for rotary
+positions, their halves as in Llama's public code; Ainslie et al. 2023, "GQA", for keys that heads share.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
+from lra_ssm.layers.roles import Role
+
+Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B, T)
+
+
+class Attention(nn.Module):
+    """softmax(Q Kᵀ / √K) V of every head, by torch's scaled_dot_product_attention. x (B, L, D) -> (B, L, D).
+
+    A position sees those of its own document alone; causal, itself and those before it.
+
+    The state holds keys and values of what later positions may see, the latest last, and at which position of its
+    document each stood; −1 where there is nothing to see. It grows with the length, or up to the window.
+
+    Args:
+        d_model: D.
+        n_heads: H, a divisor of D.
+        n_kv_heads: G, a divisor of H: so many heads of keys and values are shared; None is H.
+        causal: False sees both directions, and has no state.
+        positions: "rope", rotary; "learned", a vector of each position added to what q, k and v are made of; or "none".
+        max_length: of learned positions.
+        rope_base: the longest rotary wave is 2π times it, about.
+        window: a position sees itself and so many − 1 before it (and after it, where not causal); None sees all.
+        dropout: of the attention's weights.
+        bias: of both linear maps.
+
+    Raises:
+        ValueError: numbers that do not divide each other, or are too small.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 8,
+        n_kv_heads: int | None = None,
+        causal: bool = True,
+        positions: Literal["rope", "learned", "none"] = "rope",
+        max_length: int | None = None,
+        rope_base: float = 10_000.0,
+        window: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        G = n_heads if n_kv_heads is None else n_kv_heads
+        if n_heads < 1 or d_model % n_heads:
+            raise ValueError(f"Attention n_heads is {n_heads}; it must divide d_model {d_model}")
+        if G < 1 or n_heads % G:
+            raise ValueError(f"Attention n_kv_heads is {G}; it must divide n_heads {n_heads}")
+        self.n_heads, self.n_kv_heads, self.d_head = n_heads, G, d_model // n_heads
+        if positions not in ("rope", "learned", "none"):
+            raise ValueError(f"Attention positions is {positions!r}; it must be rope, learned or none")
+        if positions == "rope" and self.d_head % 2:
+            raise ValueError(f"Attention has heads of {self.d_head} channels; rotary positions need an even number")
+        if (positions == "learned") != (max_length is not None):
+            raise ValueError("Attention max_length is given with positions learned, and with them alone")
+        if window is not None and window < 1:
+            raise ValueError(f"Attention window is {window}; it must be at least 1, or None")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"Attention dropout is {dropout}; it must be at least 0 and below 1")
+        self.causal, self.positions, self.window, self.dropout, self.rope_base = (
+            causal, positions, window, dropout, rope_base,
+        )  # fmt: skip
+        self.qkv_proj = nn.Linear(d_model, (n_heads + 2 * G) * self.d_head, bias=bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.position_embedding = None if max_length is None else nn.Embedding(max_length, d_model)
+        if self.position_embedding is not None:
+            nn.init.normal_(self.position_embedding.weight, std=0.02)
+
+    @property
+    def bidirectional(self) -> bool:
+        return not self.causal
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        initial_state: Cache | None = None,
+        return_last_state: bool = False,
+    ) -> Tensor | tuple[Tensor, Cache]:
+        """x (B, L, D) -> y (B, L, D), or (y, state) with `return_last_state`; arguments as of `RecurrentLayer.forward`.
+
+        Raises ValueError for a state of what is not causal, for an x of another shape or longer than max_length, and
+        for lengths that it cannot have.
+        """
+        check_sequence(x, self)
+        check_lengths(lengths, x)
+        if not self.causal and (initial_state is not None or return_last_state):
+            raise ValueError("Attention is not causal: it has no state to start from, to return or to step")
+        B, L, _ = x.shape
+        cache = initial_state if initial_state is not None and initial_state[0].shape[1] else None
+        document = None if reset is None else reset.long().cumsum(1)
+        at = self._positions(x, reset, cache)
+        q, k, v = self._project(x, at)
+        keys, values = (
+            (k, v) if cache is None else (torch.cat([old, new], 1) for old, new in zip(cache[:2], (k, v), strict=True))
+        )
+        mask = self._mask(x, lengths, document, cache)
+        y = self._attend(q, keys, values, mask)
+        y = mask_padding(self.out_proj(y.flatten(2)), lengths)
+        if not return_last_state:
+            return y
+        return y, self._cached(keys, values, at.expand(B, L), lengths, document, cache)
+
+    def step(self, x_t: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+        """One position: x_t (B, D), state -> (y_t (B, D), state)."""
+        y, state = self(x_t.unsqueeze(1), initial_state=state, return_last_state=True)
+        return y.squeeze(1), state
+
+    def initial_state(self, batch_size: int) -> Cache:
+        """The state before the first position, in which there is nothing."""
+        weight = self.qkv_proj.weight
+        empty = weight.new_zeros(batch_size, 0, self.n_kv_heads, self.d_head)
+        return empty, empty.clone(), torch.zeros(batch_size, 0, dtype=torch.int64, device=weight.device)
+
+    def _positions(self, x: Tensor, reset: Tensor | None, cache: Cache | None) -> Tensor:
+        """Of each within its document, (1 or B, L) int64."""
+        steps = torch.arange(x.shape[1], device=x.device)[None]
+        at = steps if cache is None else steps + cache[2].amax(1, keepdim=True) + 1
+        if reset is None:
+            return at
+        begin = torch.where(reset, steps, -1).cummax(1).values  # of the document, −1 before the first reset
+        return torch.where(begin < 0, at, steps - begin)
+
+    def _project(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, L, H, K), k and v (B, L, G, K), with positions."""
+        if self.position_embedding is not None:
+            most = self.position_embedding.num_embeddings
+            if x.shape[1] > most:
+                raise ValueError(f"x has {x.shape[1]} positions, and Attention learns max_length {most}")
+            x = x + self.position_embedding(at)
+        H, G = self.n_heads, self.n_kv_heads
+        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.d_head)).split([H, G, G], dim=2)
+        if self.positions != "rope":
+            return q, k, v
+        # In double: at position 100,000 an angle in float32 is off by a hundredth.
+        frequencies = self.rope_base ** -torch.arange(0, 1, 2 / self.d_head, dtype=torch.float64, device=x.device)
+        angles = (at[..., None, None] * frequencies).to(torch.promote_types(x.dtype, torch.float32))
+        cosine, sine = angles.cos(), angles.sin()
+        return _rotated(q, cosine, sine), _rotated(k, cosine, sine), v
+
+    def _mask(self, x: Tensor, lengths: Tensor | None, document: Tensor | None, cache: Cache | None) -> Tensor | None:
+        """(1 or B, 1, L, T + L) bool, which keys each query sees; None where causality says it all.
+
+        Padding stands on the right, where a causal query does not look. A query always sees itself, at padding too: no
+        softmax is of nothing.
+        """
+        hidden = lengths is not None and not self.causal
+        if cache is None and document is None and self.window is None and not hidden:
+            return None
+        (B, L), T = x.shape[:2], 0 if cache is None else cache[0].shape[1]
+        behind = torch.arange(L, device=x.device)[:, None] - torch.arange(-T, L, device=x.device)  # (L, T + L)
+        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
+        if self.window is not None:
+            seen = seen & (behind.abs() < self.window)
+        seen = seen[None]
+        if document is not None:
+            of_keys = torch.cat([document.new_zeros(B, T), document], 1)
+            seen = seen & (of_keys[:, None] == document[:, :, None])
+        if cache is not None:
+            there = torch.cat([cache[2] >= 0, torch.ones(B, L, dtype=torch.bool, device=x.device)], 1)
+            seen = seen & there[:, None]
+        if hidden:
+            assert lengths is not None
+            seen = seen & (torch.arange(L, device=x.device) < lengths[:, None])[:, None] | (behind == 0)
+        return seen[:, None]
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, L, H, K)."""
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2), attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0, is_causal=mask is None and self.causal,
+            enable_gqa=self.n_kv_heads != self.n_heads,
+        )  # fmt: skip
+        return y.transpose(1, 2)
+
+    def _cached(
+        self, keys: Tensor, values: Tensor, at: Tensor, lengths: Tensor | None, document: Tensor | None,
+        cache: Cache | None,
+    ) -> Cache:  # fmt: skip
+        """What positions behind the last real ones may see, that at the end of each row."""
+        B, L = at.shape
+        if lengths is not None:
+            at = at.masked_fill(torch.arange(L, device=at.device) >= lengths[:, None], -1)
+        if cache is not None:
+            at = torch.cat([cache[2], at], 1)
+        if document is not None:  # the last real position's alone
+            of_keys = F.pad(document, (at.shape[1] - L, 0))
+            last = torch.where(at >= 0, of_keys, 0).amax(1, keepdim=True)
+            at = torch.where(of_keys == last, at, -1)
+        if lengths is not None:  # padding moves from the end to the beginning
+            slots = torch.arange(at.shape[1], device=at.device) - (L - lengths[:, None].long())
+            index = slots.clamp(min=0)
+            at = torch.where(slots < 0, -1, at.gather(1, index))
+            rows = torch.arange(B, device=at.device)[:, None]
+            keys, values = keys[rows, index], values[rows, index]
+        if self.window is not None:
+            keys, values, at = (part[:, -self.window :] for part in (keys, values, at))
+        return keys, values, at
+
+    @torch.no_grad()
+    def scale_residual(self, factor: float) -> None:
+        """Scales what the layer adds to a residual at initialization."""
+        self.out_proj.weight *= factor
+
+    def optim_roles(self) -> dict[str, Role]:
+        own: dict[str, Role] = {"qkv_proj.bias": "no_decay", "out_proj.bias": "no_decay"}
+        return own if self.qkv_proj.bias is not None else {}
+
+    def extra_repr(self) -> str:
+        return f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, causal={self.causal}, window={self.window}"
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """x (B, L, heads, K), its two halves turned as real and imaginary parts: cosine, sine (1 or B, L, 1, K/2)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)

@@ -1,0 +1,82 @@
+"""A block's second half: an MLP behind the layer, with a norm and a residual of its own.
+
+Shapes: B batch, L length, D channels, F channels of the MLP.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.layers.blocks import Block, State, inner_width
+from lra_ssm.layers.masking import mask_padding
+from lra_ssm.layers.norms import make_norm
+
+Activation = Literal["gelu", "swiglu"]
+
+
+class MLPBlock(Block):
+    """`Block`, and then x + MLP(norm2(x)) with `prenorm`, norm2(x + MLP(x)) without, where `add_mlp` was called.
+
+    MLP(x) is fc2(GELU(fc1(x))), GELU in its tanh form, or with "swiglu" fc2(SiLU(a) · b), (a, b) = fc1(x) (Shazeer
+    2020, "GLU Variants Improve Transformer", eq. 6). A subclass sets `dropout`, which stands before the residual.
+    """
+
+    norm2: nn.Module | None
+    dropout: nn.Module
+
+    def add_mlp(self, d_model: int, factor: float, bias: bool, activation: Activation = "gelu") -> None:
+        """factor: F / D, such that F is a whole number; 0 for no MLP. Raises ValueError where it is not."""
+        if activation not in ("gelu", "swiglu"):
+            raise ValueError(f"{type(self).__name__} mlp_activation is {activation!r}; it must be gelu or swiglu")
+        self._gated = activation == "swiglu"
+        self.norm2 = None
+        if factor:
+            width = inner_width(f"{type(self).__name__} mlp_factor", factor, d_model)
+            self.norm2 = make_norm(self.norm_name, d_model)
+            self.fc1 = nn.Linear(d_model, width * (2 if self._gated else 1), bias=bias)
+            self.fc2 = nn.Linear(width, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        initial_state: State = None,
+        return_last_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """As `Block.forward`."""
+        out = super().forward(x, lengths, reset=reset, initial_state=initial_state, return_last_state=return_last_state)
+        y, state = out if return_last_state else (out, None)
+        assert isinstance(y, Tensor)
+        y = mask_padding(self._mlp(y, lengths), lengths)
+        return (y, state) if return_last_state else y
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().step(x_t, state)
+        return self._mlp(y[:, None])[:, 0], state
+
+    def _mlp(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if self.norm2 is None:
+            return x
+        y = self.fc1(self.norm2(x, lengths) if self.prenorm else x)
+        if self._gated:
+            a, b = y.chunk(2, dim=-1)
+            y = F.silu(a) * b
+        else:
+            y = F.gelu(y, approximate="tanh")
+        y = x + self.dropout(self.fc2(y))
+        return y if self.prenorm else self.norm2(y, lengths)
+
+    @torch.no_grad()
+    def scale_residual(self, factor: float) -> None:
+        """Scales what both parts add to the residual at initialization, by 1/√2 more where there are two."""
+        if self.norm2 is not None:
+            factor *= 2**-0.5
+            self.fc2.weight *= factor
+        self.scale_inner(factor)
+
+    def scale_inner(self, factor: float) -> None:
+        """The same of the layer's part alone, without gradients."""

@@ -1,0 +1,72 @@
+"""The Transformer's block around any layer.
+
+Shapes: B batch, L length, D channels.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers.blocks import State, need, run_with_state
+from lra_ssm.layers.mlp import Activation, MLPBlock
+from lra_ssm.layers.norms import NormName
+from lra_ssm.layers.roles import Role
+from lra_ssm.layers.spec import LayerFactory, LayerSpec
+
+
+class TransformerBlock(MLPBlock):
+    """x + Γ(norm(x)), then x + MLP(norm2(x)); with `Attention` for Γ the Transformer's (Vaswani et al. 2017, section 3;
+    with the norms in front, Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture").
+
+    Args:
+        d_model: D.
+        layer: Γ, built as `layer(D)`.
+        mlp_factor: the MLP's width / D, such that it is a whole number; 0 for a block without MLP.
+        mlp_activation: "gelu" or "swiglu".
+        norm: "batch", "layer" or "rms".
+        prenorm: the norms stand before Γ and the MLP; else after the residuals, as in Vaswani et al.
+        dropout: before both residuals, of single positions.
+        bias: of the MLP's maps.
+
+    Raises:
+        ValueError: the MLP's width is no whole number, or there is no such activation.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        mlp_factor: float = 4.0,
+        mlp_activation: Activation = "gelu",
+        norm: NormName = "layer",
+        prenorm: bool = True,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, norm, prenorm)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"TransformerBlock dropout is {dropout}; it must be at least 0 and below 1")
+        self.layer = LayerSpec.of(layer)(d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.add_mlp(d_model, mlp_factor, bias, mlp_activation)
+
+    def inner(
+        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
+    ) -> tuple[Tensor, State]:
+        y, state = run_with_state(self.layer, x, lengths, reset, initial_state, return_last_state)
+        return self.dropout(y), state
+
+    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = need(self.layer, "step")(x_t, state)
+        return self.dropout(y), state
+
+    @torch.no_grad()
+    def scale_inner(self, factor: float) -> None:
+        scale_residual = getattr(self.layer, "scale_residual", None)
+        if scale_residual is not None:
+            scale_residual(factor)
+
+    def initial_state(self, batch_size: int) -> State:
+        return need(self.layer, "initial_state")(batch_size)
+
+    def optim_roles(self) -> dict[str, Role]:
+        return {name: "no_decay" for name, _ in self.named_parameters() if name in ("fc1.bias", "fc2.bias")}
