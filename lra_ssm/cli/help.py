@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[type, ...]] = {
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
-        layers.Attention,
+        layers.S5, layers.Attention,
     ),
     "--model.network.block": (layers.S4Block, layers.MambaBlock, layers.HyenaBlock, layers.TransformerBlock),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),

@@ -17,6 +17,7 @@ from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role, parameter_roles
 from lra_ssm.layers.s4d import S4D
+from lra_ssm.layers.s5 import S5
 from lra_ssm.layers.s6 import S6
 from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
 from lra_ssm.layers.stable_ssm import StableSSM
@@ -26,6 +27,7 @@ __all__ = [
     "B2S6",
     "LRU",
     "S4D",
+    "S5",
     "S6",
     "Attention",
     "BatchNorm",

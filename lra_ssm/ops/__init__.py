@@ -6,6 +6,7 @@ from lra_ssm.ops.cross_entropy import linear_cross_entropy
 from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
 from lra_ssm.ops.discretization import bilinear, euler, step_sizes, zoh
 from lra_ssm.ops.initialization import (
+    hippo_legs_normal,
     initialize_A,
     inverse_softplus,
     log_uniform_delta,
@@ -44,6 +45,7 @@ __all__ = [
     "causal_depthwise_convolution_reference",
     "eigenvalues",
     "euler",
+    "hippo_legs_normal",
     "initialize_A",
     "inverse_eigenvalues",
     "inverse_softplus",

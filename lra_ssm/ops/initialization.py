@@ -33,17 +33,27 @@ def s4d_inv(N: int) -> Tensor:
 
 
 def s4d_legs(N: int) -> Tensor:
-    """S4D-LegS: eigenvalues with positive imaginary part of the normal part of HiPPO-LegS of size M = 2N.
-
-    The normal part is A + P P^T = -1/2 I + S with S skew-symmetric, S_nk = -sqrt((2n+1)(2k+1))/2 for n > k
-    (Gu et al. 2022, eq. 6-7; S4, theorem 1).  Ascending imaginary part. (N,) complex64.
-    """
+    """S4D-LegS: the eigenvalues of `hippo_legs_normal` (Gu et al. 2022, eq. 6-7). (N,) complex64."""
     _check_count("N", N)
+    imag = np.linalg.eigvalsh(_legs_rotation(N))[N:]
+    return torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag)).to(torch.complex64)
+
+
+def hippo_legs_normal(N: int) -> tuple[Tensor, Tensor]:
+    """Of the normal part of HiPPO-LegS of size M = 2N, the eigenvalues (N,) with positive imaginary part, ascending,
+    and their eigenvectors (M, N), of length 1: complex128 (S4, theorem 1; S5, section 3.3)."""
+    _check_count("N", N)
+    imag, vectors = np.linalg.eigh(_legs_rotation(N))
+    eigenvalues = torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag[N:]))
+    return eigenvalues, torch.tensor(vectors[:, N:])
+
+
+def _legs_rotation(N: int) -> np.ndarray:
+    """-i S of the normal part A + P P^T = -1/2 I + S of size 2N, S skew-symmetric, S_nk = -sqrt((2n+1)(2k+1))/2 for
+    n > k: Hermitian, with eigenvalues Im(lambda) in pairs +-, the upper half behind the lower."""
     root = np.sqrt(2 * np.arange(2 * N, dtype=np.float64) + 1)
     lower = np.tril(-np.outer(root, root) / 2, -1)
-    # -i S is Hermitian with eigenvalues Im(lambda) in ascending order, in pairs +-; the upper half is ours.
-    imag = np.linalg.eigvalsh(-1j * (lower - lower.T))[N:]
-    return torch.complex(torch.full((N,), -0.5, dtype=torch.float64), torch.tensor(imag)).to(torch.complex64)
+    return -1j * (lower - lower.T)
 
 
 def s4d_real(N: int) -> Tensor:

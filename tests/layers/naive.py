@@ -107,6 +107,24 @@ def lru(unit, x: Tensor) -> Tensor:
     return torch.stack(outputs, 1)
 
 
+def s5(layer, x: Tensor) -> Tensor:
+    """Smith et al. 2023, eq. 5-6 and its public code; the reversed direction sees the present position too."""
+    A = torch.complex(real_rate(layer.A_weight, layer.parameterization), layer.A_imag)
+    delta = layer.log_delta.exp()
+    A_bar, B_bar = torch.exp(delta * A), zoh_factor(delta, A)[:, None] * torch.view_as_complex(layer.B)
+
+    def run(u: Tensor, C: Tensor) -> Tensor:
+        state, outputs = torch.zeros(len(u), len(A), dtype=A.dtype), []
+        for t in range(u.shape[1]):
+            state = A_bar * state + u[:, t].to(A.dtype) @ B_bar.T
+            outputs.append(2 * (state @ C.T).real)
+        return torch.stack(outputs, 1)
+
+    C = torch.view_as_complex(layer.C)
+    y = run(x, C[0]) + layer.D * x
+    return y + run(x.flip(1), C[1]).flip(1) if layer.bidirectional else y
+
+
 DISCRETE = {
     "direct": lambda w: w,
     "clip": lambda w: w.clamp(-1 + 1e-4, 1 - 1e-4),
@@ -166,7 +184,9 @@ def forward(layer, x: Tensor) -> Tensor:
     name = type(layer).__name__
     if name == "StableSSM":
         return forward(layer.system, x)
-    return s4d(layer, x) if name == "S4D" else selective(DIRECTIONS[name], layer, x)
+    if name in ("S4D", "S5"):  # their directions share parameters
+        return {"S4D": s4d, "S5": s5}[name](layer, x)
+    return selective(DIRECTIONS[name], layer, x)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

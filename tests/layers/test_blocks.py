@@ -135,7 +135,7 @@ def nothing() -> None: ...
     ("call", "message"),
     [
         (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
-        (lambda: LayerSpec("lra_ssm.layers.S5"), "'lra_ssm.layers.S5' cannot be imported"),
+        (lambda: LayerSpec("lra_ssm.layers.S7"), "'lra_ssm.layers.S7' cannot be imported"),
         (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
         (lambda: LayerSpec(nothing), "is no layer"),
         (lambda: LayerSpec.of({"init_args": {}}), "class_path"),

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
+from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, DeepLinearSSM, StableSSM
 from lra_ssm.layers.recurrent import linear_recurrence
+from lra_ssm.ops import hippo_legs_normal
 from tests.each import each
 from tests.layers import contract_checks as contract
 from tests.layers import naive
@@ -28,6 +29,8 @@ LAYERS = {
     "stable": lambda **k: StableSSM(D, d_state=4, **k),
     "stable-real": lambda **k: StableSSM(D, d_state=5, form="real", **k),
     "stable-real-held": lambda **k: StableSSM(D, d_state=4, form="real", readout="relu", delta=0.1, **k),
+    "s5": lambda **k: S5(D, d_state=8, num_blocks=2, **k),
+    "s5-clip": lambda **k: S5(D, d_state=4, num_blocks=1, C_init="complex_normal", parameterization="clip", **k),
     "lru": lambda **k: LRU(D, d_state=5, **k),
     "lru-best": lambda **k: LRU(D, d_state=4, r_min=0.3, r_max=0.9, parameterization="best", **k),
     "deep-linear": lambda **k: DeepLinearSSM(D, n_layers=3, d_state=2, **k),
@@ -178,10 +181,31 @@ def test_roles_name_parameters(name, bidirectional):
     roles = layer.optim_roles()
     assert set(roles) <= {n for n, _ in layer.named_parameters()}
     assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
-    if bidirectional and not name.startswith(("s4d", "stable")):  # S4D's directions share everything but C
+    if bidirectional and not name.startswith(("s4d", "s5", "stable")):  # whose directions share everything but C
         assert roles == {
             f"{way}{key}": role for way in ("", "reverse.") for key, role in build(name).optim_roles().items()
         }
+
+
+def test_s5_starts_as_real_matrices_in_the_basis_of_blocks_of_hippo():
+    """Its B and C are one half of what the real system has: with the conjugates they give it back."""
+    torch.manual_seed(0)
+    unit = S5(40, d_state=48, num_blocks=3)
+    A, V = hippo_legs_normal(8)
+    torch.testing.assert_close(torch.complex(unit.A_weight, unit.A_imag).to(A), A.repeat(3), rtol=1e-6, atol=0)
+    B, C = torch.view_as_complex(unit.B.detach()).to(V), torch.view_as_complex(unit.C.detach()).to(V)[0]
+    blocks = torch.block_diag(V, V, V)
+    real_B = 2 * (blocks @ B).real  # (48, 40)
+    torch.testing.assert_close(blocks.mH @ real_B.to(V), B, rtol=1e-5, atol=1e-6)
+    assert real_B.var().item() == pytest.approx(1 / 48, rel=0.1) and real_B.abs().max() < 2.3 * 48**-0.5
+    assert C.real.var().item() == pytest.approx(1 / 48, rel=0.15)  # a real and an imaginary part, half of each
+    assert unit.log_delta.exp().min() >= 1e-3 and unit.log_delta.exp().max() <= 0.1
+    with pytest.raises(ValueError, match="d_state is 40; it must be a multiple of 2 × num_blocks 8"):
+        S5(6, d_state=40)
+    with pytest.raises(ValueError, match="C_init is 'normal'"):
+        S5(6, C_init="normal")
+    with pytest.raises(ValueError, match="eigenvalue -0.5 is outside the range of best"):
+        S5(6, parameterization={"name": "best", "b": 4.0})
 
 
 @each(
@@ -195,6 +219,7 @@ def test_roles_name_parameters(name, bidirectional):
             "B2S6(d_model=6, num_blocks=3, d_state=8, bias=True, complex_A=True, complex_C=False, bidirectional=False)",
         ),
         (StableSSM(6), "StableSSM(\n  (system): S4D(d_model=6, d_state=64, bidirectional=False)\n)"),
+        (S5(6, 16, bidirectional=True), "S5(d_model=6, d_state=16, bidirectional=True)"),
         (LRU(6, d_state=4), "LRU(d_model=6, d_state=4, bidirectional=False)"),
         (DeepLinearSSM(6, d_state=3), "DeepLinearSSM(d_model=6, n_layers=2, d_state=3, bidirectional=False)"),
     ],

@@ -9,7 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lra_ssm.ops import initialize_A, inverse_softplus, log_uniform_delta, s4d_inv, s4d_legs, s4d_lin, s4d_real
+from lra_ssm.ops import (
+    hippo_legs_normal,
+    initialize_A,
+    inverse_softplus,
+    log_uniform_delta,
+    s4d_inv,
+    s4d_legs,
+    s4d_lin,
+    s4d_real,
+)
 from tests.each import each
 
 
@@ -48,6 +57,10 @@ def test_legs(N):
     assert A.dtype == torch.complex64 and A.shape == (N,)
     assert (A.real == -0.5).all()
     np.testing.assert_allclose(A.imag.numpy(), expected, rtol=1e-5)
+    values, V = hippo_legs_normal(N)  # and what they are the eigenvalues of, from one half of the pairs
+    torch.testing.assert_close(values.imag, torch.tensor(expected), rtol=1e-9, atol=1e-12)
+    whole = 2 * (V @ torch.diag(values) @ V.mH).real
+    torch.testing.assert_close(whole, torch.tensor(hippo + np.outer(p, p)), rtol=0, atol=1e-10)
 
 
 def test_real():

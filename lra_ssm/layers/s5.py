@@ -1,0 +1,139 @@
+"""S5: one diagonal state-space system for all channels at once.
+
+Shapes: L length, D channels, N complex states (conjugate pairs), J blocks, K directions (1, or 2 where bidirectional).
+Sources: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", section 3 and appendix B; its public
+code, lindermanlab/S5, for scales at initialization and the second direction.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.layers.recurrent import RecurrentLayer, flip_reset, linear_recurrence
+from lra_ssm.layers.roles import Role
+from lra_ssm.ops import (
+    Form,
+    Parameterization,
+    as_complex,
+    eigenvalues,
+    hippo_legs_normal,
+    inverse_eigenvalues,
+    log_uniform_delta,
+    zoh,
+)
+
+
+class S5(RecurrentLayer):
+    """x_t = Ā x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D u_t, Ā and B̄ by zero-order hold. x (batch, L, D) -> (batch, L, D).
+
+    States are shared by all channels, and each has a Δ of its own. A starts as J copies of the eigenvalues of
+    HiPPO-LegS's normal part of size d_state / J; B and C are real ones in the basis of its eigenvectors.
+
+    Args:
+        d_model: D.
+        d_state: real states of the layer, which holds N = d_state / 2 conjugate pairs.
+        num_blocks: J.
+        C_init: C before it is brought into that basis: "lecun", complex normal with variance 1/(d_state D) each part;
+            "lecun_row" ("trunc_standard_normal" in the public code), 1/d_state; or "complex_normal", which is C
+            itself, with E|C|² = 1.
+        delta_min: least Δ at initialization, where it is log-uniform.
+        delta_max: greatest.
+        bidirectional: a second C for the reversed direction, which sees the present position too; A, B, Δ are shared.
+        parameterization: f of Re A = f(w), `ops.parameterization`: "direct", the public code's, "clip", its clip_eigs,
+            or another one of continuous time.
+
+    Raises:
+        ValueError: d_state is no even multiple of num_blocks, or f does not reach an initial Re A.
+    """
+
+    complex_state = True
+    zero_stays_zero = True
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 64,
+        num_blocks: int = 8,
+        C_init: Literal["lecun", "lecun_row", "complex_normal"] = "lecun_row",
+        delta_min: float = 1e-3,
+        delta_max: float = 1e-1,
+        bidirectional: bool = False,
+        parameterization: Form = "direct",
+    ) -> None:
+        super().__init__()
+        if num_blocks < 1 or d_state < 1 or d_state % (2 * num_blocks):
+            raise ValueError(f"S5 d_state is {d_state}; it must be a multiple of 2 × num_blocks {num_blocks}")
+        D, N, K = d_model, d_state // 2, 2 if bidirectional else 1
+        self.state_shape = (N,)
+        self.parameterization = Parameterization.of(parameterization, "continuous")
+        A, V = hippo_legs_normal(N // num_blocks)
+        A, V = A.repeat(num_blocks), torch.block_diag(*[V] * num_blocks)  # (N,), (2N, N)
+        self.A_weight = nn.Parameter(inverse_eigenvalues(A, self.parameterization).float())  # w of Re A = f(w)
+        self.A_imag = nn.Parameter(A.imag.float())
+        self.log_delta = nn.Parameter(log_uniform_delta(N, delta_min, delta_max).log())
+        B = V.mH @ _lecun(2 * N, 2 * N, D).to(V.dtype)
+        self.B = nn.Parameter(torch.view_as_real(B).float())
+        if C_init == "complex_normal":
+            C = torch.randn(K, D, N, dtype=torch.complex64)
+        elif C_init in ("lecun", "lecun_row"):
+            fan = 2 * N * (D if C_init == "lecun" else 1)
+            C = torch.complex(*(_lecun(fan, K, D, 2 * N) for _ in range(2))) @ V
+        else:
+            raise ValueError(f"S5 C_init is {C_init!r}; it must be lecun, lecun_row or complex_normal")
+        self.C = nn.Parameter(torch.view_as_real(C).float())
+        self.D = nn.Parameter(torch.randn(D))
+
+    @property
+    def bidirectional(self) -> bool:
+        return self.C.shape[0] == 2
+
+    def scan(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        reset: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        return_last_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `RecurrentLayer.scan`; state (batch, N), complex."""
+        y, last = self._direction(x, 0, valid, reset, initial_state)
+        return y + self.D * x, last
+
+    def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
+        """See `RecurrentLayer.scan_both`."""
+        backward = self._direction(x.flip(1), 1, reset=flip_reset(reset))[0].flip(1)
+        return self.scan(x, reset=reset)[0] + backward
+
+    def _direction(
+        self,
+        x: Tensor,
+        direction: int,
+        valid: Tensor | None = None,
+        reset: Tensor | None = None,
+        initial_state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """2 Re(C x), with C of one direction, and the last state."""
+        N, D, _ = self.B.shape
+        A_bar, B_bar = zoh(self.log_delta.exp(), eigenvalues(self.A_weight, self.A_imag, self.parameterization))
+        # Complex products as real ones: re and im of B are rows of one matrix, those of C columns.
+        B = torch.view_as_real(B_bar[:, None] * as_complex(self.B)).transpose(1, 2).reshape(2 * N, D)
+        C = torch.stack([2 * self.C[direction, ..., 0], -2 * self.C[direction, ..., 1]], -1).reshape(D, 2 * N)
+        inputs = as_complex(F.linear(x, B.to(self.B.dtype)).unflatten(-1, (N, 2)))
+        states, last = linear_recurrence(A_bar, inputs, valid, reset, initial_state)
+        return F.linear(torch.view_as_real(states).flatten(-2).to(x.dtype), C), last
+
+    def extra_repr(self) -> str:
+        N, D, _ = self.B.shape
+        return f"d_model={D}, d_state={2 * N}, bidirectional={self.bidirectional}"
+
+    def roles(self) -> dict[str, Role]:
+        """C and D at the base rate, with decay, as in the public code's standard setting."""
+        return {"A_weight": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta"}
+
+
+def _lecun(fan_in: int, *shape: int) -> Tensor:
+    """Normal, cut off at two deviations, with variance 1/fan_in; float64."""
+    std = fan_in**-0.5 / 0.87962566103423978  # what is cut off makes the variance smaller
+    return nn.init.trunc_normal_(torch.empty(*shape, dtype=torch.float64), std=std, a=-2 * std, b=2 * std)
