@@ -1,5 +1,6 @@
 """`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one HTML page and one picture."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,9 @@ def _facts(one: NamedNetwork) -> list[str]:
     layers = list(layers_of(one.network).values())
     step = [f"{one.found.file.name}, step {one.step:,}"] if one.found else []
     score = [one.score] if one.score else []
-    return [f"{len(layers)} × {type(layers[0]).__name__}", f"{one.parameters:,} parameters", *step, *score]
+    kinds = Counter(type(layer).__name__ for layer in layers)
+    units = " and ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    return [units, f"{one.parameters:,} parameters", *step, *score]
 
 
 def _inputs(
