@@ -51,6 +51,23 @@ def test_a_second_file_replaces_a_class_whole(tmp_path, capsys):
     assert network["layer"]["init_args"]["num_blocks"] == 2  # beside it nothing changes
 
 
+def test_a_list_of_layers_is_written_whole_and_read_again(tmp_path, capsys):
+    (tmp_path / "several.yaml").write_text(
+        "model: {init_args: {network: {init_args: {layer: [{class_path: lra_ssm.layers.S6}, lra_ssm.layers.LRU]}}}}"
+    )
+
+    def layers_of(*flags):
+        return model_of(capsys, "--config", "several.yaml", *flags)["network"]["init_args"]["layer"]
+
+    both = [
+        {"class_path": f"lra_ssm.layers.{cls.__name__}", "init_args": defaults(cls)} for cls in (layers.S6, layers.LRU)
+    ]
+    assert layers_of() == both
+    both[1]["init_args"]["d_state"] = 3
+    assert layers_of("--model.network.layer.d_state=3") == both  # of the last
+    assert layers_of("--model.network.layer=S6") == both[0]
+
+
 def test_new_data_start_from_their_own_defaults(capsys):
     flags = [*FIT, "--data=lra_ssm.datamodules.Text", "--print_config"]
     data = yaml.safe_load(printed(flags, capsys))["data"]["init_args"]

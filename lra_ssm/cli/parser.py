@@ -43,6 +43,10 @@ class RunParser(LightningArgumentParser):
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
         self.takes = theclass if nested_key is None else self.takes
         added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        for action in self._actions:
+            # jsonargparse does so itself where a class alone may stand, and not where a list of them may, too.
+            if isinstance(action, _typehints.ActionTypeHint) and inspect.isclass(action.default):
+                action.default = {"class_path": _typehints.get_import_path(action.default)}
         if issubclass(theclass, TensorBoardLogger) and nested_key is None:  # it writes into the run's directory
             self.set_defaults(save_dir=".")
         return added
