@@ -1,4 +1,5 @@
-"""Text from a language model: the prompt in the parallel form, then a token a step, in memory that does not grow.
+"""Text from a language model: the prompt in the parallel form, then a token a step, in memory that does not grow but
+for attention without a window.
 
 Shapes: B batch, L length of the prompts, V vocabulary.
 """
