@@ -93,8 +93,11 @@ def plan(
 
 
 def launch_kernel(kernel: Any, programs: int, num_warps: int = WARPS, **arguments: Any) -> None:
-    # Fused multiply-add is Triton's default until 3.9 and not after.
-    kernel[(programs,)](**arguments, num_warps=num_warps, enable_fp_fusion=True)
+    """On the device of its tensors, which need not be the current one."""
+    device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        # Fused multiply-add is Triton's default until 3.9 and not after.
+        kernel[(programs,)](**arguments, num_warps=num_warps, enable_fp_fusion=True)
 
 
 def _pairs(x: Tensor | None) -> Tensor | None:
@@ -166,8 +169,7 @@ class Scan:
 
     def launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
         known = {name: self.known[name] for name in kernel.arg_names if name in self.known}
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            launch_kernel(kernel, programs, **{**known, **arguments})
+        launch_kernel(kernel, programs, **{**known, **arguments})
 
     def planes(self, *leading: int) -> Tensor:
         """A buffer of states (..., W, N, D), channels last."""

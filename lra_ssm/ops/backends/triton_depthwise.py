@@ -11,7 +11,6 @@ each program over its segment, and then all at once, in one order.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -48,11 +47,6 @@ def _arguments(
     )  # fmt: skip
 
 
-def _launch(kernel: Any, programs: int, device: torch.device, **arguments: Any) -> None:
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        triton_call.launch_kernel(kernel, programs, **arguments)
-
-
 @torch.library.custom_op("lra_ssm::depthwise_convolution_triton", mutates_args=())
 def convolution(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, silu: bool
@@ -62,7 +56,7 @@ def convolution(
 
     y = torch.empty_like(u)
     programs, arguments = _arguments(u, weight, bias, initial, reset, silu)
-    _launch(convolution_kernel, programs, u.device, **arguments, y=y, y_strides=y.stride())
+    triton_call.launch_kernel(convolution_kernel, programs, **arguments, y=y, y_strides=y.stride())
     return y
 
 
@@ -88,8 +82,8 @@ def convolution_backward(
     taps = triton_call._power_of_two(W + 1)
     sums = torch.empty((batch, arguments["segments"], channels, taps), dtype=dtype, device=u.device)
     grad_initial = None if initial is None else torch.empty(initial.shape, dtype=initial.dtype, device=u.device)
-    _launch(
-        convolution_gradient_kernel, programs, u.device, **arguments, TAPS=taps, grad_y=grad_y, grad_u=grad_u,
+    triton_call.launch_kernel(
+        convolution_gradient_kernel, programs, **arguments, TAPS=taps, grad_y=grad_y, grad_u=grad_u,
         grad_taps=sums, grad_initial=grad_initial, grad_y_strides=grad_y.stride(), grad_u_strides=grad_u.stride(),
     )  # fmt: skip
     total = sums[..., : W + 1].sum((0, 1))

@@ -10,7 +10,6 @@ products of them are float32, or float64 where an input is.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -37,11 +36,10 @@ def _launch(kernel: Any, programs: int, A: Tensor, B: Tensor, C: Tensor, double:
 
     pairs = {name: torch.view_as_real(x.resolve_conj()) for name, x in (("A", A), ("B", B), ("C", C))}
     strides = {f"{name}_strides": ((0,) * (4 - x.dim()) + x.stride()) for name, x in pairs.items()}
-    with torch.cuda.device(A.device) if A.device.type == "cuda" else nullcontext():
-        triton_call.launch_kernel(
-            kernel, programs, num_warps=WARPS, **pairs, **strides, channels=A.shape[0], states=A.shape[1],
-            BLOCK_I=BLOCK_I, BLOCK_J=BLOCK_J, BLOCK_N=BLOCK_N, TYPE=tl.float64 if double else tl.float32, **arguments,
-        )  # fmt: skip
+    triton_call.launch_kernel(
+        kernel, programs, num_warps=WARPS, **pairs, **strides, channels=A.shape[0], states=A.shape[1],
+        BLOCK_I=BLOCK_I, BLOCK_J=BLOCK_J, BLOCK_N=BLOCK_N, TYPE=tl.float64 if double else tl.float32, **arguments,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("lra_ssm::s4d_kernel_triton", mutates_args=())
