@@ -12,6 +12,7 @@ from lra_ssm.layers.deep_linear import DeepLinearSSM
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.hyena import HyenaBlock
 from lra_ssm.layers.lru import LRU
+from lra_ssm.layers.mamba2 import Mamba2Block
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.recurrent import RecurrentLayer
@@ -20,6 +21,7 @@ from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s5 import S5
 from lra_ssm.layers.s6 import S6
 from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
+from lra_ssm.layers.ssd import SSD
 from lra_ssm.layers.stable_ssm import StableSSM
 from lra_ssm.layers.transformer import TransformerBlock
 
@@ -29,6 +31,7 @@ __all__ = [
     "S4D",
     "S5",
     "S6",
+    "SSD",
     "Attention",
     "BatchNorm",
     "Block",
@@ -38,6 +41,7 @@ __all__ = [
     "HyenaBlock",
     "LayerNorm",
     "LayerSpec",
+    "Mamba2Block",
     "MambaBlock",
     "ModuleSpec",
     "NetworkSpec",

@@ -56,8 +56,9 @@ def run_with_state(
     reset: Tensor | None = None,
     initial_state: State = None,
     return_last_state: bool = False,
+    width: int | None = None,
 ) -> tuple[Tensor, State]:
-    """(y, state) of a layer or block; state None unless return_last_state.
+    """(y, state) of a layer or block; state None unless return_last_state. width: y's, where it is not x's.
 
     Raises ValueError as `asked_of`, InputError where what it returns is not of x's shape.
     """
@@ -66,7 +67,7 @@ def run_with_state(
     if return_last_state and not (isinstance(out, tuple) and len(out) == 2):
         raise wrong_output(module, out, x, "with return_last_state it returns (y, state)")
     y, state = out if return_last_state else (out, None)
-    check_output(module, y, x.shape, x, _KEPT)
+    check_output(module, y, (*x.shape[:-1], x.shape[-1] if width is None else width), x, _KEPT)
     return y, state
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lra_ssm.layers.masking import valid_mask
 from lra_ssm.layers.roles import Role
-from lra_ssm.ops import rms_norm
+from lra_ssm.ops import rms_norm, silu_gate
 
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
 
@@ -176,6 +176,36 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         assert self.eps is not None
         return rms_norm(_in_precision_of(self.weight, x), self.weight, self.eps)
+
+    def optim_roles(self) -> dict[str, Role]:
+        return {"weight": "norm"}
+
+
+class GatedRMSNorm(nn.Module):
+    """RMSNorm of y · SiLU(z) over each of `groups` equal parts of the channels (Mamba-2's, layernorm_gated.py).
+
+    Args:
+        d_model: D.
+        groups: their number, must divide D.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, d_model: int, groups: int = 1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.groups, self.eps = groups, eps
+        self.weight = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+        """y, z (…, D) -> (…, D)."""
+        y = silu_gate(y, z)
+        weight = self.weight.to(y.dtype)  # which autocast makes lower
+        if self.groups == 1:
+            return rms_norm(y, weight, self.eps)
+        parts = y.unflatten(-1, (self.groups, -1))
+        return functional.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * weight
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, groups={self.groups}, eps={self.eps}"
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "norm"}

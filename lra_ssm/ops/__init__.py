@@ -25,11 +25,13 @@ from lra_ssm.ops.reference import (
     linear_scan_reference,
     s4d_kernel_reference,
     selective_scan_reference,
+    ssd_scan_reference,
 )
 from lra_ssm.ops.s4d_kernel import s4d_kernel
 from lra_ssm.ops.scan import linear_scan
 from lra_ssm.ops.selective_scan import selective_scan
 from lra_ssm.ops.selective_step import selective_step
+from lra_ssm.ops.ssd_scan import ssd_scan, ssd_step
 
 __all__ = [
     "Form",
@@ -68,6 +70,9 @@ __all__ = [
     "selective_scan_reference",
     "selective_step",
     "silu_gate",
+    "ssd_scan",
+    "ssd_scan_reference",
+    "ssd_step",
     "step_linear",
     "step_sizes",
     "zoh",

@@ -1,7 +1,7 @@
 """Naive twins of the fast functions: plain formulas, plain autograd, any amount of memory.  The truth for tests.
 
 Shapes: u, delta, z, y (batch, D, L); states (batch, D, N), and (batch, D, N, L) where they are materialised.
-(D channels, L length, N states, G groups.)
+(D channels, L length, N states, G groups.)  Those of Mamba-2's scan are in ops/ssd_scan.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lra_ssm.ops.discretization import bilinear
 from lra_ssm.ops.kernel_inputs import KernelInputs, check_kernel_inputs
 from lra_ssm.ops.linear_inputs import check_linear_inputs
 from lra_ssm.ops.scan_inputs import ScanInputs, check_scan_inputs, is_interleaved
+from lra_ssm.ops.ssd_inputs import SSDInputs, check_ssd_inputs
 from lra_ssm.ops.tensors import without_autocast
 
 
@@ -96,6 +97,45 @@ def selective_scan_reference(
         u, delta, A, B, C, D, z, delta_bias, delta_softplus, B_bias, discretization, initial_state, reset
     )
     y, last_state = run_reference(inputs)
+    return (y, last_state) if return_last_state else y
+
+
+def run_ssd_reference(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
+    """(y, last state) for checked inputs."""
+    x, delta, B, C = (t.to(inputs.dtype) for t in (inputs.x, inputs.delta, inputs.B, inputs.C))
+    batch, L, H, P = x.shape
+    B, C = (t.repeat_interleave(H // t.shape[2], dim=2) for t in (B, C))  # (batch, L, H, N)
+    S = inputs.initial_state
+    if S is None:
+        S = x.new_zeros(batch, H, P, B.shape[-1])
+    outputs = []
+    with without_autocast(x.device):
+        for k in range(L):
+            if inputs.reset is not None:
+                S = torch.where(inputs.reset[:, k, None, None, None], torch.zeros_like(S), S)
+            decay = torch.exp(delta[:, k] * inputs.A)[..., None, None]
+            S = decay * S + (delta[:, k, :, None] * x[:, k])[..., None] * B[:, k, :, None]
+            outputs.append((S * C[:, k, :, None]).sum(-1))
+        y = torch.stack(outputs, dim=1)
+        if inputs.D is not None:
+            y = y + inputs.D[:, None] * x
+    return y.to(inputs.x.dtype), S
+
+
+def ssd_scan_reference(
+    x: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`ssd_scan` as a loop over time under plain autograd; see there."""
+    y, last_state = run_ssd_reference(check_ssd_inputs(x, delta, A, B, C, D, None, initial_state, reset))
     return (y, last_state) if return_last_state else y
 
 

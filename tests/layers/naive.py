@@ -92,6 +92,28 @@ def b2s6(unit, x: Tensor) -> Tensor:
     return torch.cat(blocks, -1)
 
 
+def ssd(unit, x: Tensor) -> Tensor:
+    """One direction of SSD, head by head: Dao & Gu 2024, section 2.1 with A a multiple of the identity; its public
+    code for the rest. x is the unit's own input, or has B, C and Δ behind it."""
+    (H, P, N), G, D = unit.state_shape, unit.n_groups, unit.d_model
+    if x.shape[-1] == D:
+        B, C, delta = x @ unit.B.T, x @ unit.C.T, x @ unit.delta_weight.T
+    else:
+        B, C, delta = x[..., D : D + G * N], x[..., D + G * N : D + 2 * G * N], x[..., D + 2 * G * N :]
+    delta, A = softplus(delta + unit.delta_bias), real_part(unit)
+    heads = []
+    for h in range(H):
+        group = slice(h // (H // G) * N, (h // (H // G) + 1) * N)
+        u = x[..., h * P : (h + 1) * P]
+        state, outputs = torch.zeros(len(x), P, N, dtype=x.dtype), []
+        for t in range(x.shape[1]):
+            step = delta[:, t, h, None, None]
+            state = torch.exp(step * A[h]) * state + step * u[:, t, :, None] * B[:, t, None, group]
+            outputs.append((state * C[:, t, None, group]).sum(-1) + unit.D[h] * u[:, t])
+        heads.append(torch.stack(outputs, 1))
+    return torch.cat(heads, -1)
+
+
 def lru(unit, x: Tensor) -> Tensor:
     """One direction of LRU: Orvieto et al. 2023, eq. 1 with λ = exp(-exp(ν) + i exp(θ)), section 3.3 and 3.4 for γ."""
     if unit.parameterization.name == "exp":
@@ -168,7 +190,7 @@ def deep_linear(unit, x: Tensor) -> Tensor:
 
 
 DIRECTIONS = {
-    "S6": s6, "B2S6": b2s6, "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear,
+    "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear,
 }  # fmt: skip
 
 
@@ -215,6 +237,21 @@ def mamba_block(block, x: Tensor) -> Tensor:
         y, gate = (y * torch.special.ndtr(y) @ block.glu.weight.T + block.glu.bias).split(x.shape[-1], -1)
         y = y * torch.sigmoid(gate)
     return x + y
+
+
+def mamba2_block(block, x: Tensor) -> Tensor:
+    """Dao & Gu 2024, figure 6: x + out_proj(rms(Γ(silu(conv(u)), Δ) · silu(z))), (z, u) = in_proj(h), Δ of h too."""
+    E = block.out_proj.in_features
+    h = rms_norm(x, block.norm.weight)
+    z, u = (h @ block.in_proj.weight.T).tensor_split([E], -1)
+    v = short_convolution(block.conv1d, u)
+    v = v * torch.sigmoid(v)
+    if block.delta_proj is not None:
+        v = torch.cat([v, h @ block.delta_proj.weight.T], -1)
+    y = forward(block.layer, v) * z * torch.sigmoid(z)
+    weights = block.gated_norm.weight.chunk(block.gated_norm.groups)
+    y = torch.cat([rms_norm(part, w) for part, w in zip(y.chunk(len(weights), -1), weights, strict=True)], -1)
+    return x + y @ block.out_proj.weight.T
 
 
 def layer_norm(x: Tensor, norm) -> Tensor:

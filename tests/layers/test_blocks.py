@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import S4D, BatchNorm, HyenaBlock, LayerSpec, MambaBlock, S4Block, TiedDropout, make_norm
+from lra_ssm.layers import (
+    S4D,
+    BatchNorm,
+    HyenaBlock,
+    LayerSpec,
+    Mamba2Block,
+    MambaBlock,
+    S4Block,
+    TiedDropout,
+    make_norm,
+)  # fmt: skip
 from lra_ssm.layers.masking import valid_mask
 
 
@@ -147,7 +157,7 @@ def test_layer_specs_that_mean_nothing(call, message):
         call()
 
 
-@pytest.mark.parametrize("kind", [S4Block, MambaBlock, HyenaBlock])
+@pytest.mark.parametrize("kind", [S4Block, MambaBlock, Mamba2Block, HyenaBlock])
 def test_an_empty_batch_is_empty_and_no_position_is_one_line(kind):
     block = kind(4, LayerSpec(S4D, d_state=4))
     for training in (True, False):

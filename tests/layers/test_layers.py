@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, DeepLinearSSM, StableSSM
+from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, SSD, DeepLinearSSM, StableSSM
 from lra_ssm.layers.recurrent import linear_recurrence
 from lra_ssm.ops import hippo_legs_normal
 from tests.each import each
@@ -19,6 +19,8 @@ LAYERS = {
     "s4d-real-init": lambda **k: S4D(D, d_state=4, init="real", **k),
     "s6": lambda **k: S6(D, d_state=4, **k),
     "s6-paper": lambda **k: S6(D, d_state=3, form="paper", **k),
+    "ssd": lambda **k: SSD(D, d_state=4, head_dim=2, A_max=8, **k),
+    "ssd-groups": lambda **k: SSD(D, d_state=3, head_dim=1, n_groups=3, chunk_size=4, **k),
     "b2s6": lambda **k: B2S6(D, num_blocks=3, d_state=8, **k),
     "b2s6-one-block": lambda **k: B2S6(D, num_blocks=1, d_state=4, init="lin", **k),
     "b2s6-no-bias": lambda **k: B2S6(D, num_blocks=2, d_state=4, bias=False, **k),
@@ -126,7 +128,7 @@ def test_a_reset_separates_documents(name, bidirectional):
 
 
 LONG = [
-    *("s4d", "s6", "lru"),
+    *("s4d", "s6", "ssd", "lru"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("b2s6", "stable", "stable-real", "deep-linear")),
 ]
 
@@ -213,6 +215,7 @@ def test_s5_starts_as_real_matrices_in_the_basis_of_blocks_of_hippo():
     [
         (S4D(6, d_state=8), "S4D(d_model=6, d_state=8, bidirectional=False)"),
         (S6(6), "S6(d_model=6, d_state=16, form=mamba, delta_rank=1, bidirectional=False)"),
+        (SSD(6, 8, 2), "SSD(d_model=6, d_state=8, head_dim=2, n_groups=1, bidirectional=False)"),
         (S6(6, form="paper"), "S6(d_model=6, d_state=16, form=paper, bidirectional=False)"),
         (
             B2S6(6, num_blocks=3, d_state=8),
@@ -268,6 +271,9 @@ def test_roles_are_the_documented_ones():
     assert S6(4).optim_roles() == {
         "A_log": "recurrent", "delta_bias": "delta", "delta_down": "delta", "delta_up": "delta", "D": "no_decay",
     }  # fmt: skip
+    assert SSD(4, head_dim=2).optim_roles() == {
+        "A_log": "recurrent", "delta_bias": "delta", "delta_weight": "delta", "D": "no_decay",
+    }  # fmt: skip
     assert B2S6(4, num_blocks=2).optim_roles() == {
         "A_log": "recurrent", "A_imag": "recurrent", "delta_weight": "delta", "delta_bias": "delta",
         "B_bias": "no_decay", "D": "no_decay",
@@ -312,6 +318,13 @@ def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
         (lambda: B2S6(8, d_state=5), "d_state 5 is odd"),
         (lambda: B2S6(8, complex_A=False, complex_C=True), "complex_C needs complex_A"),
         (lambda: B2S6(8, init="hippo"), "hippo"),
+        (lambda: SSD(8, head_dim=3), "SSD d_model 8 is not divisible by head_dim 3"),
+        (
+            lambda: SSD(8, head_dim=2, n_groups=3),
+            r"SSD has 4 heads \(d_model 8 / head_dim 2\), no multiple of n_groups 3",
+        ),
+        (lambda: SSD(8, head_dim=2, A_min=2, A_max=1), "SSD A_min 2, A_max 1: expected 0 < A_min <= A_max"),
+        (lambda: SSD(8, head_dim=2, A_min=11, parameterization="best"), r"outside the range of best"),
         (lambda: S4D(8, d_state=5), "d_state 5 is odd"),
         (lambda: S6(8, parameterization="best"), r"eigenvalue -11 is outside the range of best .*, \[-10, 0\)"),
         (lambda: S4D(8, parameterization="tanh"), "in continuous time it is one of direct, clip"),
@@ -347,7 +360,7 @@ def test_it_can_be_built_on_the_meta_device(name):
 
 
 @each("form", CONTINUOUS)
-@each("name", ["s4d", "s6", "b2s6", "b2s6-real"])
+@each("name", ["s4d", "s6", "ssd", "b2s6", "b2s6-real"])
 def test_all_parameterizations_start_from_the_same_system_and_train(name, form):
     torch.manual_seed(0)
     layer = LAYERS[name](parameterization=form, bidirectional=True)
@@ -368,6 +381,11 @@ def test_initial_values_are_the_documented_ones():
     torch.testing.assert_close(s6.A_log.exp(), torch.arange(1.0, 17).repeat(64, 1))
     assert 1e-3 * 0.99 <= delta.min() and delta.max() <= 1e-1 * 1.01
     assert delta.log().std() > 0.9  # log-uniform over two decades: 4.6 / sqrt(12) = 1.33
+    ssd = SSD(4096, d_state=4, head_dim=8)
+    delta, A = torch.nn.functional.softplus(ssd.delta_bias), ssd.A_log.exp()
+    assert ssd.A_log.shape == ssd.D.shape == (512,) and (ssd.D == 1).all()
+    assert A.min() >= 1 and A.max() <= 16 and abs(A.mean() - 8.5) < 0.6  # uniform
+    assert 1e-3 * 0.99 <= delta.min() and delta.max() <= 1e-1 * 1.01 and abs(delta.log().std() - 1.33) < 0.1
     b2s6 = B2S6(64, d_state=32)
     assert (torch.view_as_complex(b2s6.B_bias) == 1).all()
     assert b2s6.B_weight.shape == (8, 8, 32) and b2s6.C.shape == (8, 8, 16)

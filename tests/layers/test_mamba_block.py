@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, S4D, S6, LayerSpec, MambaBlock
+from lra_ssm.layers import B2S6, S4D, S6, SSD, LayerSpec, MambaBlock
 from tests.each import each
 from tests.helpers import Smooth
 from tests.layers import contract_checks as contract
@@ -15,6 +15,7 @@ D = 4
 LAYERS = {
     "s6": lambda **k: LayerSpec(S6, d_state=3, delta_rank=2, **k),
     "s4d": lambda **k: LayerSpec(S4D, d_state=4, **k),
+    "ssd": lambda **k: LayerSpec(SSD, d_state=3, head_dim=2, **k),
     "b2s6": lambda **k: LayerSpec(B2S6, num_blocks=2, d_state=4, **k),
 }
 every_layer = each("name", LAYERS)

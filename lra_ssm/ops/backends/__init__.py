@@ -1,4 +1,4 @@
-"""Who can run a selective scan, or make S4D's kernel: the table of backends and the choice among them.
+"""Who can run a selective scan or Mamba-2's, or make S4D's kernel: the table of backends and the choice among them.
 
 An operation of a backend is a function that runs checked inputs and one that says why it cannot (one line), or None if
 it can.
@@ -22,14 +22,17 @@ from lra_ssm.ops.backends import (
     cpu_s4d_kernel,
     cpu_scan,
     mamba_ssm_scan,
+    mamba_ssm_ssd,
     triton_s4d_kernel,
     triton_scan,
 )
 from lra_ssm.ops.backends.eager import run_eager
 from lra_ssm.ops.backends.eager_s4d_kernel import run_eager_kernel
+from lra_ssm.ops.backends.eager_ssd import run_eager_ssd
 from lra_ssm.ops.kernel_inputs import KernelInputs
-from lra_ssm.ops.reference import run_kernel_reference, run_reference
+from lra_ssm.ops.reference import run_kernel_reference, run_reference, run_ssd_reference
 from lra_ssm.ops.scan_inputs import ScanInputs
+from lra_ssm.ops.ssd_inputs import SSDInputs
 
 
 def _refuse_nothing(device: torch.device, inputs: object) -> str | None:
@@ -47,22 +50,26 @@ class Operation(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """scan: `ScanInputs` -> (y, last state). s4d_kernel: `KernelInputs` -> (K, D, L); None where it has none."""
+    """scan: `ScanInputs` -> (y, last state). s4d_kernel: `KernelInputs` -> (K, D, L). ssd: `SSDInputs` -> (y, last
+    state). None where it has none."""
 
     scan: Operation
     s4d_kernel: Operation | None = None
+    ssd: Operation | None = None
 
 
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(
         Operation(triton_scan.run, triton_scan.refusal), Operation(triton_s4d_kernel.run, triton_s4d_kernel.refusal)
     ),
-    "mamba_ssm": Backend(Operation(mamba_ssm_scan.run, mamba_ssm_scan.refusal)),
+    "mamba_ssm": Backend(
+        Operation(mamba_ssm_scan.run, mamba_ssm_scan.refusal), ssd=Operation(mamba_ssm_ssd.run, mamba_ssm_ssd.refusal)
+    ),
     "cpu": Backend(
         Operation(cpu_scan.run, cpu_scan.refusal), Operation(cpu_s4d_kernel.run_kernel, cpu_s4d_kernel.kernel_refusal)
     ),
-    "eager": Backend(Operation(run_eager), Operation(run_eager_kernel)),
-    "reference": Backend(Operation(run_reference), Operation(run_kernel_reference)),
+    "eager": Backend(Operation(run_eager), Operation(run_eager_kernel), Operation(run_eager_ssd)),
+    "reference": Backend(Operation(run_reference), Operation(run_kernel_reference), Operation(run_ssd_reference)),
 }
 
 # What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests.
@@ -81,7 +88,7 @@ _preferred = "auto"
 def prefer_backend(name: str) -> Iterator[None]:
     """Within it, for the whole process, backend "auto" means this one: layers name none.  An error if it cannot run.
 
-    S4D's kernel, of which not every backend has every form, stays with "auto" where this one has not.
+    S4D's kernel and Mamba-2's scan, of which not every backend has every form, stay with "auto" where it has not.
     """
     global _preferred
     before, _preferred = _preferred, name
@@ -115,7 +122,18 @@ def scans_constants_natively(name: str, device: torch.device) -> bool:
 def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
     """S4D's kernel (K, D, L), chosen as `run_scan` does."""
     operations = {key: backend.s4d_kernel for key, backend in BACKENDS.items() if backend.s4d_kernel is not None}
-    device, preferred = inputs.delta.device, operations.get(_preferred)
+    return _run_preferred(operations, name, inputs.delta.device, inputs)
+
+
+def run_ssd(name: str, inputs: SSDInputs) -> tuple[Tensor, Tensor]:
+    """(y, last state) of Mamba-2's scan, chosen as `run_scan` does."""
+    operations = {key: backend.ssd for key, backend in BACKENDS.items() if backend.ssd is not None}
+    return _run_preferred(operations, name, inputs.x.device, inputs)
+
+
+def _run_preferred(operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
+    """`_run` of what not every backend has: "auto" means the preferred one where it can."""
+    preferred = operations.get(_preferred)
     if name == "auto" and (_preferred not in BACKENDS or (preferred and preferred.refusal(device, inputs) is None)):
         name = _preferred
     return _run(operations, name, _order(device), device, inputs)

@@ -1,0 +1,106 @@
+"""Mamba-2's block.
+
+Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution; S and H features of the
+selection, through the convolution and beside it.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers.blocks import Block, State, inner_width, need, run_with_state, step_through
+from lra_ssm.layers.convolution import ShortConvolution
+from lra_ssm.layers.dropout import TiedDropout
+from lra_ssm.layers.norms import GatedRMSNorm, NormName
+from lra_ssm.layers.roles import Role
+from lra_ssm.layers.spec import LayerFactory, LayerSpec
+
+
+class Mamba2Block(Block):
+    """Mamba-2's block: f(x) = out_proj(RMSNorm(Γ(SiLU(conv(u)), Δ) · SiLU(z))), (z, u) = in_proj(x), Δ = delta_proj(x).
+
+    Γ is `SSD`, which reads x, B and C, all three of u, and Δ; made of the block's input, they need not wait for each
+    other (Dao & Gu 2024, section 7.1, "parallel"). Γ may be any other layer too: then u is its input alone and there is
+    no Δ. A layer asks for more by a method `expect_selection`, see SSD's. Δ has a map of its own, which Mamba's code
+    has as in_proj's last rows, so that the optimizer may treat it apart.
+
+    Sources: Dao & Gu 2024, figure 6, and its public code (modules/mamba2.py).
+
+    Args:
+        d_model: D.
+        layer: Γ, built as `layer(E)`.
+        expand: E / D, such that E is a whole number.
+        d_conv: W, the taps of the depthwise convolution, which is causal whatever Γ is.
+        norm: "batch", "layer" or "rms", which is Mamba's.
+        prenorm: the norm stands before f, as in Mamba; else after the residual.
+        dropout: before the residual, tied over length; Mamba has none.
+        bias: of the projections.
+        conv_bias: of the convolution.
+
+    Raises:
+        ValueError: E is no whole number, or there is no tap.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        expand: float = 2.0,
+        d_conv: int = 4,
+        norm: NormName = "rms",
+        prenorm: bool = True,
+        dropout: float = 0.0,
+        bias: bool = False,
+        conv_bias: bool = True,
+    ) -> None:
+        super().__init__(d_model, norm, prenorm)
+        E = inner_width("Mamba2Block expand", expand, d_model)
+        if d_conv < 1:
+            raise ValueError(f"Mamba2Block d_conv is {d_conv}; it must be at least 1")
+        self.layer = LayerSpec.of(layer)(E)
+        expect_selection = getattr(self.layer, "expect_selection", None)
+        S, H = (0, 0) if expect_selection is None else expect_selection()
+        self.E = E
+        self.in_proj = nn.Linear(d_model, 2 * E + S, bias=bias)
+        self.delta_proj = nn.Linear(d_model, H, bias=bias) if H else None
+        self.conv1d = ShortConvolution(E + S, d_conv, bias=conv_bias, silu=True)
+        self.gated_norm = GatedRMSNorm(E, getattr(self.layer, "n_groups", 1))
+        self.out_proj = nn.Linear(E, d_model, bias=bias)
+        self.dropout = TiedDropout(dropout)
+
+    def inner(
+        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
+    ) -> tuple[Tensor, State]:
+        taps, state = (None, None) if initial_state is None else initial_state
+        z, u = self._split(self.in_proj(x))
+        v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
+        if self.delta_proj is not None:
+            v = torch.cat([v, self.delta_proj(x)], dim=-1)
+        y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state, width=self.E)
+        return self.dropout(self.out_proj(self.gated_norm(y, z))), (taps, state)
+
+    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        taps, inner_state = state
+        z, u = self._split(step_through(self.in_proj, x_t))
+        v, taps = self.conv1d.step(u, taps)
+        if self.delta_proj is not None:
+            v = torch.cat([v, step_through(self.delta_proj, x_t)], dim=-1)
+        y, inner_state = need(self.layer, "step")(v, inner_state)
+        y = step_through(self.out_proj, self.gated_norm(y, z))
+        return self.dropout(y[:, None])[:, 0], (taps, inner_state)
+
+    def _split(self, zu: Tensor) -> tuple[Tensor, Tensor]:
+        return zu[..., : self.E], zu[..., self.E :]
+
+    @torch.no_grad()
+    def scale_residual(self, factor: float) -> None:
+        """Scales what f adds to the residual at initialization, where many blocks add up."""
+        self.out_proj.weight *= factor
+
+    def initial_state(self, batch_size: int) -> State:
+        """(the W - 1 inputs of the convolution before the first position (B, E + S, W - 1), Γ's state), all zeros."""
+        return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
+
+    def optim_roles(self) -> dict[str, Role]:
+        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias")
+        roles: dict[str, Role] = {name: "no_decay" for name, _ in self.named_parameters() if name in own}
+        return roles | {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}

@@ -1,0 +1,74 @@
+"""The scan of Mamba-2 (SSD): a selective state-space model in which a whole head decays at one rate.
+
+Shapes: x, y (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G, N); state (batch, H, P, N).
+(L length, H heads, P channels per head, G groups of H/G heads, N states.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lra_ssm.ops.backends import run_ssd
+from lra_ssm.ops.ssd_inputs import check_ssd_inputs
+
+
+def ssd_scan(
+    x: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    chunk_size: int | None = None,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
+    return_last_state: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The state-space dual of Dao & Gu 2024, eq. 1-2 with a scalar A per head; for every batch item and head h:
+
+        S_k = exp(delta_k A_h) S_{k-1} + delta_k x_k B_k^T,   y_k = S_k C_k + D_h x_k
+
+    Args:
+        x: (batch, L, H, P), real.
+        delta: (batch, L, H), the step sizes, softplus taken.
+        A: (H,), negative.
+        B, C: (batch, L, G, N), G dividing H; group g serves the heads g H/G .. (g+1) H/G - 1.
+        D: (H,); 0 if not given.
+        chunk_size: the positions that are brought together by matrix products (section 6); what is fast if None.
+        initial_state: (batch, H, P, N), the state before step 0; zero if not given.
+        reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped.
+        return_last_state: return (y, state after step L-1 (batch, H, P, N)) instead of y; gradients flow through both.
+        backend: "auto" takes the fastest one that supports the call; or "reference", a loop over time, "eager", matrix
+            products by PyTorch on any device, "mamba_ssm", its Triton kernels.
+
+    Floating dtypes may be mixed.  State and arithmetic are float32, or float64 if any input is float64, whatever
+    autocast says; y has x's dtype, the last state the arithmetic's, each gradient its input's.  (mamba_ssm's kernels
+    multiply in x's dtype, adding up in float32.)  Only "reference" gives second derivatives.
+
+    Raises:
+        ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
+    """
+    y, last_state = run_ssd(backend, check_ssd_inputs(x, delta, A, B, C, D, chunk_size, initial_state, reset))
+    return (y, last_state) if return_last_state else y
+
+
+def ssd_step(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(y, state after it) of `ssd_scan` at one position: x (batch, H, P), delta (batch, H), B, C (batch, G, N).
+
+    All in the state's precision; y has x's dtype. Gradients flow through everything; nothing is checked.
+    """
+    own, work = x.dtype, state.dtype
+    x, delta, A, B, C, D = (given.to(work) for given in (x, delta, A, B, C, D))
+    batch, H, P, N = state.shape
+    G = B.shape[1]
+    grouped = (batch, G, H // G * P, N)
+    decay = torch.exp(delta * A)[..., None, None]
+    added = (delta.unsqueeze(-1) * x).view(grouped[:3]).unsqueeze(-1) * B.unsqueeze(2)
+    state = torch.addcmul(added.view(state.shape), decay, state)
+    y = (state.view(grouped) @ C.unsqueeze(-1)).view(x.shape)
+    return torch.addcmul(y, D.unsqueeze(-1), x).to(own), state
