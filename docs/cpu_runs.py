@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt  # noqa: E402 - the backend comes first
 
 FOLDER = Path(__file__).with_name("cpu-runs")
 UNITS = {"s4d": "S4D", "s6": "S6", "mamba": "Mamba's block", "b2s6": "B2S6", "s5": "S5",
-         "transformer": "Transformer"}  # fmt: skip
+         "mamba2": "Mamba-2's block", "transformer": "Transformer"}  # fmt: skip
 PARTS = {
     "b2s6-no-bias": "B2S6 without B_bias",
     "b2s6-one-block": "B2S6 with 1 block",

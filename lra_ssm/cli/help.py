@@ -22,9 +22,11 @@ CHOICES: dict[str, tuple[type, ...]] = {
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
-        layers.S5, layers.Attention,
+        layers.S5, layers.SSD, layers.Attention,
     ),
-    "--model.network.block": (layers.S4Block, layers.MambaBlock, layers.HyenaBlock, layers.TransformerBlock),
+    "--model.network.block": (
+        layers.S4Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock, layers.TransformerBlock,
+    ),
     "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
     "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead),
 }  # fmt: skip
