@@ -314,15 +314,19 @@ def test_the_sizes_that_we_list_are_those_of_the_networks() -> None:
     from lra_ssm.checkpoints.known import known_models
     from lra_ssm.models.mamba_checkpoints import network_of_mamba
 
-    sizes = {"130m": (24, 768), "370m": (48, 1024), "790m": (48, 1536), "1.4b": (48, 2048), "2.8b": (64, 2560)}
-    known = {model.name: model.parameters for model in known_models()}
-    for name, (layers, width) in sizes.items():
+    layers = {"130m": 24, "370m": 48, "790m": 48, "780m": 48, "1.4b": 48, "1.3b": 48, "2.8b": 64, "2.7b": 64}
+    widths = {"130m": 768, "370m": 1024, "790m": 1536, "780m": 1536, "1.4b": 2048, "1.3b": 2048}
+    known = {model.name: model.parameters for model in known_models() if model.name.startswith("state-spaces/")}
+    assert len(known) == 15
+    for name, parameters in known.items():
+        family, size = name.removeprefix("state-spaces/").removesuffix("-hf").split("-")
+        of_family = {"mamba": (8, {}), "mamba2": (16, {"layer": "Mamba2"})}
+        multiple, cfg = of_family[family]
         counts = []
         for few in (1, 2):  # every layer more is as large as the second
-            config = {"n_layer": few, "d_model": width, "vocab_size": 50277, "pad_vocab_size_multiple": 8}
-            spec = network_of_mamba({**config, "ssm_cfg": {}, "rms_norm": True, "residual_in_fp32": True}, name)
+            config = {"n_layer": few, "d_model": widths.get(size, 2560), "vocab_size": 50277, "ssm_cfg": cfg}
+            spec = network_of_mamba({**config, "pad_vocab_size_multiple": multiple}, name)
             assert spec is not None
             with torch.device("meta"):
                 counts.append(sum(p.numel() for p in NetworkSpec.of(spec)().parameters()))
-        count = counts[0] + (layers - 1) * (counts[1] - counts[0])
-        assert known[f"state-spaces/mamba-{name}"] == known[f"state-spaces/mamba-{name}-hf"] == count
+        assert parameters == counts[0] + (layers[size] - 1) * (counts[1] - counts[0]), name

@@ -30,7 +30,7 @@ def parser() -> PlainParser:
     made.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help=said)
     made.add_argument("--to", metavar="FOLDER", help="where the saved model goes")
     made.add_argument("--average", action="store_true", help="write the mean of several checkpoints")
-    said = "lra_ssm; or hf, what transformers' MambaForCausalLM loads; default: lra_ssm"
+    said = "lra_ssm; or hf, what transformers' MambaForCausalLM or Mamba2ForCausalLM loads; default: lra_ssm"
     made.add_argument("--format", choices=("lra_ssm", "hf"), default="lra_ssm", help=said)
     made.add_argument("--force", action="store_true", help="replace a saved model that is there")
     return made

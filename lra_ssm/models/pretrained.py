@@ -63,7 +63,8 @@ class Pretrained(nn.Module):
 
         Args:
             folder_or_repo: a folder that `save_pretrained` wrote, or a repository of the Hub, "owner/name" or
-                "owner/name@revision". A `LanguageModel` is read from `state-spaces/mamba-*` and their `-hf` forms too.
+                "owner/name@revision". A `LanguageModel` is read from `state-spaces/mamba-*`, `mamba2-*` and the `-hf`
+                forms too.
             revision: a branch, tag or commit.
             allow_pickle: read weights that are a pickle (`pytorch_model.bin`), tensors alone.
             dtype: of the weights; they may be stored in another.
@@ -92,8 +93,8 @@ class Pretrained(nn.Module):
             folder: created where it is missing.
             tokenizer: kept beside it: what `load_tokenizer` gives, or the path of a vocabulary.json or tokenizer.json.
             source: where it comes from (data, commit, metrics), for config.json; values as JSON has them.
-            format: "lra_ssm"; or "hf" for what transformers' MambaForCausalLM loads: a `LanguageModel` of S6 in
-                MambaBlocks.
+            format: "lra_ssm"; or "hf" for what transformers' MambaForCausalLM and Mamba2ForCausalLM load: a
+                `LanguageModel` of S6 in MambaBlocks, or of SSD in Mamba2Blocks.
 
         Raises:
             InputError: that format cannot hold it, the folder holds something else, or the disk does not take it.
@@ -230,7 +231,8 @@ def _check_sizes(network: dict[str, Any], tensors: Mapping[str, Tensor], where: 
     """No size among the arguments of our classes is beyond what the weights hold: such a network would take
     for ever, or more than torch can count, to be built for nothing. Raises InputError naming the first that is.
 
-    A block has a tensor of its own at least; any other is a dimension, or twice one (d_state counts both of a pair).
+    A block has a tensor of its own at least; any other is a dimension, or twice one (d_state counts both of a
+    pair); but chunk_size, which says how a scan is cut.
     """
     path, arguments = str(network.get("class_path")), network.get("init_args")
     if not path.startswith("lra_ssm.") or not isinstance(arguments, dict):
@@ -241,7 +243,7 @@ def _check_sizes(network: dict[str, Any], tensors: Mapping[str, Tensor], where: 
             if isinstance(part, dict):
                 _check_sizes(part, tensors, where)
         blocks = name == "n_layers" and path.startswith("lra_ssm.models.")
-        if type(value) in (int, float) and hints.get(name) in (int, int | None):
+        if type(value) in (int, float) and hints.get(name) in (int, int | None) and name != "chunk_size":
             if value > (len(tensors) if blocks else 2 * largest):
                 holds = f"{len(tensors):,} tensors" if blocks else f"no dimension beyond {largest:,}"
                 raise InputError(f"{where}: {name} is {value} in its {CONFIG}, but its weights have {holds}")

@@ -138,7 +138,7 @@ HF = {
     "layer_norm_epsilon": (1e-6, "layer_norm_epsilon is 1e-06; 1e-05 alone can be read"),
     "hidden_size": ("12", "hidden_size is '12', not of the kind of 768"),
     "num_hidden_layers": (0, "are not all whole numbers of at least 1"),
-    "model_type": ("mamba2", "its config.json is of no layout that can be read: model_type 'mamba2'"),
+    "model_type": ("mamba3", "its config.json is of no layout that can be read: model_type 'mamba3'"),
 }
 
 
@@ -151,7 +151,10 @@ def test_settings_of_hf_that_cannot_be_read(name: str, tmp_path: Path) -> None:
 
 
 STATE_SPACES = {
-    "Mamba-2": ({"ssm_cfg": {"layer": "Mamba2"}}, "ssm_cfg: layer is 'Mamba2'; 'Mamba1' alone can be read"),
+    "Mamba-3": (
+        {"ssm_cfg": {"layer": "Mamba3"}},
+        "ssm_cfg: layer is 'Mamba3'; 'Mamba1' and 'Mamba2' alone can be read",
+    ),
     "attention": ({"attn_layer_idx": [1], "attn_cfg": {"num_heads": 2}}, r"attn_layer_idx is \[1\]; \[\] alone"),
     "MLP": ({"d_intermediate": 24}, "d_intermediate is 24; 0 alone can be read"),
     "unknown": ({"rope": True}, "has a setting 'rope' \\(True\\) that this version does not know"),
