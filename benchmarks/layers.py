@@ -1,4 +1,4 @@
-"""Measures layers forward and backward: time-invariant ones, and those of LRA's models at their sizes.
+"""Measures layers forward and backward: time-invariant ones, LRA's at their sizes, Mamba-2's unit and block by Mamba's.
 
 Shapes: x, y (B, L, D).  (B batch, L length, D channels.)
 """
@@ -12,12 +12,16 @@ from torch import Tensor
 
 import lra_ssm.layers
 from bench import Bench, Contender, options, positive, start
+from lra_ssm.layers import LayerSpec
 from measure import Prepared, prepare, seeded
 from plots import Bar
 
 EXAMPLE = "python benchmarks/layers.py --batch=2 --threads=2"
 _LRA = {"d_state": 64, "bidirectional": True}
 _MODELS = {"S4D": _LRA, "S6": _LRA, "B2S6": {**_LRA, "num_blocks": 8}}
+_MAMBA = {"S6": {"d_state": 16}, "SSD": {"d_state": 128}}  # as published
+_BLOCKS = {f"{name}Block": {"layer": LayerSpec(getattr(lra_ssm.layers, unit), **_MAMBA[unit])}
+           for name, unit in (("Mamba", "S6"), ("Mamba2", "SSD"))}  # fmt: skip
 _CAUSAL = {"S4D": {"d_state": 64}, "StableSSM": {"d_state": 64}, "LRU": {"d_state": 128}}
 
 
@@ -36,6 +40,10 @@ SIZES = {
     "time-invariant, causal": Size(_CAUSAL, 16, 4096, 128),
     "ListOps": Size(_MODELS, 32, 2048, 128),
     "sCIFAR": Size(_MODELS, 48, 1024, 512),
+    "Mamba's units, L = 512": Size(_MAMBA, 32, 512, 512),
+    "Mamba's units, L = 2,048": Size(_MAMBA, 16, 2048, 512),
+    "Mamba's blocks, L = 512": Size(_BLOCKS, 32, 512, 256),
+    "Mamba's blocks, L = 2,048": Size(_BLOCKS, 16, 2048, 256),
 }
 
 
@@ -57,15 +65,17 @@ def layer(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, EXAMPLE)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE", help="default: all")
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the published ones on a GPU, 2 on a CPU")
     given = parser.parse_args(arguments)
     bench = Bench("layers", given)
     bars = []
-    for title, size in SIZES.items():
+    for title in given.sizes:
+        size = SIZES[title]
         batch = given.batch or (size.batch if bench.is_gpu else 2)
         shape = (batch, size.length, size.channels)
         if given.quick:
-            shape = (2, 32, 16)
+            shape = (2, 32, 64)  # of which a head of Mamba-2 has 64
         contenders = []
         for name, own in size.layers.items():
             build = partial(layer, name, own, shape, bench.device)

@@ -163,7 +163,8 @@ def test_path_x_at_its_length(model, tmp_path, monkeypatch, capsys):
 # What the head of every config says: a value without a comment, or with "ours", is our choice and published nowhere.
 HEAD = '# A comment behind a value names its source. No comment, or "ours", means: our choice, unpublished.'
 ORIGIN = (
-    r"^ours\b|configs/[\w/]+\.yaml|Yu & Erichson 2025|Tay et al\. 2021|Gu & Dao 2023|state-spaces/s4"
+    r"^ours\b|configs/[\w/]+\.yaml|Yu & Erichson 2025|Tay et al\. 2021|Gu & Dao 2023|Dao & Gu 2024|state-spaces/s4"
+    r"|state-spaces/mamba"
     r"|FreqBiasSSM|AnnanYu/mamba-bare|jsie7/ssm-benchmark"
     r"|Wang & Li 2024|Orvieto et al\. 2023|radarFudan/StableSSM|NicolasZucchet/minimal-LRU"
     r"|HazyResearch/safari|lindermanlab/S5|deep linear SSMs, ICLR 2025 submission|karpathy/nanoGPT"
@@ -359,7 +360,7 @@ def network(name):
     ("group", "about"),
     [
         (["lm/slimpajama6b/s6", "lm/slimpajama6b/b2s6", "lm/slimpajama6b/s4d"], 250e6),
-        (["lm/wikitext103/mamba", "lm/wikitext103/b2s6", "lm/wikitext103/s4d"], 129e6),
+        (["lm/wikitext103/mamba", "lm/wikitext103/mamba2", "lm/wikitext103/b2s6", "lm/wikitext103/s4d"], 129e6),
     ],
 )
 def test_units_of_language_models_have_as_many_parameters(group, about):
@@ -405,3 +406,10 @@ def test_mambas_130_m_is_the_published_model():
     """129,135,360 parameters with GPT-NeoX's tokenizer, 50,277 tokens; facts of state-spaces/mamba-130m."""
     mamba = on_meta("lm/wikitext103/mamba", vocab_size=50277, pad_vocab_size_multiple=8)
     assert sum(p.numel() for p in mamba.parameters()) == 129_135_360
+
+
+def test_mamba_2_differs_from_mamba_in_block_and_unit_alone():
+    mamba, mamba2 = load("lm/wikitext103/mamba"), load("lm/wikitext103/mamba2")
+    parts = ("experiment", NETWORK + "block", NETWORK + "layer")
+    others = [{k: v for k, v in config.items() if not k.startswith(parts)} for config in (mamba, mamba2)]
+    assert others[0] == others[1] and len(others[0]) > 40

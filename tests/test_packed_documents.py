@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lra_ssm.datamodules import Corpus
-from lra_ssm.layers import B2S6, S4D, S6, Attention, LayerSpec
+from lra_ssm.layers import B2S6, S4D, S6, SSD, Attention, LayerSpec, Mamba2Block, MambaBlock
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.language_modelling import unpack_tokens
 
@@ -49,12 +49,14 @@ def told(model, data):
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize(
-    "layer", [LayerSpec(S6, d_state=4), LayerSpec(S4D, d_state=4), LayerSpec(B2S6, num_blocks=2, d_state=4),
-              [LayerSpec(S6, d_state=4), LayerSpec(Attention, n_heads=2)]],
+    "layer, block", [(LayerSpec(S6, d_state=4), MambaBlock), (LayerSpec(S4D, d_state=4), MambaBlock),
+                     (LayerSpec(B2S6, num_blocks=2, d_state=4), MambaBlock),
+                     ([LayerSpec(S6, d_state=4), LayerSpec(Attention, n_heads=2)], MambaBlock),
+                     ([LayerSpec(SSD, d_state=4, head_dim=4), LayerSpec(S6, d_state=4)], Mamba2Block)],
 )  # fmt: skip
-def test_a_changed_document_changes_nothing_in_the_next(layer, packing, tmp_path):
+def test_a_changed_document_changes_nothing_in_the_next(layer, block, packing, tmp_path):
     torch.manual_seed(0)
-    model = LanguageModel(layer, vocab_size=257, d_model=8, n_layers=2).eval()
+    model = LanguageModel(layer, vocab_size=257, d_model=8, n_layers=2, block=block).eval()
     changed = [text.replace("changed", "chanted") for text in TEXTS]
     with torch.no_grad():
         before, after = (

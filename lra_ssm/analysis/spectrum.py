@@ -21,9 +21,9 @@ MOST_STATES = 1024  # of a transition that is no diagonal: the matrix is made
 def eigenvalues(layer: nn.Module, x: Tensor) -> Tensor | None:
     """Eigenvalues of the transition x_k = Ā_k x_{k-1} + … at P inputs: x (P, D) -> (P, S) complex128.
 
-    A selective layer has others at every input. Of conjugate pairs one is listed. Measured in float64: a step is linear
-    in the state, so that Ā's diagonal is the step from ones less the step from zeros. Where Ā is no diagonal it is made
-    column by column. None where the layer cannot step, or Ā is no diagonal of more than MOST_STATES states.
+    A selective layer has others at every input. Of conjugate pairs one is listed, and one of a head (SSD) that has one
+    for all its states. Measured in float64: a step is linear in the state, so that Ā's diagonal is the step from ones
+    less the step from zeros. Where Ā is no diagonal it is made column by column. None where the layer cannot step, or Ā is no diagonal of more than MOST_STATES states.
     """
     if not (isinstance(layer, RecurrentLayer) or (hasattr(layer, "step") and hasattr(layer, "initial_state"))):
         return None
@@ -36,6 +36,9 @@ def eigenvalues(layer: nn.Module, x: Tensor) -> Tensor | None:
     some = torch.randn(zero.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(zero.dtype)
     moved = _after(layer, x, some) - base
     if torch.allclose(moved, diagonal * some, rtol=1e-6, atol=1e-9 * (1 + float(base.abs().max()))):
+        first = diagonal[..., :1, :1]
+        if diagonal.dim() == 4 and torch.allclose(diagonal, first.expand_as(diagonal), rtol=1e-9, atol=1e-12):
+            diagonal = first
         return diagonal.flatten(1).to(torch.complex128)
     S = zero[0].numel()
     if S > MOST_STATES:

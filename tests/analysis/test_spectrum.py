@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lra_ssm.analysis import eigenvalues, mean_timescales, step_sizes, timescales
-from lra_ssm.layers import B2S6, LRU, S4D, S6, DeepLinearSSM, StableSSM
+from lra_ssm.layers import B2S6, LRU, S4D, S6, SSD, DeepLinearSSM, Mamba2Block, StableSSM
 from lra_ssm.ops import eigenvalues as continuous
 from tests.helpers import Smooth
 
@@ -25,6 +25,23 @@ def test_eigenvalues_are_exp_of_delta_times_A(layer):
     assert found.dtype == torch.complex128 and found.shape == (5, 6 * A.shape[-1])
     torch.testing.assert_close(found, expected.to(torch.complex128), rtol=1e-5, atol=1e-6)
     assert layer.D.dtype == torch.float32  # the layer itself is left alone
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_head_of_ssd_has_one(bidirectional):
+    layer = SSD(6, d_state=3, head_dim=2, bidirectional=bidirectional)
+    x = torch.randn(5, 6)
+    found, delta = eigenvalues(layer, x), step_sizes(layer, x[None])[0]
+    expected = (-delta.detach() * layer.A_log.detach().exp()).exp()
+    assert found.shape == delta.shape == (5, 3)
+    torch.testing.assert_close(found, expected.to(torch.complex128), rtol=1e-5, atol=1e-6)
+
+
+def test_ssd_in_its_block_is_measured_on_what_it_reads():
+    block = Mamba2Block(4, lambda width: SSD(width, d_state=3, head_dim=2))
+    x = torch.randn(5, 8 + 2 * 3 + 4)  # x, B and C, and the steps of 4 heads
+    expected = (-torch.nn.functional.softplus(x[:, -4:] + block.layer.delta_bias) * block.layer.A_log.exp()).exp()
+    torch.testing.assert_close(eigenvalues(block.layer, x).real.float(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_without_selection():

@@ -10,10 +10,12 @@ from lra_ssm.layers import (
     LRU,
     S4D,
     S6,
+    SSD,
     Attention,
     BlockSpec,
     HyenaBlock,
     LayerSpec,
+    Mamba2Block,
     MambaBlock,
     S4Block,
     StableSSM,
@@ -25,6 +27,7 @@ LAYERS = {
     "S4D": LayerSpec(S4D, d_state=4),
     "B2S6": LayerSpec(B2S6, num_blocks=2, d_state=4),
     "LRU": LayerSpec(LRU, d_state=4),
+    "SSD": LayerSpec(SSD, d_state=4, head_dim=4),
     "S6 and attention": [LayerSpec(S6, d_state=4), LayerSpec(Attention, n_heads=2, window=5)],
 }
 
@@ -55,7 +58,7 @@ def test_a_prefix_in_parallel_and_then_steps_give_the_logits_of_the_whole(layer)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("block", [MambaBlock, BlockSpec(S4Block, norm="layer", prenorm=True)])
+@pytest.mark.parametrize("block", [MambaBlock, Mamba2Block, BlockSpec(S4Block, norm="layer", prenorm=True)])
 def test_a_token_changes_nothing_before_it_nor_in_another_document(layer, block):
     lm, ids = model(layer, block=block), tokens()
     reset = torch.zeros_like(ids, dtype=torch.bool)

@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 CPU = Sizes(chunk=32, numbers=1 << 19)  # as measured (docs/performance.md); what a cache holds
-ELSEWHERE = Sizes(chunk=64, numbers=1 << 27)  # not measured: larger products, and half a gigabyte that a GPU can spare
+ELSEWHERE = Sizes(chunk=64, numbers=1 << 26)  # not measured: larger products, in memory that a GPU can spare
 
 
 class _Piece(NamedTuple):
