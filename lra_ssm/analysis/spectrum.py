@@ -23,7 +23,8 @@ def eigenvalues(layer: nn.Module, x: Tensor) -> Tensor | None:
 
     A selective layer has others at every input. Of conjugate pairs one is listed, and one of a head (SSD) that has one
     for all its states. Measured in float64: a step is linear in the state, so that Ā's diagonal is the step from ones
-    less the step from zeros. Where Ā is no diagonal it is made column by column. None where the layer cannot step, or Ā is no diagonal of more than MOST_STATES states.
+    less the step from zeros. Where Ā is no diagonal it is made column by column.
+    None where the layer cannot step, or Ā is no diagonal of more than MOST_STATES states.
     """
     if not (isinstance(layer, RecurrentLayer) or (hasattr(layer, "step") and hasattr(layer, "initial_state"))):
         return None
