@@ -137,6 +137,7 @@ def _cases(shape: Shape, device: torch.device, backends: list[str]) -> Iterator[
         return torch.randn(*size, generator=random).to(device)
 
     yield from _scans(shape, randn, device, backends)
+    yield _ssd(shape, randn, device, backends)
     yield from _s4d(shape, randn, device, backends)
     # These choose between C++ and torch's operations by themselves.
     ours = "cpu" if device.type == "cpu" and unavailable() is None else "torch"
@@ -187,6 +188,17 @@ def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, bac
     linear: Any = ops.linear_scan
     by = {backend: partial(linear, backend=backend) for backend in backends}
     yield Case("linear_scan", {"a": a, "b": randn(B, D, L)}, by["reference"], by, B * L)
+
+
+def _ssd(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backends: list[str]) -> Case:
+    """Mamba-2's scan, heads of 4 channels in one group."""
+    B, D, N, L = shape
+    H = D // 4
+    inputs = {"x": randn(B, L, H, 4), "delta": 0.1 * randn(B, L, H).abs(), "A": -1 - randn(H).abs(), "D": randn(H)}
+    inputs |= {name: randn(B, L, 1, N) for name in ("B", "C")}
+    scan: Any = ops.ssd_scan
+    by: dict[str, Function] = {name: partial(scan, backend=name) for name in backends if BACKENDS[name].ssd}
+    return Case("ssd_scan", inputs, by["reference"], by, B * L)
 
 
 def _s4d(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backends: list[str]) -> Iterator[Case]:

@@ -29,15 +29,8 @@ from lra_ssm.ops.tensors import without_autocast
 CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products
 
 
-class Sizes(NamedTuple):
-    """chunk: Q where nobody says; numbers: of a piece's decays at most."""
-
-    chunk: int
-    numbers: int
-
-
-CPU = Sizes(chunk=32, numbers=1 << 19)  # as measured (docs/performance.md); what a cache holds
-ELSEWHERE = Sizes(chunk=64, numbers=1 << 26)  # not measured: larger products, in memory that a GPU can spare
+# Numbers of a piece's decays at most: what a CPU's cache holds; on a GPU (not measured) what its memory can spare.
+NUMBERS, NUMBERS_ELSEWHERE = 1 << 19, 1 << 26
 
 
 class _Piece(NamedTuple):
@@ -249,14 +242,15 @@ class _Pieces(torch.autograd.Function):
         return grad_x, grad_delta, grad_A, grad_B, grad_C, None if D is None else grad_D, grad_initial, None, None
 
 
-def _sizes(x: Tensor) -> Sizes:
-    return CPU if x.device.type == "cpu" else ELSEWHERE
+def _chunk(x: Tensor, N: int) -> int:
+    """Q where nobody says: larger products pay where the states are large (docs/performance.md)."""
+    return 32 if x.device.type == "cpu" and x.shape[-1] * N < 2048 else 64
 
 
 def _cut(x: Tensor, Q: int) -> tuple[int, int]:
     """How many rows and positions a piece has."""
     _, L, H, _ = x.shape
-    chunks = max(1, _sizes(x).numbers // (H * Q * Q))
+    chunks = max(1, (NUMBERS if x.device.type == "cpu" else NUMBERS_ELSEWHERE) // (H * Q * Q))
     length = min(chunks, CHUNKS, -(-L // Q)) * Q
     return max(1, chunks * Q // length), length
 
@@ -271,7 +265,7 @@ def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     batch, L, H, P = x.shape
     if initial is None:
         initial = x.new_zeros(batch, H, P, B.shape[-1], dtype=dtype)
-    Q = min(_sizes(x).chunk if Q is None else Q, L)
+    Q = min(_chunk(x, B.shape[-1]) if Q is None else Q, L)
     with without_autocast(x.device):
         if torch.compiler.is_compiling():  # which chooses for itself what to compute twice
             y, last = _forward(_prepare(x, delta, A, B, C, reset, Q, dtype), D, initial)
