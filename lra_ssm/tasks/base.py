@@ -88,7 +88,8 @@ class NetworkTask(L.LightningModule):
 
     def log_metrics(self, split: str, predictions: Tensor, targets: Tensor) -> None:
         """Of a batch; every example counts once, whatever the sizes of batches and the shares of devices."""
-        for name, metric in (self.val_metrics if split == "val" else self.test_metrics).items():
+        metrics: Any = self.val_metrics if split == "val" else self.test_metrics
+        for name, metric in metrics.items():
             metric.update(predictions, targets)
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True, batch_size=len(targets))
 

@@ -142,6 +142,7 @@ def test_settings_that_no_schedule_takes(settings, message):
         ("torch.optim.lr_scheduler.StepLR", {}, "needs schedule_arguments.step_size"),
         ("torch.optim.lr_scheduler.StepLR", {"step_sise": 2}, "step_sise; did you mean 'step_size'"),
         ("torch.optim.lr_scheduler.ReduceLROnPlateau", {}, "is no LRScheduler that is moved by steps"),
+        ("torch.optim.lr_scheduler.CosineAnnealingWarmRestarts", {"T_0": 0}, "Restarts: Expected positive integer T_0"),
         ("torch.optim.SGD", {}, "is no LRScheduler that is moved by steps"),
         ("torch.optim.lr_scheduler.Step", {}, "schedule class_path 'torch.optim.lr_scheduler.Step' cannot be imported"),
     ],
