@@ -70,6 +70,10 @@ class Classification(NetworkTask):
             raise wrong_output(self.network, logits, inputs, "a network gives logits (batch, num_classes)", "inputs")
         return logits
 
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What is trained, where a subclass may have another: logits (B, num_classes), labels (B,) -> mean ()."""
+        return F.cross_entropy(logits, labels, self.class_weights, label_smoothing=self.label_smoothing)
+
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
 
@@ -92,7 +96,7 @@ class Classification(NetworkTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
-        loss = F.cross_entropy(logits, labels, self.class_weights, label_smoothing=self.label_smoothing)
+        loss = self.loss(logits, labels)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/accuracy", _right(logits, labels).mean(), batch_size=len(labels))
         counts = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
