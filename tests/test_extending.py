@@ -54,13 +54,13 @@ def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
 
 def test_its_loss_and_its_task_are_what_they_say():
     names = {}
-    for name in ("my_loss.py", "my_task.py"):
+    for name in ("my_loss.py", "my_task.py", "my_metric.py"):
         exec(compile(FILES[name], name, "exec"), names)
     layer = LayerSpec(S4D, d_state=4)
     network = NetworkSpec(Classifier, layer=layer, num_classes=3, vocab_size=5, d_model=4, n_layers=1)
     logits, labels = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
     plain = torch.nn.functional.cross_entropy(logits, labels)
-    focal = names["Focal"](network, gamma=0.0, num_classes=3)
+    focal = names["Focal"](network, gamma=0.0)
     torch.testing.assert_close(focal.loss(logits, labels), plain)
     focal.gamma = 2.0
     p = logits.softmax(-1)[range(6), labels]
@@ -68,3 +68,7 @@ def test_its_loss_and_its_task_are_what_they_say():
     ordinal = names["Ordinal"](network)
     ordinal.forward = lambda inputs, lengths: torch.tensor([[-9.0, -1, -1], [-9, 1, -1], [-9, 1, 1]])
     assert ordinal.predicted(None, None).tolist() == [0, 1, 2]
+    metric = names["WithinOne"]()
+    metric.update(torch.eye(3), torch.tensor([1, 1, 0]))
+    metric.update(torch.eye(3)[:1], torch.tensor([0]))
+    assert metric.compute() == 3 / 4
