@@ -1,4 +1,4 @@
-"""Multi-head attention as a layer: causal or in both directions, with documents, a window, and a cache for steps.
+"""Multi-head attention, causal or not; with documents, a window, and a cache for steps.
 
 Shapes: B batch, L length, D channels, H heads, G heads of keys and values, K channels of a head (D / H unless given), T
 positions in the cache.

@@ -16,9 +16,10 @@ from lra_ssm.layers.spec import LayerFactory
 
 
 class S5Block(S4Block):
-    """f = dropout ∘ (h · sigmoid(linear(g))) ∘ layer, with y from the layer and g = dropout(GELU(y)).
+    """S4's block with half of its gated linear unit.
 
-    h is g itself or y. A stack of such blocks ends without a norm, as the public code's does.
+    f(x) = dropout(h · sigmoid(linear(g))), g = dropout(GELU(y)), y from the layer, and h is g or y. A stack of such
+    blocks ends without a norm, as the public code's does.
 
     Args:
         d_model: D.

@@ -14,8 +14,10 @@ from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 
 class TransformerBlock(MLPBlock):
-    """x + Γ(norm(x)), then x + MLP(norm2(x)); with `Attention` for Γ the Transformer's (Vaswani et al. 2017, section 3;
-    with the norms in front, Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture").
+    """x + Γ(norm(x)), then x + MLP(norm2(x)).
+
+    With `Attention` for Γ the Transformer's (Vaswani et al. 2017, section 3; with the norms in front, Xiong et al.
+    2020, "On Layer Normalization in the Transformer Architecture").
 
     Args:
         d_model: D.

@@ -23,9 +23,14 @@ class LinearHead(nn.Linear):
 
 
 class MLPHead(nn.Sequential):
-    """D -> width -> ReLU -> num_classes: LRA's own (Tay et al. 2021).
+    """D -> width -> ReLU -> num_classes: LRA's own.
 
-    width: of the hidden layer; None is D.
+    Source: Tay et al. 2021.
+
+    Args:
+        d_model: D.
+        num_classes: number of classes.
+        width: of the hidden layer; None is D.
     """
 
     per_example = 1
@@ -50,9 +55,14 @@ class NLIHead(nn.Sequential):
 
 
 class LRAPairHead(nn.Sequential):
-    """[x, y] (2D) -> width -> ReLU -> width/2 -> ReLU -> num_classes: LRA's own for Retrieval (Tay et al. 2021).
+    """[x, y] (2D) -> width -> ReLU -> width/2 -> ReLU -> num_classes: LRA's own for pairs.
 
-    width: of the first hidden layer; None is D.
+    Source: Tay et al. 2021, for Retrieval.
+
+    Args:
+        d_model: D.
+        num_classes: number of classes.
+        width: of the first hidden layer; None is D.
     """
 
     per_example = 2

@@ -24,7 +24,7 @@ class MeanPooling(nn.Module):
 
 
 class FirstPooling(nn.Module):
-    """The first position: of a network with a class token, that token's."""
+    """The first position, or a class token in front."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

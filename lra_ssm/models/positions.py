@@ -121,4 +121,4 @@ class PositionClassifier(Classifier):
 
 
 class PositionDualEncoder(PositionClassifier, DualEncoder):
-    """The same for pairs, with a `DualEncoder`'s heads."""
+    """A `DualEncoder` of tokens with positions."""
