@@ -44,6 +44,7 @@ class Training:
     """What a config trains.
 
     network: its specification.  clip: the largest norm of the gradient.  mixed: in Lightning's bf16-mixed.
+    compiled: its blocks by torch.compile, as `--compute.compile` of a fit.
     """
 
     network: dict[str, Any]
@@ -52,6 +53,7 @@ class Training:
     length: int
     clip: float | None = None
     mixed: bool = False
+    compiled: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -115,6 +117,8 @@ def step(training: Training, device: torch.device, dtype: torch.dtype = torch.fl
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = NetworkSpec.of(training.network)().to(device, dtype)
+    for block in model.backbone.blocks if training.compiled else ():
+        block.compile()
     rates = parameter_rates(model, OptimizerSettings(**training.optimizer))
     optimizer = torch.optim.AdamW(parameter_groups(model, rates))
     inputs, lengths, labels = random_batch(model, training, device, dtype)
@@ -164,8 +168,11 @@ def trainings(given: argparse.Namespace, is_gpu: bool) -> dict[str, Training]:
     return found
 
 
-def variants(found: dict[str, Training], is_gpu: bool) -> dict[str, Training]:
-    """Each training, without its layer's bias, and on a GPU in bf16-mixed."""
+def variants(found: dict[str, Training], is_gpu: bool, compiled: bool = False) -> dict[str, Training]:
+    """Each training, without its layer's bias, and on a GPU in bf16-mixed; or each beside itself compiled."""
+    if compiled:
+        return {f"{name}{how}": replace(training, compiled=bool(how))
+                for name, training in found.items() for how in ("", ", compiled")}  # fmt: skip
     more = {}
     for name, training in found.items():
         more[name] = training
@@ -222,9 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         "ListOps, on a GPU all six LRA tasks' and sCIFAR's")  # fmt: skip
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the config's, at most 2 on a CPU")
     parser.add_argument("--length", type=positive, metavar="N", help="default: the config's")
+    parser.add_argument("--compile", action="store_true", help="each config beside itself with its blocks compiled")
     given = parser.parse_args(arguments)
     is_gpu = device_of(given).type == "cuda"
-    found = variants(trainings(given, is_gpu), is_gpu)
+    found = variants(trainings(given, is_gpu), is_gpu, given.compile)
     bench = Bench("steps", given)
     rows = compare(found, bench)
     profiles = {row.contender: profile(row, found[row.contender], bench) for row in rows}
@@ -234,6 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         without = measured.get(f"{name} without bias")
         if without is not None:
             row.extra["over without bias"] = over(row, without)
+        if uncompiled := measured.get(name.removesuffix(", compiled")) if name.endswith(", compiled") else None:
+            row.extra["over not compiled"] = over(row, uncompiled)
     lines = []
     for row in rows:
         lines.append({"": row.contender, **{name: f"{x:,.4g}" for name, x in row.extra.items()}})

@@ -221,7 +221,7 @@ def same(a, b):
 
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
-ROWS = [("b2s6", "table4"), ("s4d", "s4-v3"), ("mamba", "jsie7")]
+ROWS = [("b2s6", "table4"), ("s4d", "s4-v3"), ("mamba", "jsie7"), ("s5", "s5"), ("transformer", "lra")]
 
 
 @pytest.mark.parametrize("task", LRA)
@@ -240,7 +240,7 @@ def test_rows_have_every_setting_of_their_source(task, model, source):
 def test_what_cites_a_source_is_what_stands_there(task, source):
     """Also where a config takes single values: those that B2S6's paper leaves out are its authors' earlier code's."""
     settings, cite, cited = published(source, task), SOURCES[source]["cite"], 0
-    for model in ("b2s6", "s4d", "s6", "mamba"):
+    for model in ("b2s6", "s4d", "s6", "mamba", "s5", "transformer"):
         for key, (value, comment) in lines(f"lra/{task}/{model}").items():
             if comment.startswith(cite) and key in settings:
                 assert same(value, settings[key]), f"{task}/{model}: {key} is {value}, {source} has {settings[key]}"

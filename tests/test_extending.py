@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lra_ssm.layers import S4D, LayerSpec, NetworkSpec
+from lra_ssm.models import Classifier
 from tests.runner import succeed
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +23,7 @@ LITTLE = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32"]
 @pytest.mark.parametrize("line", LINES)
 def test_commands_run(line, tmp_path):
     program, *arguments = shlex.split(line)
-    assert program == "lightning" and len(FILES) == 5
+    assert program == "lightning" and len(FILES) == 9
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     letters = random.Random(0)
     rows = [f"{i % 2},{''.join(letters.choices('ACGT', k=20 + i))}" for i in range(64)]
@@ -48,3 +50,25 @@ def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():
     torch.testing.assert_close(layer.step(x[:, 4], expected[:, 3])[0], expected[:, 4])
     both = names["Leaky"](3, bidirectional=True)
     assert both.optim_roles() == {"logit": "recurrent", "reverse.logit": "recurrent"}
+
+
+def test_its_loss_and_its_task_are_what_they_say():
+    names = {}
+    for name in ("my_loss.py", "my_task.py", "my_metric.py"):
+        exec(compile(FILES[name], name, "exec"), names)
+    layer = LayerSpec(S4D, d_state=4)
+    network = NetworkSpec(Classifier, layer=layer, num_classes=3, vocab_size=5, d_model=4, n_layers=1)
+    logits, labels = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
+    plain = torch.nn.functional.cross_entropy(logits, labels)
+    focal = names["Focal"](network, gamma=0.0)
+    torch.testing.assert_close(focal.loss(logits, labels), plain)
+    focal.gamma = 2.0
+    p = logits.softmax(-1)[range(6), labels]
+    torch.testing.assert_close(focal.loss(logits, labels), -((1 - p) ** 2 * p.log()).mean())
+    ordinal = names["Ordinal"](network)
+    ordinal.forward = lambda inputs, lengths: torch.tensor([[-9.0, -1, -1], [-9, 1, -1], [-9, 1, 1]])
+    assert ordinal.predicted(None, None).tolist() == [0, 1, 2]
+    metric = names["WithinOne"]()
+    metric.update(torch.eye(3), torch.tensor([1, 1, 0]))
+    metric.update(torch.eye(3)[:1], torch.tensor([0]))
+    assert metric.compute() == 3 / 4

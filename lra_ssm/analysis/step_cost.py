@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -136,7 +137,8 @@ class CountStep(TorchDispatchMode):
             return
         flops, dtype = 0, None
         if func._overloadpacket in flop_registry:
-            flops, dtype = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out), tensors[-1].dtype
+            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            dtype = next(x.dtype for x in reversed(tensors) if x.dtype.is_floating_point or x.dtype.is_complex)
         many = max((len(x) for x in args if isinstance(x, (list, tuple))), default=1)
         several = name.startswith(("aten::_foreach", "aten::_fused"))
         launches = -(-many // _PER_LAUNCH) if several else 2 if name.startswith("aten::_fft") else 1
@@ -180,6 +182,30 @@ class CountStep(TorchDispatchMode):
             self._add("aten::nonzero", 3, 0, 0, None)
             return func(x, _by_numbers(args[1]), *args[2:], **kwargs)
         return func(*args, **kwargs)
+
+
+class FusedAttention(TorchFunctionMode):
+    """Attention by the kernel that a GPU takes, which keeps no weights. Of itself torch takes the plain form for a fake
+    tensor. Heads that share keys are left as they are: in float32 that kernel has none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, attention = kwargs or {}, torch.nn.functional.scaled_dot_product_attention
+        if func is attention and args and args[0].device.type == "cuda" and not kwargs.get("enable_gqa"):
+            return self._fused(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _fused(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        bias = attn_mask
+        if bias is not None and bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill_(bias.logical_not(), -math.inf)
+        if bias is not None:
+            bias = bias.expand(*q.shape[:-1], k.shape[-2])
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+        return kernel(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[0]
 
 
 _WAITING = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2")

@@ -18,17 +18,20 @@ CHOICES: dict[str, tuple[type, ...]] = {
     "--model": (tasks.Classification, tasks.Regression, tasks.LanguageModelling),
     "--model.network": (
         models.Classifier, models.DualEncoder, models.Regressor, models.LanguageModel,
-        models.NumberClassifier, models.NumberDualEncoder,
+        models.NumberClassifier, models.NumberDualEncoder, models.PositionClassifier, models.PositionDualEncoder,
     ),
     "--model.network.layer": (
         layers.S4D, layers.S6, layers.B2S6, layers.StableSSM, layers.LRU, layers.DeepLinearSSM,
         layers.S5, layers.SSD, layers.Attention,
     ),
     "--model.network.block": (
-        layers.S4Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock, layers.TransformerBlock,
+        layers.S4Block, layers.S5Block, layers.MambaBlock, layers.Mamba2Block, layers.HyenaBlock,
+        layers.TransformerBlock,
     ),
-    "--model.network.pooling": (models.MeanPooling, models.LastPooling, models.MaxPooling),
-    "--model.network.head": (models.LinearHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead),
+    "--model.network.pooling": (models.MeanPooling, models.FirstPooling, models.LastPooling, models.MaxPooling),
+    "--model.network.head": (
+        models.LinearHead, models.MLPHead, models.NLIHead, models.LRAPairHead, models.LogitPairHead,
+    ),
 }  # fmt: skip
 _OPTIONS = max(len(option) for option in CHOICES)
 _NAMES = max(len(cls.__name__) for classes in CHOICES.values() for cls in classes)

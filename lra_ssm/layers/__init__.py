@@ -19,6 +19,7 @@ from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role, parameter_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s5 import S5
+from lra_ssm.layers.s5_block import S5Block
 from lra_ssm.layers.s6 import S6
 from lra_ssm.layers.spec import BlockSpec, HeadSpec, LayerSpec, ModuleSpec, NetworkSpec, PoolingSpec
 from lra_ssm.layers.ssd import SSD
@@ -50,6 +51,7 @@ __all__ = [
     "RecurrentLayer",
     "Role",
     "S4Block",
+    "S5Block",
     "StableSSM",
     "TiedDropout",
     "TransformerBlock",

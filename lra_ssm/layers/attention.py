@@ -1,7 +1,7 @@
-"""Multi-head attention as a layer: causal or in both directions, with documents, a window, and a cache for steps.
+"""Multi-head attention, causal or not; with documents, a window, and a cache for steps.
 
-Shapes: B batch, L length, D channels, H heads, G heads of keys and values, K = D / H channels of a head, T positions in
-the cache.
+Shapes: B batch, L length, D channels, H heads, G heads of keys and values, K channels of a head (D / H unless given), T
+positions in the cache.
 Sources: Vaswani et al. 2017, "Attention Is All You Need", section 3.2; Su et al. 2021, "RoFormer", eq. 34, for rotary
 positions, their halves as in Llama's public code; Ainslie et al. 2023, "GQA", for keys that heads share.
 """
@@ -30,6 +30,7 @@ class Attention(nn.Module):
         d_model: D.
         n_heads: H, a divisor of D.
         n_kv_heads: G, a divisor of H: so many heads of keys and values are shared; None is H.
+        d_head: K, which may be any number; None is D / H.
         causal: False sees both directions, and has no state.
         positions: "rope", rotary; "learned", a vector of each position added to what q, k and v are made of; or "none".
         max_length: of learned positions.
@@ -47,6 +48,7 @@ class Attention(nn.Module):
         d_model: int,
         n_heads: int = 8,
         n_kv_heads: int | None = None,
+        d_head: int | None = None,
         causal: bool = True,
         positions: Literal["rope", "learned", "none"] = "rope",
         max_length: int | None = None,
@@ -57,11 +59,13 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         G = n_heads if n_kv_heads is None else n_kv_heads
-        if n_heads < 1 or d_model % n_heads:
+        if n_heads < 1 or (d_head is None and d_model % n_heads):
             raise ValueError(f"Attention n_heads is {n_heads}; it must divide d_model {d_model}")
         if G < 1 or n_heads % G:
             raise ValueError(f"Attention n_kv_heads is {G}; it must divide n_heads {n_heads}")
-        self.n_heads, self.n_kv_heads, self.d_head = n_heads, G, d_model // n_heads
+        if d_head is not None and d_head < 1:
+            raise ValueError(f"Attention d_head is {d_head}; it must be at least 1, or None for d_model / n_heads")
+        self.n_heads, self.n_kv_heads, self.d_head = n_heads, G, d_model // n_heads if d_head is None else d_head
         if positions not in ("rope", "learned", "none"):
             raise ValueError(f"Attention positions is {positions!r}; it must be rope, learned or none")
         if positions == "rope" and self.d_head % 2:
@@ -76,7 +80,7 @@ class Attention(nn.Module):
             causal, positions, window, dropout, rope_base,
         )  # fmt: skip
         self.qkv_proj = nn.Linear(d_model, (n_heads + 2 * G) * self.d_head, bias=bias)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
         self.position_embedding = None if max_length is None else nn.Embedding(max_length, d_model)
         if self.position_embedding is not None:
             nn.init.normal_(self.position_embedding.weight, std=0.02)

@@ -26,8 +26,11 @@ class MLPBlock(Block):
     norm2: nn.Module | None
     dropout: nn.Module
 
-    def add_mlp(self, d_model: int, factor: float, bias: bool, activation: Activation = "gelu") -> None:
-        """factor: F / D, such that F is a whole number; 0 for no MLP. Raises ValueError where it is not."""
+    def add_mlp(
+        self, d_model: int, factor: float, bias: bool, activation: Activation = "gelu", dropout: float = 0.0
+    ) -> None:
+        """factor: F / D, such that F is a whole number; 0 for no MLP. dropout: of the F channels, position by position.
+        Raises ValueError where F is none."""
         if activation not in ("gelu", "swiglu"):
             raise ValueError(f"{type(self).__name__} mlp_activation is {activation!r}; it must be gelu or swiglu")
         self._gated = activation == "swiglu"
@@ -37,6 +40,7 @@ class MLPBlock(Block):
             self.norm2 = make_norm(self.norm_name, d_model)
             self.fc1 = nn.Linear(d_model, width * (2 if self._gated else 1), bias=bias)
             self.fc2 = nn.Linear(width, d_model, bias=bias)
+            self.mlp_dropout = nn.Dropout(dropout)
 
     def forward(
         self,
@@ -67,7 +71,7 @@ class MLPBlock(Block):
             y = F.silu(a) * b
         else:
             y = F.gelu(y, approximate="tanh")
-        y = x + self.dropout(self.fc2(y))
+        y = x + self.dropout(self.fc2(self.mlp_dropout(y)))
         return y if self.prenorm else self.norm2(y, lengths)
 
     @torch.no_grad()

@@ -43,6 +43,8 @@ class S5(RecurrentLayer):
         bidirectional: a second C for the reversed direction, which sees the present position too; A, B, Δ are shared.
         parameterization: f of Re A = f(w), `ops.parameterization`: "direct", the public code's, "clip", its clip_eigs,
             or another one of continuous time.
+        fast_B: B trains at the base rate with its decay ("BfastandCdecay" in the public code); else at the recurrent
+            one, as A does.
 
     Raises:
         ValueError: d_state is no even multiple of num_blocks, or f does not reach an initial Re A.
@@ -61,12 +63,13 @@ class S5(RecurrentLayer):
         delta_max: float = 1e-1,
         bidirectional: bool = False,
         parameterization: Form = "direct",
+        fast_B: bool = False,
     ) -> None:
         super().__init__()
         if num_blocks < 1 or d_state < 1 or d_state % (2 * num_blocks):
             raise ValueError(f"S5 d_state is {d_state}; it must be a multiple of 2 × num_blocks {num_blocks}")
         D, N, K = d_model, d_state // 2, 2 if bidirectional else 1
-        self.state_shape = (N,)
+        self.state_shape, self.fast_B = (N,), fast_B
         self.parameterization = Parameterization.of(parameterization, "continuous")
         A, V = hippo_legs_normal(N // num_blocks)
         A, V = A.repeat(num_blocks), torch.block_diag(*[V] * num_blocks)  # (N,), (2N, N)
@@ -130,7 +133,8 @@ class S5(RecurrentLayer):
 
     def roles(self) -> dict[str, Role]:
         """C and D at the base rate, with decay, as in the public code's standard setting."""
-        return {"A_weight": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta"}
+        of_A: dict[str, Role] = {"A_weight": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
+        return of_A if self.fast_B else {**of_A, "B": "recurrent"}
 
 
 def _lecun(fan_in: int, *shape: int) -> Tensor:

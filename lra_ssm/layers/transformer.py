@@ -14,8 +14,10 @@ from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 
 class TransformerBlock(MLPBlock):
-    """x + Γ(norm(x)), then x + MLP(norm2(x)); with `Attention` for Γ the Transformer's (Vaswani et al. 2017, section 3;
-    with the norms in front, Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture").
+    """x + Γ(norm(x)), then x + MLP(norm2(x)).
+
+    With `Attention` for Γ the Transformer's (Vaswani et al. 2017, section 3; with the norms in front, Xiong et al.
+    2020, "On Layer Normalization in the Transformer Architecture").
 
     Args:
         d_model: D.
@@ -25,6 +27,7 @@ class TransformerBlock(MLPBlock):
         norm: "batch", "layer" or "rms".
         prenorm: the norms stand before Γ and the MLP; else after the residuals, as in Vaswani et al.
         dropout: before both residuals, of single positions.
+        mlp_dropout: of what stands between the MLP's two maps.
         bias: of the MLP's maps.
 
     Raises:
@@ -40,14 +43,16 @@ class TransformerBlock(MLPBlock):
         norm: NormName = "layer",
         prenorm: bool = True,
         dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
         super().__init__(d_model, norm, prenorm)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"TransformerBlock dropout is {dropout}; it must be at least 0 and below 1")
+        for name, p in {"dropout": dropout, "mlp_dropout": mlp_dropout}.items():
+            if not 0 <= p < 1:
+                raise ValueError(f"TransformerBlock {name} is {p}; it must be at least 0 and below 1")
         self.layer = LayerSpec.of(layer)(d_model)
         self.dropout = nn.Dropout(dropout)
-        self.add_mlp(d_model, mlp_factor, bias, mlp_activation)
+        self.add_mlp(d_model, mlp_factor, bias, mlp_activation, mlp_dropout)
 
     def inner(
         self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool

@@ -5,10 +5,11 @@ from lra_ssm.models.backbone import Backbone
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
 from lra_ssm.models.generation import Generation
-from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, NLIHead
+from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, MLPHead, NLIHead
 from lra_ssm.models.language_model import LanguageModel
 from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
-from lra_ssm.models.pooling import LastPooling, MaxPooling, MeanPooling
+from lra_ssm.models.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
+from lra_ssm.models.positions import PositionClassifier, PositionDualEncoder
 from lra_ssm.models.pretrained import Pretrained, load_pretrained, save_network
 from lra_ssm.models.regressor import Regressor
 
@@ -16,6 +17,7 @@ __all__ = [
     "Backbone",
     "Classifier",
     "DualEncoder",
+    "FirstPooling",
     "Generation",
     "LRAPairHead",
     "LanguageModel",
@@ -23,12 +25,15 @@ __all__ = [
     "LayerSpec",
     "LinearHead",
     "LogitPairHead",
+    "MLPHead",
     "MaxPooling",
     "MeanPooling",
     "NLIHead",
     "NetworkSpec",
     "NumberClassifier",
     "NumberDualEncoder",
+    "PositionClassifier",
+    "PositionDualEncoder",
     "Pretrained",
     "Regressor",
     "load_pretrained",

@@ -22,6 +22,25 @@ class LinearHead(nn.Linear):
         super().__init__(d_model, num_classes)
 
 
+class MLPHead(nn.Sequential):
+    """D -> width -> ReLU -> num_classes: LRA's own.
+
+    Source: Tay et al. 2021.
+
+    Args:
+        d_model: D.
+        num_classes: number of classes.
+        width: of the hidden layer; None is D.
+    """
+
+    per_example = 1
+    optim_roles = biases_without_decay
+
+    def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
+        width = _positive(width, d_model)
+        super().__init__(nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+
 class NLIHead(nn.Sequential):
     """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's for Retrieval."""
 
@@ -36,14 +55,23 @@ class NLIHead(nn.Sequential):
 
 
 class LRAPairHead(nn.Sequential):
-    """[x, y] (2D) -> D -> ReLU -> D/2 -> ReLU -> num_classes: LRA's own for Retrieval (Tay et al. 2021)."""
+    """[x, y] (2D) -> width -> ReLU -> width/2 -> ReLU -> num_classes: LRA's own for pairs.
+
+    Source: Tay et al. 2021, for Retrieval.
+
+    Args:
+        d_model: D.
+        num_classes: number of classes.
+        width: of the first hidden layer; None is D.
+    """
 
     per_example = 2
     optim_roles = biases_without_decay
 
-    def __init__(self, d_model: int, num_classes: int) -> None:
-        half = nn.Linear(d_model, d_model // 2), nn.ReLU(), nn.Linear(d_model // 2, num_classes)
-        super().__init__(nn.Linear(2 * d_model, d_model), nn.ReLU(), *half)
+    def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
+        width = _positive(width, d_model)
+        half = nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, num_classes)
+        super().__init__(nn.Linear(2 * d_model, width), nn.ReLU(), *half)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y], -1))
@@ -65,3 +93,9 @@ class LogitPairHead(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x, y (B, D) -> (B, num_classes)."""
         return self.match(torch.cat([self.each(x), self.each(y)], -1))
+
+
+def _positive(width: int | None, d_model: int) -> int:
+    if width is not None and width < 1:
+        raise ValueError(f"head width is {width}; it must be at least 1, or None for d_model")
+    return d_model if width is None else width

@@ -23,6 +23,17 @@ class MeanPooling(nn.Module):
         return x.sum(1) / (x.shape[1] if lengths is None else lengths[:, None])
 
 
+class FirstPooling(nn.Module):
+    """The first position, or a class token in front."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        check_lengths(lengths, x, least=1)
+        return x[:, 0]
+
+
 class LastPooling(nn.Module):
     """The last position."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lra_ssm.analysis.step_cost import CountStep, StepCost
+from lra_ssm.analysis.step_cost import CountStep, FusedAttention, StepCost
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import optimizer_and_schedule
@@ -96,7 +96,8 @@ def count_step(
         held = (x for x in tree_leaves([*trained.state.values(), averages]) if isinstance(x, Tensor))
         cost.states = sum(x.numel() * x.element_size() for x in held)
         with torch.autocast(device.type, mixed) if mixed is not None else nullcontext():
-            loss: Any = task.training_step(inputs, 0)
+            with FusedAttention() if fakes else nullcontext():
+                loss: Any = task.training_step(inputs, 0)
         cost.kept, counter.phase = counter.now - cost.resident, "backward"
         loss.backward()
         counter.phase = "optimizer"

@@ -66,6 +66,9 @@ AS_BEFORE: dict[str, Any] = {
     "MNIST.std": 1.0,
     "SCIFAR.std": None,
     "WikiText.documents": "article",
+    "S5.fast_B": False,
+    "Attention.d_head": None,
+    "TransformerBlock.mlp_dropout": 0.0,
 }
 # What Lightning takes precisions for, by their short names.
 PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}

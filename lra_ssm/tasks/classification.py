@@ -70,6 +70,11 @@ class Classification(NetworkTask):
             raise wrong_output(self.network, logits, inputs, "a network gives logits (batch, num_classes)", "inputs")
         return logits
 
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What is trained without class weights, where a subclass may have another: logits (B, num_classes), labels
+        (B,) -> its mean ()."""
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
 
@@ -92,12 +97,14 @@ class Classification(NetworkTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
+        if self.class_weights is None:
+            mean = self.loss(logits, labels)
+            self.log("train/loss", mean, prog_bar=True, batch_size=len(labels))
+            loss = mean * share(len(labels), labels)
+        else:
+            loss = self._weighted_loss(logits, labels, self.class_weights)
         self.log("train/accuracy", _right(logits, labels).mean(), batch_size=len(labels))
-        if self.class_weights is not None:
-            return self._weighted_loss(logits, labels, self.class_weights)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
-        return loss * share(len(labels), labels)
+        return loss
 
     def _weighted_loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """The mean by class weights over the batch of all devices, which do not have the same of them."""

@@ -20,6 +20,7 @@ FORMS = {
     "window of one": {"window": 1, "positions": "none"},
     "learned": {"positions": "learned", "max_length": 70, "bias": True},
     "none": {"positions": "none", "n_kv_heads": 1},
+    "wide heads": {"d_head": 6},
 }
 every_form = each("form", FORMS)
 D, H = 8, 4
@@ -32,12 +33,12 @@ def build(form, **settings):
 
 def naive(layer, x):
     """Of one sequence x (L, D), a document whole."""
-    L, K = len(x), D // H
+    L, K = len(x), layer.d_head
     if layer.position_embedding is not None:
         x = x + layer.position_embedding.weight[:L]
     qkv = x @ layer.qkv_proj.weight.T + (0 if layer.qkv_proj.bias is None else layer.qkv_proj.bias)
     G = layer.n_kv_heads
-    q, k, v = (part.view(L, -1, K) for part in qkv.split([D, G * K, G * K], dim=-1))
+    q, k, v = (part.view(L, -1, K) for part in qkv.split([H * K, G * K, G * K], dim=-1))
     if layer.positions == "rope":  # channel j and j + K/2 are a complex number, turned by position times base^(-2j/K)
         waves = torch.tensor([10_000 ** (-2 * j / K) for j in range(K // 2)], dtype=torch.float64)
         turns = torch.polar(torch.ones(()).double(), torch.arange(L)[:, None, None] * waves)

@@ -12,6 +12,7 @@ from lra_ssm.layers import (
     Mamba2Block,
     MambaBlock,
     S4Block,
+    S5Block,
     TiedDropout,
     make_norm,
 )  # fmt: skip
@@ -123,6 +124,25 @@ def test_a_block_refuses_a_reset_its_layer_does_not_know():
     torch.testing.assert_close(block(x + 1, reset=reset)[:, 2:], block(x[:, 2:] + 1))
 
 
+@pytest.mark.parametrize("activation", ["half_glu1", "half_glu2"])
+def test_s5s_block_gates_half_as_its_public_code(activation):
+    """lindermanlab/S5, s5/layers.py: x + h · sigmoid(W g + b), GELU in its tanh form; no norm ends the stack."""
+    torch.manual_seed(0)
+    block = S5Block(4, LayerSpec(S4D, d_state=4, bidirectional=True), activation, norm="layer").double()
+    x, lengths = (each.double() if each.is_floating_point() else each for each in padded())
+    y = block.layer(block.norm(x), lengths)
+    g = nn.functional.gelu(y, approximate="tanh")
+    h = g if activation == "half_glu1" else y
+    expected = x + h * (g @ block.glu.weight.T + block.glu.bias).sigmoid()
+    torch.testing.assert_close(block(x, lengths), expected.masked_fill(~valid_mask(lengths, 6), 0))
+    assert block.glu.weight.shape == (4, 4) and block.final_norm(4) is None
+    assert S5Block(4, Identity).norm.norm.momentum == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="activation is 'full_glu'; it must be half_glu1 or half_glu2"):
+        S5Block(4, Identity, "full_glu")
+    with pytest.raises(ValueError, match="norm_momentum is 1.5"):
+        S5Block(4, Identity, norm_momentum=1.5)
+
+
 def test_norm_names():
     with pytest.raises(ValueError, match="norm is 'group'; it must be one of batch, batch_padded, layer, rms"):
         make_norm("group", 4)
@@ -157,7 +177,7 @@ def test_layer_specs_that_mean_nothing(call, message):
         call()
 
 
-@pytest.mark.parametrize("kind", [S4Block, MambaBlock, Mamba2Block, HyenaBlock])
+@pytest.mark.parametrize("kind", [S4Block, S5Block, MambaBlock, Mamba2Block, HyenaBlock])
 def test_an_empty_batch_is_empty_and_no_position_is_one_line(kind):
     block = kind(4, LayerSpec(S4D, d_state=4))
     for training in (True, False):

@@ -278,6 +278,9 @@ def test_roles_are_the_documented_ones():
         "A_log": "recurrent", "A_imag": "recurrent", "delta_weight": "delta", "delta_bias": "delta",
         "B_bias": "no_decay", "D": "no_decay",
     }  # fmt: skip
+    of_s5 = {"A_weight": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
+    assert S5(4, d_state=4, num_blocks=1).optim_roles() == {**of_s5, "B": "recurrent"}
+    assert S5(4, d_state=4, num_blocks=1, fast_B=True).optim_roles() == of_s5
     # minimal-LRU: ν, θ, γ and B at the lower rate without decay, all else decays
     assert LRU(4).optim_roles() == dict.fromkeys(["modulus_weight", "theta_log", "gamma_log", "B"], "recurrent")
     assert StableSSM(4).optim_roles() == {f"system.{name}": role for name, role in S4D(4).optim_roles().items()}

@@ -1,0 +1,67 @@
+"""S5's block: S4's, with half of its gated linear unit.
+
+Shapes: B batch, L length, D channels.
+Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", and its public code,
+lindermanlab/S5, s5/layers.py.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.layers.blocks import S4Block
+from lra_ssm.layers.norms import BatchNorm, NormName
+from lra_ssm.layers.spec import LayerFactory
+
+
+class S5Block(S4Block):
+    """S4's block with half of its gated linear unit.
+
+    f(x) = dropout(h · sigmoid(linear(g))), g = dropout(GELU(y)), y from the layer, and h is g or y. A stack of such
+    blocks ends without a norm, as the public code's does.
+
+    Args:
+        d_model: D.
+        layer: built as `layer(D)`.
+        activation: what the gate multiplies, by the public code's names: "half_glu1", g; "half_glu2", y. (Its
+            "full_glu" is `S4Block`'s.)
+        norm: "batch", "layer" or "rms".
+        norm_momentum: how much of a batch norm's running statistics a step keeps; torch's own BatchNorm keeps 0.9.
+        prenorm: the norm stands before the layer; else after the residual.
+        dropout: its probability; tied over length.
+
+    Raises:
+        ValueError: there is no such activation, or norm_momentum is not between 0 and 1.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        layer: LayerFactory,
+        activation: Literal["half_glu1", "half_glu2"] = "half_glu1",
+        norm: NormName = "batch",
+        norm_momentum: float = 0.95,
+        prenorm: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(d_model, layer, norm, prenorm, dropout)
+        if activation not in ("half_glu1", "half_glu2"):
+            raise ValueError(f"S5Block activation is {activation!r}; it must be half_glu1 or half_glu2")
+        if not 0 <= norm_momentum <= 1:
+            raise ValueError(f"S5Block norm_momentum is {norm_momentum}; it must be from 0 to 1")
+        self.activation = activation
+        self.glu = nn.Linear(d_model, d_model)
+        if isinstance(self.norm, BatchNorm):
+            self.norm.norm.momentum = 1 - norm_momentum  # torch's is the share of the new batch
+
+    def _after(self, y: Tensor) -> Tensor:
+        g = self.dropout(F.gelu(y, approximate="tanh"))
+        return self.dropout((g if self.activation == "half_glu1" else y) * self.glu(g).sigmoid())
+
+    def final_norm(self, d_model: int) -> None:
+        """None: the residual itself goes on."""
+        return None
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}, {super().extra_repr()}"
