@@ -1,6 +1,7 @@
 """`lra-ssm reproduce`: cells that are kept, claims that are judged, a list that is true."""
 
 import json
+import runpy
 
 import pandas as pd
 import pytest
@@ -79,3 +80,8 @@ def test_wrong_names_are_one_line(capsys):
     said = refused(["reproduce", "b2s6-fig55"], capsys)
     assert "no experiment is called 'b2s6-fig55'; did you mean 'b2s6-fig5'?" in said
     assert "name an experiment" in refused(["reproduce"], capsys)
+
+
+def test_the_page_is_what_the_results_say():
+    script = runpy.run_path(str(PACKAGE.parent / "docs/experiments_page.py"))
+    assert script["PAGE"].read_text() == script["page"](), "run docs/experiments_page.py"
