@@ -3,7 +3,7 @@
 Source: Yu & Erichson 2025, eq. 6 and theorems 2 and 5. Ours: 8 channels, 16 real states, B2S6 with 4 blocks, 32
 positions of N(0, 1) of which the 16th is scaled by c, weights as the layers draw them, 10 draws. That input is scaled
 so that wᵀu is 1 or -1, whichever sign the theorem asks for, in B2S6 of either sign in every other block: c then says
-how far Δ has come in every draw. (Without it the powers hold from a c on that depends on the draw: wᵀu is small in some.)
+how far Δ has come in every draw. (Without it the powers hold from a c on that differs by draw: in some wᵀu is small.)
 """
 
 from collections.abc import Callable
