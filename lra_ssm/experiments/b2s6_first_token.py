@@ -87,7 +87,7 @@ class InductiveBias(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         quick = form == "quick"
         first, last = (FIRST[::2], LAST[::2]) if quick else (FIRST, LAST)
-        seeds, steps = ((0,), 4) if quick else ((0, 1, 2), 1500)
+        seeds, steps = ((0,), 2) if quick else ((0, 1, 2), 1500)
         return [
             {"unit": name, "first": one, "last": other, "seed": seed, "steps": steps}
             for seed in seeds
@@ -102,7 +102,8 @@ class InductiveBias(Experiment):
         network = PlainNetwork(layer, num_outputs=1, d_input=32, d_model=32, nonlinearity="relu")
         network.encoder = nn.Identity()
         without_skip(network)
-        data = FirstToken(length=32, sigma_first=cell["first"], sigma_last=cell["last"], resample=True)
+        sigmas = {"sigma_first": cell["first"], "sigma_last": cell["last"]}
+        data = FirstToken(length=32, **sigmas, resample=True, num_test=min(1000, 64 * cell["steps"]))
 
         def error(outputs: Tensor, labels: Tensor) -> Tensor:
             return (outputs - labels).abs().mean() / cell["first"]

@@ -96,7 +96,7 @@ class InputBias(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        return [{"case": case, "draws": 3 if form == "quick" else DRAWS} for case in CASES]
+        return [{"case": case, "draws": 2 if form == "quick" else DRAWS} for case in CASES]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         scales = [1, 3, 10, 30, 100, 200, 300, 500, 1000, 3000, 10000]
