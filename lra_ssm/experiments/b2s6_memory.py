@@ -105,8 +105,9 @@ class InputBias(Experiment):
             torch.manual_seed(draw)
             layer = without_skip(unit(CASES[cell["case"]], num_blocks=BLOCKS, complex_A=False)(D)).double()
             u = torch.randn(L, D, dtype=torch.float64)
-            if hasattr(layer, "delta_weight"):
-                u[K0] = _scaled(u[K0], layer.delta_weight.detach(), cell["case"])
+            weights = dict(layer.named_parameters())
+            if "delta_weight" in weights:
+                u[K0] = _scaled(u[K0], weights["delta_weight"].detach(), cell["case"])
             inputs = u.repeat(len(scales), 1, 1)
             inputs[:, K0] *= torch.tensor(scales, dtype=u.dtype)[:, None]
             shares = relative_gradient(layer, inputs)

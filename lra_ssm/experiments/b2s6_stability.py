@@ -12,13 +12,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.datamodules import LinearFunctional
 from lra_ssm.datamodules.loading.batches import Batch
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed
@@ -123,8 +121,7 @@ def _rms(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _batches(inputs: str, seed: int) -> Iterator[Batch]:
     """Fresh batches of u (64, L, 1) and G(u) (64, 1), θ the same for all."""
-    response = LinearFunctional(length=LENGTH, memory="random", targets="last").task.response()
-    theta = torch.from_numpy(np.ascontiguousarray(response[::-1])).float()
+    theta = torch.randn(LENGTH, generator=torch.Generator().manual_seed(1000)) / LENGTH**0.5
     generator = torch.Generator().manual_seed(seed)
     while True:
         u = (torch.randn if inputs == "normal" else torch.rand)(64, LENGTH, generator=generator)

@@ -7,6 +7,7 @@ raise it. Ours: 64 inputs of 32 numbers in [0, 1], the last 1; 32 real states; a
 largest on; one draw of weights from N(0, 1) per seed, Δ = 0.1 in all channels.
 """
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -74,9 +75,9 @@ def _rank(name: str, d: int) -> int:
     layer = without_skip(unit(d_state=32, **({"num_blocks": d // 4} | RANKED[name]))(d)).double()
     for parameter, weight in layer.named_parameters():
         if parameter == "log_delta":
-            torch.nn.init.constant_(weight, torch.tensor(DELTA).log())
+            torch.nn.init.constant_(weight, math.log(DELTA))
         elif parameter == "delta_bias":
-            torch.nn.init.constant_(weight, inverse_softplus(torch.tensor(DELTA)))
+            torch.nn.init.constant_(weight, float(inverse_softplus(torch.tensor(DELTA))))
         elif parameter == "delta_weight":
             torch.nn.init.zeros_(weight)
         elif parameter in ("B", "C", "B_weight", "B_bias"):
