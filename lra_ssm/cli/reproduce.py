@@ -53,13 +53,18 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError(f"{' '.join(options.names)}: there is no such form; {other}")
     if form != "quick":
         print(wrapped(_plan(found, form)), flush=True)
-    outcomes = [_reproduce(one, form, options.out, options.processes, options.fresh) for one in found]
+    rows, missing = [], False
+    for one in found:
+        try:
+            claims = _reproduce(one, form, options.out, options.processes, options.fresh)
+        except InputError as error:  # its data is not there: the others need not wait for it
+            if len(found) == 1:
+                raise
+            claims, missing = [("–", f"not run: {error}")], True
+        rows += [(one.name, claim, outcome) for claim, outcome in claims]
     if len(found) > 1:
-        rows = [
-            (one.name, claim, outcome) for one, claims in zip(found, outcomes, strict=True) for claim, outcome in claims
-        ]
         print("\n" + table(("experiment", "claim", "outcome"), rows, left=3, width=terminal_width()))
-    return 0
+    return int(missing)
 
 
 def _listed() -> str:
