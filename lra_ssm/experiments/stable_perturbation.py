@@ -100,7 +100,7 @@ def _judge_crossing(reading: str) -> Callable[[pd.DataFrame], Judgement]:
     return judge
 
 
-def _judge_stable(reading: str, form: str) -> Callable[[pd.DataFrame], Judgement]:
+def _judge_stable(reading: str, form: str, wanted: bool = True) -> Callable[[pd.DataFrame], Judgement]:
     def judge(rows: pd.DataFrame) -> Judgement:
         curves = _curves(rows, reading, form)
         if curves.empty:
@@ -109,9 +109,16 @@ def _judge_stable(reading: str, form: str) -> Callable[[pd.DataFrame], Judgement
         growth = float((large / small).max())  # NaN, which fails, where both are infinite
         fall = float(large.iloc[0] / large[large.index <= 0.1].iloc[-1])
         said = f"E_{curves.columns[-1]}/E_{curves.columns[0]} at most {growth:.3g}; E(0.001)/E(0.1) {fall:.2g}"
-        return Judgement.of(bool(np.isfinite(large).all()) and growth <= 2 and fall <= 0.1, said)
+        stable = bool(np.isfinite(large).all()) and growth <= 2 and fall <= 0.1
+        return Judgement.of(stable == wanted, said)
 
     return judge
+
+
+_STABLE = (
+    "E of the largest m is finite and at most twice that of the least at every β, and at β = 0.001 at most a tenth of "
+    "that near 0.1"
+)
 
 
 class Perturbation(Experiment):
@@ -127,12 +134,17 @@ class Perturbation(Experiment):
                 "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m",
                 _judge_crossing(reading),
             ),
+            Claim(
+                f"direct is unstable, {reading}",
+                f"without reparameterization the approximation is not stable ({reading})",
+                f"not: {_STABLE}",
+                _judge_stable(reading, "direct", wanted=False),
+            ),
             *(
                 Claim(
                     f"{form}, {reading}",
                     f"{form} approximates stably ({reading})",
-                    "E of the largest m is finite and at most twice that of the least at every β, and at β = 0.001 at "
-                    "most a tenth of that near 0.1",
+                    _STABLE,
                     _judge_stable(reading, form),
                 )
                 for form in FORMS
