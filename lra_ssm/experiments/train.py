@@ -12,7 +12,7 @@ from lra_ssm.datamodules.synthetic.base import SyntheticDataModule
 from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> ()
-Watch = Callable[[int, float], None]  # (step, its loss), before the weights are changed
+Watch = Callable[[int, float], None]  # (step, its loss), with its gradients, before the weights are changed
 
 
 def batches(data: SyntheticDataModule, split: str = "train", seed: int = 0) -> Iterator[Batch]:
@@ -39,10 +39,10 @@ def train(
     for step in range(steps):
         batch = next(data)
         value = loss(network(batch.inputs), batch.labels)
-        if watch is not None:
-            watch(step, float(value.detach()))
         adam.zero_grad()
         value.backward()
+        if watch is not None:
+            watch(step, float(value.detach()))
         adam.step()
         schedule.step()
 
