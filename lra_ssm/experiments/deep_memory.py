@@ -1,8 +1,8 @@
 """Deep linear SSMs, propositions 1 and 2, figures 1 and 2: correlation, variance and delay through ten layers.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
-sections 3.1 and 3.2. How inputs are normalized in figure 2B is not said: here B is sqrt(1 - λ²), LRU's γ. The other
-values of ρ in figure 1C and the length of simulated noise are ours.
+sections 3.1 and 3.2. How inputs are normalized in figure 2B is not said: here B is sqrt(1 - λ²), LRU's γ; the figure
+shows every layer's output over its deviation on noise. Other values of ρ in figure 1C and lengths of noise are ours.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from lra_ssm.layers import DeepLinearSSM
 
 LAYERS, EIGENVALUE = 10, 0.9
 SHOWN = 100  # lags of figures 1A and 1B
+SHOWN_LAYERS = [0, 1, 2, 3, 5, 7, 10]  # of figure 2
 RHOS, GROWTH = (0.0, 0.5, 0.9, 0.99, 1.0), (0.95, 0.4)  # figure 1C
 
 
@@ -143,7 +144,8 @@ class Correlation(Experiment):
             label = f"λ = {value:g}, ρ = {rho:g}"
             right.plot(part["layer"], part["power"], style, color=f"C{RHOS.index(rho)}", label=label)
         right.set(yscale="log", xlabel="layer (0: the input)", ylabel="variance of the state R(0)")
-        right.legend(frameon=False, fontsize=6, ncol=2)
+        right.set_ylim(None, 1e36)
+        right.legend(frameon=False, fontsize=6, ncol=2, loc="upper left")
 
 
 def _by_layer(axes: Any, rows: pd.DataFrame, x: str, y: str, layers: Sequence[int] = range(LAYERS + 1)) -> None:
@@ -178,11 +180,15 @@ def _peaks(normalized: bool) -> Any:
         higher = normalized or part["peak"].diff().iloc[1:].min() > 0
         first, last = part.iloc[0], part.iloc[-1]
         numbers = f"peak from {first['peak']:.3g} at {first['peak_at']:g} to {last['peak']:.3g} at {last['peak_at']:g}"
-        noise = ", ".join(f"{part[part['layer'] == k]['noise_variance'].item():.3g}" for k in (1, 2, LAYERS))
-        said = f"{numbers}; variance of noise after layers 1, 2 and 10: {noise}"
-        return Judgement.of(later and longer and higher, said)
+        return Judgement.of(later and longer and higher, f"{numbers} after layer {LAYERS}")
 
     return judge
+
+
+def _variance(rows: pd.DataFrame) -> Judgement:
+    part = rows[(rows["what"] == "layer") & rows["normalize"].astype(bool)].set_index("layer")["noise_variance"]
+    numbers = ", ".join(f"{part[k]:.3g}" for k in (1, 2, 3, LAYERS))
+    return Judgement.of(bool(((part - 1).abs() <= 0.1).all()), f"{numbers} after layers 1, 2, 3 and {LAYERS}")
 
 
 def _smoothing(rows: pd.DataFrame) -> Judgement:
@@ -223,6 +229,12 @@ class Delay(Experiment):
             _peaks(True),
         ),
         Claim(
+            "variance",
+            "B = sqrt(1 - λ²) keeps the variance of white noise through all layers",
+            "of simulated noise it is within 10 % of 1 after every layer",
+            _variance,
+        ),
+        Claim(
             "noise",
             "each layer delays white noise and smooths it",
             "R(1)/R(0) of the outputs rises with every layer, and the correlation of input and output peaks within 10 "
@@ -245,25 +257,34 @@ class Delay(Experiment):
             return _measured(cell["length"], normalize)
         u = torch.eye(1, 300, dtype=torch.float64) if cell["what"] == "impulse" else _noise(300)[:1]
         outputs = layers_outputs(u, EIGENVALUE, normalize)[:, 0]
-        kept = [(k, t) for k in (0, 1, 2, 3, 5, 7, 10) for t in range(0, 300, 5)]
+        kept = [(k, t) for k in SHOWN_LAYERS for t in range(0, 300, 5)]
         return [{"layer": k, "t": t, "y": float(f"{float(outputs[k, t]):.4g}")} for k, t in kept]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.3)
-        panels = [("impulse", False, "impulse"), ("impulse", True, "impulse, B = sqrt(1 - λ²)")]
-        panels += [("noise", True, "white noise, B = sqrt(1 - λ²)")]
-        for axes, (what, normalize, title) in zip(figure.subplots(1, 3), panels, strict=True):
-            part = rows[(rows["what"] == what) & (rows["normalize"].astype(bool) == normalize)]
-            scale = part.groupby("layer")["y"].transform(lambda y: y.abs().max()) if what == "noise" else 1.0
-            layers = [0, 1, 3, 5, 10] if what == "noise" else [1, 2, 3, 5, 7, 10]
-            _by_layer(axes, part.assign(y=part["y"] / scale), "t", "y", layers)
-            axes.set(title=f"{title}, λ = 0.9", xlabel="position t", ylabel="output of the layer")
-        figure.axes[0].set_yscale("log")
-        figure.axes[0].set_ylim(1e-3, None)
-        figure.axes[2].set_ylabel("output over its largest")
-        for axes in figure.axes[:2]:
+        left, middle, right = figure.subplots(1, 3)
+        plain = rows[~rows["normalize"].astype(bool)]
+        impulse, noise = plain[plain["what"] == "impulse"], plain[plain["what"] == "noise"]
+        deviation = latent_variances([EIGENVALUE] * LAYERS, 0.0).sqrt().numpy()
+        scaled = impulse.assign(y=impulse["y"] / deviation[impulse["layer"].astype(int)])
+        smoothed = noise.assign(y=noise["y"] / deviation[noise["layer"].astype(int)])
+        _by_layer(left, impulse, "t", "y", SHOWN_LAYERS[1:])
+        _by_layer(middle, scaled, "t", "y", SHOWN_LAYERS[1:])
+        _by_layer(right, smoothed, "t", "y", [0, 1, 3, 10])
+        left.set(title="impulse, λ = 0.9", yscale="log", ylim=(1e-3, None), ylabel="output of the layer")
+        middle.set(title="normalized", ylabel="output over its deviation on noise")
+        right.set(title="white noise, normalized", ylabel="output over its deviation")
+        for axes in (left, middle, right):
+            axes.set_xlabel("position t")
+        for axes in (left, middle):
             axes.axvline(group_delay([EIGENVALUE] * LAYERS), color="#888888", linestyle=":")
-            axes.text(92, axes.get_ylim()[1], "Σ λ/(1 - λ) = 90", fontsize=7, va="top")
+            axes.annotate(
+                "group delay of\n10 layers: 90",
+                (94, 0.02),
+                xycoords=("data", "axes fraction"),
+                fontsize=7,
+                color="#555555",
+            )
 
 
 def _measured(length: int, normalize: bool) -> list[dict[str, Any]]:
