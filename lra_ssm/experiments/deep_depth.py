@@ -126,7 +126,7 @@ def _draw(rows: pd.DataFrame, figure: Figure, panels: list[tuple[int, float]], t
         column[-1].set_xlabel("step of Adam")
     for axes, name in zip(grid[:, 0], ("eigenvalue λ", "input weight B", "output weight C"), strict=True):
         axes.set_ylabel(name)
-    name_layers(grid[0, 0], 1 if panels[0][0] == 1 else panels[0][0])
+    name_layers(figure, max(K for K, _ in panels))
     for axes in grid[1:, -1]:
         axes.remove()
     _draw_errors(grid[0, -1], rows, panels)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from lra_ssm.datamodules.synthetic.filters import diagonal_response
 from lra_ssm.layers import DeepLinearSSM
@@ -207,9 +209,8 @@ def draw_path(axes: Any, path: pd.DataFrame, value: str, teacher: Sequence[float
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))
 
 
-def name_layers(axes: Any, layers: int) -> None:
-    """The legend of `draw_path`."""
-    for k in range(layers):
-        axes.plot([], [], color=f"C{k}", label=f"layer {k + 1}")
-    axes.plot([], [], color="black", linewidth=2, label="teacher")
-    axes.legend(frameon=False, fontsize=7)
+def name_layers(figure: Figure, layers: int) -> None:
+    """The legend of `draw_path`, below all axes."""
+    lines = [Line2D([], [], color=f"C{k}", label=f"layer {k + 1}") for k in range(layers)]
+    lines.append(Line2D([], [], color="black", linewidth=2, label="teacher"))
+    figure.legend(handles=lines, frameon=False, fontsize=8, ncols=7, loc="outside lower center")

@@ -154,14 +154,14 @@ class WhereTimescalesGo(Experiment):
             column[-1].set_xlabel("step of Adam")
         for axes, name in zip(grid[:, 0], ("eigenvalue λ", "input weight B", "output weight C"), strict=True):
             axes.set_ylabel(name)
-        name_layers(grid[0, 0], 2)
+        name_layers(figure, 2)
 
 
 def _largest(teacher: str, trained: str) -> Any:
     def judge(rows: pd.DataFrame) -> Judgement:
         found = largest(rows, teacher, trained)
         one, five = found.iloc[0], found.iloc[-1]
-        said = ", ".join(f"{row['mean']:.3f} ± {row['std']:.3f}" for _, row in found.iterrows())
+        said = ", ".join(f"{r['mean']:.3f} ± {r['std']:.3f} (error {r['error']:.1g})" for _, r in found.iterrows())
         fall, spread = one["mean"] - five["mean"], one["std"] + five["std"]
         if abs(fall) <= spread:
             return Judgement("undecided", said)
@@ -223,4 +223,4 @@ class DepthForSmallEigenvalues(Experiment):
                 axes.set_title(f"K = {K}, N = {SIZES[K]}; error {found.loc[K, 'error']:.1g}", fontsize=8)
         for axes in grid[-1]:
             axes.set_xlabel("step of Adam")
-        name_layers(grid[0, -1], len(depths) if len(depths) > 2 else 5)
+        name_layers(figure, 5)
