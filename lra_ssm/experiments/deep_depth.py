@@ -2,9 +2,9 @@
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
 section 4.2. Its teachers are in pictures alone: here each student has its own, λ uniform in [0, 0.9) (figure 3B) or
-[0, 0.8) (figure 6), B = C = 1. Lengths of 64, 10^5 steps for figure 3B too, and the rate of figure 6, which is that of
-3B, are ours; see also deep_students. "O(1)" is N(0, 1), as `DeepLinearSSM` starts; a start of B and C at exactly 1,
-times the scale, is beside it.
+[0, 0.8) (figure 6), B = C = 1. Lengths of 64 (of one layer also 256), 10^5 steps for figure 3B too, and for figure 6
+the rate of 3B, are ours; see also deep_students. "O(1)" is N(0, 1), as `DeepLinearSSM` starts; a start of B and C at
+exactly 1, times the scale, is beside it.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ from lra_ssm.experiments.deep_students import (
 from lra_ssm.layers import DeepLinearSSM
 
 SUCCESS = 0.01  # of the error of the output 0
+LENGTH, LONGER = 64, 256
 
 
 def drawn_teachers(layers: int, states: int, largest: float, length: int, count: int) -> tuple[Array, Array]:
@@ -52,7 +53,7 @@ def trained(students: Students, teacher: Array, cell: Cell) -> list[dict[str, An
     def watch(step: int, now: Students, errors: Array) -> None:
         outside = ~(np.abs(now.rates) <= 1)  # counts what is no number
         np.logical_or(left, outside.any((0, 2)), out=left)
-        if cell["start"] == "normal":
+        if cell["start"] == "normal" and cell["length"] == LENGTH:
             rows.extend({"what": "path", "error": float(errors[0])} | row for row in states(step, now, 0))
         if step < cell["steps"]:
             return
@@ -62,22 +63,32 @@ def trained(students: Students, teacher: Array, cell: Cell) -> list[dict[str, An
             counts = {"outside": int(outside[:, student].sum()), "ever": bool(left[student])}
             rows.append({"what": "end"} | end | counts)
 
-    train_students(students, teacher, "ABC", cell["steps"], cell["lr"], watch, points=24)
+    train_students(students, teacher, "ABC", cell["steps"], cell["lr"], watch, points=12)
     return rows
 
 
-def ends(rows: pd.DataFrame, K: int, scale: float, start: str = "normal") -> pd.DataFrame:
+def ends(rows: pd.DataFrame, K: int, scale: float, start: str = "normal", length: int = LENGTH) -> pd.DataFrame:
     """A row a student, with `failed`."""
     found = rows[(rows["what"] == "end") & (rows["K"] == K) & (rows["scale"] == scale) & (rows["start"] == start)]
+    found = found[found["length"] == length]
     return found.assign(failed=~((found["error"] < SUCCESS) & (found["outside"] == 0)))
 
 
 def _said(rows: pd.DataFrame, K: int, scale: float) -> str:
+    cases = [
+        ("N(0, 1)", "normal", LENGTH),
+        ("ones", "ones", LENGTH),
+        (f"N(0, 1) and length {LONGER}", "normal", LONGER),
+    ]
     parts = []
-    for start, name in (("normal", "N(0, 1)"), ("ones", "ones")):
-        found = ends(rows, K, scale, start)
-        numbers = f"{found['failed'].sum()} of {len(found)} fail, {(found['outside'] > 0).sum()} with λ outside"
-        parts.append(f"from {name}: {numbers}, median error {found['error'].median():.2g}")
+    for name, start, length in cases:
+        found = ends(rows, K, scale, start, length)
+        counts = (
+            f"{found['failed'].sum()} of {len(found)} fail, {(found['outside'] > 0).sum()} with λ outside at the end"
+        )
+        if len(found):
+            numbers = f"{counts}, {found['ever'].sum()} at some time, median error {found['error'].median():.2g}"
+            parts.append(f"from {name}: {numbers}")
     return "; ".join(parts)
 
 
@@ -116,6 +127,7 @@ def _draw(rows: pd.DataFrame, figure: Figure, panels: list[tuple[int, float]], t
     """λ, B and C of the first student in each panel, and every student's error at the end."""
     figure.set_size_inches(2.6 * len(panels) + 2.6, 6)
     grid = figure.subplots(3, len(panels) + 1)
+    rows = rows[rows["length"] == LENGTH]
     for column, (K, scale) in zip(grid.T, panels, strict=False):
         path = rows[(rows["what"] == "path") & (rows["K"] == K) & (rows["scale"] == scale)]
         for axes, value in zip(column, "λBC", strict=True):
@@ -127,9 +139,9 @@ def _draw(rows: pd.DataFrame, figure: Figure, panels: list[tuple[int, float]], t
     for axes, name in zip(grid[:, 0], ("eigenvalue λ", "input weight B", "output weight C"), strict=True):
         axes.set_ylabel(name)
     name_layers(figure, max(K for K, _ in panels))
-    for axes in grid[1:, -1]:
+    for axes in grid[:, -1]:
         axes.remove()
-    _draw_errors(grid[0, -1], rows, panels)
+    _draw_errors(figure.add_subplot(grid[0, 0].get_gridspec()[:, -1]), rows, panels)
 
 
 def _draw_errors(axes: Any, rows: pd.DataFrame, panels: list[tuple[int, float]]) -> None:
@@ -176,12 +188,14 @@ class WidthOrDepth(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         few, full = {"students": 2, "steps": 10}, {"students": 12, "steps": 100_000}
         sizes = few if form == "quick" else full
-        return [
-            {"K": K, "N": N, "scale": scale, "start": start, "length": 64, "lr": 5e-5, **sizes}
+        cells = [
+            {"K": K, "N": N, "scale": scale, "start": start, "length": LENGTH, "lr": 5e-5, **sizes}
             for start in ("normal", "ones")
             for K, N in ((1, 8), (2, 4))
             for scale in (1, 50)
         ]
+        longer = {"length": 2 * LENGTH if form == "quick" else LONGER}
+        return cells + [cell | longer for cell in cells[:2]]  # |λ| > 1 does more harm there
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         _, teacher = drawn_teachers(3, 2, 0.9, cell["length"], cell["students"])
@@ -249,9 +263,9 @@ class TwelveLayers(Experiment):
         few, full = {"students": 2, "steps": 10}, {"students": 6, "steps": 100_000}
         sizes = few if form == "quick" else full
         return [
-            {"K": K, "N": N, "scale": scale, "start": start, "length": 64, "lr": 5e-5, **sizes}
-            for start in ("normal", "ones")
+            {"K": K, "N": N, "scale": scale, "start": start, "length": LENGTH, "lr": 5e-5, **sizes}
             for K, N, scale in ((1, 12, 1), (1, 12, 100), (12, 1, 1))
+            for start in ("normal", "ones")
         ]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:

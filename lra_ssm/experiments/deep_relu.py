@@ -147,7 +147,7 @@ class WithReLU(Experiment):
         teacher, student = teacher_of(rates, relu), student_of(cell)
         generator = torch.Generator().manual_seed(0)
         adam = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr=cell["lr"], fused=True)
-        every, rows = max(1, cell["steps"] // 24), []
+        every, rows = max(1, cell["steps"] // 12), []
         for step in range(cell["steps"] + 1):
             last = step == cell["steps"]
             u = torch.randn(64 if last else BATCH_SIZE, length, count, generator=generator)
@@ -157,7 +157,7 @@ class WithReLU(Experiment):
                 now, errors = Students.of(student.layer), (squares / wanted.square().mean((0, 1))).tolist()
                 for one in range(count) if last else [0]:
                     error = {"student": one, "error": float(f"{errors[one]:.3g}")}
-                    rows += [error | row for row in states(step, now, one)]
+                    rows += [error | row for row in states(step, now, one, "λ")]
             if not last:
                 adam.zero_grad()
                 squares.sum().backward()

@@ -162,18 +162,19 @@ def train_students(
                     x -= rate * m / (np.sqrt(v) / root + EPSILON)
 
 
-def states(step: int, students: Students, student: int) -> list[dict[str, Any]]:
-    """Rows of one student's parameters: a row a state."""
+def states(step: int, students: Students, student: int, kept: str = "λBC") -> list[dict[str, Any]]:
+    """Rows of one student's parameters, or some: a row a state."""
     K, _, N = students.rates.shape
     return [
         {"step": step, "layer": k + 1, "state": n + 1}
-        | {name: _short(x[k, student, n]) for name, x in zip("λBC", students, strict=True)}
+        | {name: short(x[k, student, n]) for name, x in zip("λBC", students, strict=True) if name in kept}
         for k in range(K)
         for n in range(N)
     ]
 
 
-def _short(number: Any) -> float:
+def short(number: Any) -> float:
+    """To four digits, as it is kept."""
     return float(f"{float(number):.4g}")
 
 
@@ -192,7 +193,7 @@ def ends_and_path(
 
     def watch(step: int, now: Students, errors: Array) -> None:
         for student in range(len(teacher)) if step == steps else paths:
-            error = {"student": student, "error": _short(errors[student])}
+            error = {"student": student, "error": short(errors[student])}
             rows.extend(error | row for row in states(step, now, student))
 
     train_students(students, teacher, trained, steps, lr, watch, points, seed)
@@ -203,7 +204,11 @@ def draw_path(axes: Any, path: pd.DataFrame, value: str, teacher: Sequence[float
     """One student's λ, B or C over the steps, a colour for each layer; the teacher's as bars at the right."""
     for (k, _), state in path.groupby(["layer", "state"]):
         axes.plot(state["step"], state[value], color=f"C{int(k) - 1}", linewidth=1.2)
-    end = float(path["step"].max())
+    draw_teacher(axes, path["step"].max(), teacher)
+
+
+def draw_teacher(axes: Any, end: float, teacher: Sequence[float]) -> None:
+    """Its numbers as bars to the right of the last step."""
     for number in teacher:
         axes.plot([end, 1.08 * end], [number, number], color="black", linewidth=2)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))

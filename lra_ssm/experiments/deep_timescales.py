@@ -1,7 +1,7 @@
-"""Deep linear SSMs, figures 3A and 5: where a student of several layers puts a teacher's timescales.
+"""Deep linear SSMs, figure 3A: where a student of two layers puts a teacher's timescales.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission).
-Ours, as the paper does not give them: lengths, rates, steps, the students' sizes in figure 5; see also deep_students.
+Ours, as the paper does not give them: length, rate and steps; see also deep_students.
 B and C, fixed or trained, start at 1: the B printed for figure 3A, with C fixed, have the same norm in both layers,
 which gradient flow keeps from such a start. Figure 3A has a start from N(0, 1) beside it.
 Layers of a linear student may change places without a change of its outputs; the first is here that of the largest λ.
@@ -28,8 +28,6 @@ from lra_ssm.layers import DeepLinearSSM
 
 TEACHER = (0.9, 0.99)  # figure 3A
 PRINTED = (0.98, 0.61, -0.33, -0.33)  # section 4.1: the two layers that training A alone ends at
-LONG = (0.9, 0.4, 0.9, 0.3, 0.2)  # figure 5
-SIZES = {1: 5, 2: 3, 3: 2, 4: 2, 5: 1}  # figure 5: K to N
 
 
 def made(K: int, N: int, start: str, count: int) -> Students:
@@ -140,7 +138,8 @@ class WhereTimescalesGo(Experiment):
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         students = made(2, 2, cell["start"], cell["students"])
         teacher = teachers([TEACHER], cell["length"], cell["students"])
-        return ends_and_path(students, teacher, cell["trained"], cell["steps"], cell["lr"])
+        shown = [0] if cell["start"] == "ones" and (cell["trained"] != "A" or cell["length"] in (16, 256)) else []
+        return ends_and_path(students, teacher, cell["trained"], cell["steps"], cell["lr"], points=20, paths=shown)
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(9, 5.5)
@@ -155,72 +154,3 @@ class WhereTimescalesGo(Experiment):
         for axes, name in zip(grid[:, 0], ("eigenvalue λ", "input weight B", "output weight C"), strict=True):
             axes.set_ylabel(name)
         name_layers(figure, 2)
-
-
-def _largest(teacher: str, trained: str) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found = largest(rows, teacher, trained)
-        one, five = found.iloc[0], found.iloc[-1]
-        said = ", ".join(f"{r['mean']:.3f} ± {r['std']:.3f} (error {r['error']:.1g})" for _, r in found.iterrows())
-        fall, spread = one["mean"] - five["mean"], one["std"] + five["std"]
-        if abs(fall) <= spread:
-            return Judgement("undecided", said)
-        return Judgement.of(fall > 0, said)
-
-    return judge
-
-
-def largest(rows: pd.DataFrame, teacher: str, trained: str) -> pd.DataFrame:
-    """By K: mean and deviation over students of the largest |λ| at the end, and their median error."""
-    end = rows[(rows["teacher"] == teacher) & (rows["trained"] == trained) & (rows["step"] == rows["steps"])]
-    each = end.assign(size=end["λ"].abs()).groupby(["K", "student"])[["size", "error"]].max().reset_index()
-    by_K = each.groupby("K")
-    return pd.DataFrame({"mean": by_K["size"].mean(), "std": by_K["size"].std(ddof=0), "error": by_K["error"].median()})
-
-
-class DepthForSmallEigenvalues(Experiment):
-    """Figure 5: students of 1 to 5 layers. "A = diag(…)" reads as one layer of five states; five layers of one too."""
-
-    claims = [
-        Claim(
-            f"teacher of {teacher}, {trained} trained",
-            f"more layers learn with smaller λ (teacher of {teacher}, {' and '.join(trained)} trained)",
-            "the largest |λ| of 5 layers is smaller than that of 1 by more than both deviations over students",
-            _largest(teacher, trained),
-        )
-        for teacher in ("one layer", "five layers")
-        for trained in ("A", "ABC")
-    ]
-
-    def cells(self, form: Form) -> list[Cell]:
-        quick = form == "quick"
-        few = {"students": 2, "steps": 10, "length": 16}
-        sizes = few if quick else {"students": 10, "steps": 10000, "length": 128}
-        return [
-            {"teacher": teacher, "trained": trained, "K": K, "N": SIZES[K], "lr": 1e-3, **sizes}
-            for teacher in ("one layer", "five layers")
-            for trained in ("A", "ABC")
-            for K in ((1, 5) if quick else SIZES)
-        ]
-
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        students = made(cell["K"], cell["N"], "ones", cell["students"])
-        layers = [LONG] if cell["teacher"] == "one layer" else [(value,) for value in LONG]
-        teacher = teachers(layers, cell["length"], cell["students"])
-        return ends_and_path(students, teacher, cell["trained"], cell["steps"], cell["lr"], points=20)
-
-    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
-        figure.set_size_inches(10, 7)
-        depths = sorted(rows["K"].unique())
-        grid = figure.subplots(4, len(depths), sharex=True, sharey="row")
-        kinds = [(teacher, trained) for teacher in ("one layer", "five layers") for trained in ("A", "ABC")]
-        for line, (teacher, trained) in zip(grid, kinds, strict=True):
-            part = rows[(rows["teacher"] == teacher) & (rows["trained"] == trained)]
-            line[0].set_ylabel(f"teacher: {teacher}\ntrained: {', '.join(trained)}\nλ", fontsize=8)
-            found = largest(rows, teacher, trained)
-            for axes, K in zip(line, depths, strict=True):
-                draw_path(axes, part[(part["K"] == K) & (part["student"] == 0)], "λ", LONG)
-                axes.set_title(f"K = {K}, N = {SIZES[K]}; error {found.loc[K, 'error']:.1g}", fontsize=8)
-        for axes in grid[-1]:
-            axes.set_xlabel("step of Adam")
-        name_layers(figure, 5)
