@@ -75,7 +75,7 @@ class OutputAndGradient(Experiment):
         values = torch.linspace(-0.99, 0.99, 67, dtype=torch.float64).requires_grad_()
         back = torch.arange(cell["length"] - 1, -1, -1)
         x = torch.where(values[:, None] < 0, -1.0, 1.0) ** back  # (N, L)
-        last = linear_scan(values, x[None])[0, :, -1]
+        last = linear_scan(values, x[None], return_last_state=True)[1][0]
         (gradient,) = torch.autograd.grad(last.sum(), values)
         columns = values.tolist(), last.abs().tolist(), gradient.abs().tolist()
         return [{"eigenvalue": v, "output": y, "gradient": g} for v, y, g in zip(*columns, strict=True)]

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import LinearFunctional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import HyenaBlock, LayerSpec, StableSSM
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.models import LanguageModel
+from lra_ssm.ops import Parameterization
 from lra_ssm.tasks.optim import OptimizerSettings
 
 FORMS = ("direct", "relu", "exp", "softplus", "tanh", "best")
@@ -40,14 +41,16 @@ BINS = 40
 
 
 def _functional(form: str) -> nn.Module:
-    return _from_common_eigenvalues(StableSSM(1, 8, form="real", parameterization=form, readout="tanh"))
+    layer = LayerSpec(StableSSM, d_state=8, form="real", parameterization=form, readout="tanh")
+    return _from_common_eigenvalues(layer(1))
 
 
 def _from_common_eigenvalues(network: nn.Module) -> nn.Module:
     """Every StableSSM within it starts from timescales of 4 to 1,000 steps."""
     for name, parameter in network.named_parameters():
         if name.endswith("eigenvalue_weight"):
-            f = network.get_submodule(name.rpartition(".")[0]).parameterization
+            owner = network.get_submodule(name.rpartition(".")[0])
+            f: Parameterization = owner.parameterization  # type: ignore[assignment]
             steps = torch.logspace(math.log10(4), 3, len(parameter), dtype=torch.float64)
             with torch.no_grad():
                 parameter.copy_(f.inverse(1 - 1 / steps))
@@ -57,25 +60,22 @@ def _from_common_eigenvalues(network: nn.Module) -> nn.Module:
 def _recurrent_ratios(network: nn.Module) -> Tensor:
     """|gradient| / |weight| of every recurrent weight."""
     roles = parameter_roles(network)
-    found = [(p.grad / p).abs().flatten() for name, p in network.named_parameters() if roles[name] == "recurrent"]
-    return torch.cat(found).detach()
+    recurrent = [p for name, p in network.named_parameters() if roles[name] == "recurrent"]
+    return torch.cat([(p.grad / p.detach()).abs().flatten() for p in recurrent if p.grad is not None])
 
 
-def _below(rows: pd.DataFrame, value: str, low: str, high: str) -> tuple[Judgement, float]:
-    """Whether `value` is less under one form than under another, beyond the deviations over seeds; the difference."""
+def _below(rows: pd.DataFrame, value: str, low: str, high: str) -> Outcome:
+    """Whether the mean of `value` is less under one form than under another, beyond the deviations over seeds."""
     found = by_seed(rows, ["form"], value).set_index("form")
     difference = found["mean"][high] - found["mean"][low]
     if abs(difference) <= found["std"][high] + found["std"][low]:
-        return Judgement("undecided", high), difference
-    return Judgement.of(difference > 0, high), difference
+        return "undecided"
+    return "holds" if difference > 0 else "does not hold"
 
 
-def _worst(judgements: list[Judgement], numbers: str) -> Judgement:
-    outcomes = [one.outcome for one in judgements]
-    for outcome in ("does not hold", "undecided"):
-        if outcome in outcomes:
-            return Judgement(outcome, numbers)  # type: ignore[arg-type]
-    return Judgement("holds", numbers)
+def _all_hold(outcomes: list[Outcome], numbers: str) -> Judgement:
+    worst: Outcome = "undecided" if "undecided" in outcomes else "holds"
+    return Judgement("does not hold" if "does not hold" in outcomes else worst, numbers)
 
 
 def _powers(rows: pd.DataFrame, value: str) -> str:
@@ -95,8 +95,8 @@ def _of_runs(rows: pd.DataFrame) -> pd.DataFrame:
 def _judge_smallest(value: str) -> Callable[[pd.DataFrame], Judgement]:
     def judge(rows: pd.DataFrame) -> Judgement:
         runs = _of_runs(rows)
-        judged = [_below(runs, value, "best", f)[0] for f in ("relu", "exp", "softplus", "tanh")]
-        return _worst(judged, _powers(runs, value))
+        judged = [_below(runs, value, "best", f) for f in ("relu", "exp", "softplus", "tanh")]
+        return _all_hold(judged, _powers(runs, value))
 
     return judge
 
@@ -193,8 +193,8 @@ def _loss_at_start(task: str, form: str, seed: int) -> tuple[nn.Module, Tensor]:
 def _judge_start(task: str, value: str) -> Callable[[pd.DataFrame], Judgement]:
     def judge(rows: pd.DataFrame) -> Judgement:
         own = rows[rows["task"] == task]
-        judged = [_below(own, value, f, other)[0] for f in STABLE for other in ("direct", "relu")]
-        return _worst(judged, _powers(own, value))
+        judged = [_below(own, value, f, other) for f in STABLE for other in ("direct", "relu")]
+        return _all_hold(judged, _powers(own, value))
 
     return judge
 

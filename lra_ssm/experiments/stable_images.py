@@ -108,16 +108,18 @@ def _judge_highest(rows: pd.DataFrame) -> Judgement:
     return Judgement.of(finite["best"].all() and not finite["exp"].all() and not finite["softplus"].all(), said)
 
 
+def _clearly_lower(one: "pd.Series[float]", other: "pd.Series[float]") -> bool:
+    """In the mean, by more than the larger deviation; a loss that is no number is higher than any."""
+    if not np.isfinite(one).all():
+        return False
+    gap = other.mean() - one.mean()
+    return not np.isfinite(gap) or bool(gap > max(one.std(ddof=0), other.std(ddof=0)))
+
+
 def _judge_lowest(rows: pd.DataFrame) -> Judgement:
-    better = worse = 0
-    best = _losses(rows, "best")
-    for lr in best.index:
-        others = [_losses(rows, form).loc[lr] for form in ("softplus", "exp")]
-        own, spread = best.loc[lr].mean(), best.loc[lr].std(ddof=0)
-        gaps = [other.mean() - own for other in others if np.isfinite(other.mean()) or np.isfinite(own)]
-        margins = [max(spread, other.std(ddof=0)) if np.isfinite(other.mean()) else 0.0 for other in others]
-        better += bool(gaps) and all(gap > margin for gap, margin in zip(gaps, margins, strict=False))
-        worse += any(-gap > margin for gap, margin in zip(gaps, margins, strict=False))
+    best, others = _losses(rows, "best"), [_losses(rows, form) for form in ("softplus", "exp")]
+    better = sum(all(_clearly_lower(best.loc[lr], other.loc[lr]) for other in others) for lr in best.index)
+    worse = sum(any(_clearly_lower(other.loc[lr], best.loc[lr]) for other in others) for lr in best.index)
     said = f"lower than both at {better} of {len(best)} rates, higher than one at {worse}"
     half = len(best) / 2
     return Judgement("holds" if better > half else "does not hold" if worse > half else "undecided", said)
@@ -221,12 +223,14 @@ class _ByRate(Experiment):
         shown = [form for form in (*FORMS, UNSTABLE) if form in set(rows["form"])]
         for place, form in enumerate(shown):
             own = rows[rows["form"] == form]
-            style = {"color": COLORS[form.split(",")[0]], "linestyle": ":" if form == UNSTABLE else "-"}
+            color, line = COLORS[form.split(",")[0]], ":" if form == UNSTABLE else "-"
             means = by_seed(own.dropna(subset="loss"), ["lr"], "loss")
-            axes.errorbar(means["lr"], means["mean"], means["std"], marker="o", markersize=3, label=form, **style)
+            axes.errorbar(
+                means["lr"], means["mean"], means["std"], fmt=f"o{line}", markersize=3, label=form, color=color
+            )
             lost = own[own["loss"].isna()].groupby("lr").size()
             for lr, count in lost.items():
-                axes.plot(lr, 900 / 1.5**place, "x", color=style["color"], markersize=3 + count)
+                axes.plot(lr, 900 / 1.5**place, "x", color=color, markersize=3 + count)
         axes.axhline(CHANCE, color="#bbbbbb", linewidth=1, linestyle=":")
         axes.text(0.01, CHANCE, "guessing", transform=axes.get_yaxis_transform(), fontsize=8, color="#7f7f7f")
         axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="test loss, mean ± deviation of seeds")

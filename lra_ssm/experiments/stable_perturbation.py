@@ -54,11 +54,11 @@ def quadrature(m: int) -> tuple[Tensor, Tensor]:
 
 def _model(form: FormOfWeights, m: int) -> StableSSM:
     model = StableSSM(1, m, form="real", parameterization=form, readout="identity", delta=1.0).double()
-    values, c = quadrature(m)
+    weights, (values, c) = dict(model.named_parameters()), quadrature(m)
     with torch.no_grad():
-        model.system.eigenvalue_weight.copy_(Parameterization.of(form, "continuous").inverse(values))
-        model.system.U.fill_(1)
-        model.system.C.copy_(c / torch.expm1(values) * values)  # of an input held for a step
+        weights["system.eigenvalue_weight"].copy_(Parameterization.of(form, "continuous").inverse(values))
+        weights["system.U"].fill_(1)
+        weights["system.C"].copy_(c / torch.expm1(values) * values)  # of an input held for a step
     return model
 
 
