@@ -28,6 +28,7 @@ ALLOWED = {
     "runs": {"ops", "models", "tasks", "analysis", "callbacks", "progress", "checkpoints", *LEAVES},
     "cluster": {"runs", "shipped", *LEAVES},
     "results": {"runs", "shipped", *LEAVES},
+    "experiments": {"ops", "layers", "models", "tasks", "datamodules", "analysis", *LEAVES},
     "checkpoints": {"errors", "files", "tables", "datamodules"},  # of datamodules the downloads alone: see below
     **{leaf: set() for leaf in LEAVES},
     "files": {"errors"},
@@ -44,6 +45,7 @@ ALLOWED = {
         "callbacks",
         "progress",
         "analysis",
+        "experiments",
         "cluster",
         "runs",
         "results",

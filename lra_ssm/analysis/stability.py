@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.linalg import vector_norm
 
 from lra_ssm.analysis.memory import Model
 
@@ -35,11 +36,12 @@ def perturbation_error(
     perturbations: int = 30,
     parameters: Collection[str] | None = None,
     generator: torch.Generator | None = None,
+    order: float = 2.0,
 ) -> float:
     """E_m(β): the largest distance of the target from the model with weights perturbed by at most β (eq. 8).
 
     The supremum is sampled, as in the paper (appendix F.1): random directions, each parameter moved by β in its own
-    2-norm, as |θ|₂ is the largest of theirs. NaN or infinite outputs count as infinite.
+    norm, as |θ|₂ is the largest of theirs. NaN or infinite outputs count as infinite.
 
     Args:
         target: H, from (B, T, D) to (B, T, D').
@@ -49,6 +51,8 @@ def perturbation_error(
         perturbations: how many are tried.
         parameters: names of those that are perturbed; None for all.
         generator: of the directions.
+        order: of the norm in which each parameter is moved; infinity lets every entry move by β. Of a diagonal Λ that
+            is |Λ|₂ as a matrix norm, in which the proof of theorem 3.3 moves every eigenvalue by β.
     """
     wanted, worst = target(x), 0.0
     own = dict(model.named_parameters())
@@ -59,7 +63,7 @@ def perturbation_error(
         moved = {}
         for name in chosen:
             noise = torch.randn(own[name].shape, generator=generator, dtype=own[name].dtype)
-            moved[name] = own[name] + beta * noise.to(own[name].device) / noise.norm()
+            moved[name] = own[name] + beta * noise.to(own[name].device) / vector_norm(noise, order)
         distance = sobolev_distance(x, wanted, functional_call(model, moved, (x,)))
         worst = max(worst, distance if distance == distance else float("inf"))
     return worst

@@ -58,8 +58,7 @@ def ordered_map(
             yield begun.popleft().result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            "a process that prepares data was killed, perhaps for want of memory; start again with fewer of them, or"
-            " more memory"
+            "a process of these was killed, perhaps for want of memory; start again with fewer of them, or more memory"
         ) from error
     finally:
         # Private to ProcessPoolExecutor, seen in Python 3.11 to 3.13; 3.14's `kill_workers` leaves the second out.

@@ -15,6 +15,7 @@ from lra_ssm.layers.lru import LRU
 from lra_ssm.layers.mamba2 import Mamba2Block
 from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
+from lra_ssm.layers.plain import PlainBlock
 from lra_ssm.layers.recurrent import RecurrentLayer
 from lra_ssm.layers.roles import Role, parameter_roles
 from lra_ssm.layers.s4d import S4D
@@ -46,6 +47,7 @@ __all__ = [
     "MambaBlock",
     "ModuleSpec",
     "NetworkSpec",
+    "PlainBlock",
     "PoolingSpec",
     "RMSNorm",
     "RecurrentLayer",

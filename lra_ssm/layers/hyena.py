@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lra_ssm.layers.blocks import State, need, run_with_state
 from lra_ssm.layers.convolution import ShortConvolution
@@ -18,7 +19,19 @@ from lra_ssm.layers.norms import NormName
 from lra_ssm.layers.roles import Role
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
-_ACTIVATIONS = {"identity": nn.Identity, "gelu": nn.GELU}
+_ACTIVATIONS = ("identity", "gelu", "half_glu2")
+
+
+class HalfGLU(nn.Module):
+    """y · σ(W GELU(y) + bias), "half_glu2" of S5's public code. y (…, D) -> (…, D)."""
+
+    def __init__(self, d_model: int, bias: bool = True) -> None:
+        super().__init__()
+        self.gate = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(self, y: Tensor) -> Tensor:
+        gate: Tensor = self.gate(F.gelu(y))
+        return y * gate.sigmoid()
 
 
 class HyenaBlock(MLPBlock):
@@ -29,13 +42,14 @@ class HyenaBlock(MLPBlock):
 
     Wang & Li put S5 with real weights for the implicit filter. `StableSSM(form="real", readout="identity")` is that:
     linear, its states shared by all channels. With it and activation="gelu" this is the block of S5's public code for
-    WikiText-103 (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D.
+    WikiText-103 (lindermanlab/S5, branch development), whose settings theirs resemble; `skip` is S5's D. For
+    associative recall that code has "half_glu2" around `S5`, which has a D of its own.
 
     Args:
         d_model: D.
         layer: Γ, built as `layer(D)`.
         d_conv: W, the taps of the depthwise convolution of q, k and v.
-        activation: φ, "identity", Hyena's, or "gelu", S5's.
+        activation: φ, "identity", Hyena's, or S5's "gelu" or "half_glu2", y · σ(W GELU(y)).
         skip: Γ's input, times a factor D of each channel that starts normal, is added to its output: the bias of
             Hyena's filter, S5's D. Layers with a D of their own need none.
         mlp_factor: F / D, such that F is a whole number; 0 for a block without MLP.
@@ -43,7 +57,7 @@ class HyenaBlock(MLPBlock):
         prenorm: the norms stand before f and the MLP, as in Hyena; else after the residuals.
         dropout: before both residuals; of single positions, not tied over length, as in the public code.
         gate_dropout: of k · v, likewise.
-        bias: of the four linear maps and the convolution.
+        bias: of the linear maps and the convolution.
 
     Raises:
         ValueError: F is no whole number, there is no tap, or there is no such activation.
@@ -54,7 +68,7 @@ class HyenaBlock(MLPBlock):
         d_model: int,
         layer: LayerFactory,
         d_conv: int = 3,
-        activation: Literal["identity", "gelu"] = "identity",
+        activation: Literal["identity", "gelu", "half_glu2"] = "identity",
         skip: bool = True,
         mlp_factor: float = 4.0,
         norm: NormName = "layer",
@@ -74,7 +88,9 @@ class HyenaBlock(MLPBlock):
         self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.conv1d = ShortConvolution(3 * d_model, d_conv, bias=bias)
         self.layer = LayerSpec.of(layer)(d_model)
-        self.activation = _ACTIVATIONS[activation]()
+        self.activation: nn.Module = nn.Identity()
+        if activation != "identity":
+            self.activation = nn.GELU() if activation == "gelu" else HalfGLU(d_model, bias)
         self.D = nn.Parameter(torch.randn(d_model)) if skip else None
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
         self.dropout, self.gate_dropout = nn.Dropout(dropout), nn.Dropout(gate_dropout)
@@ -116,5 +132,5 @@ class HyenaBlock(MLPBlock):
         return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
-        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "D")
+        own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "activation.gate.bias", "D")
         return {name: "no_decay" for name, _ in self.named_parameters() if name in own}

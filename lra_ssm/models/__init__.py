@@ -8,6 +8,7 @@ from lra_ssm.models.generation import Generation
 from lra_ssm.models.heads import LinearHead, LogitPairHead, LRAPairHead, MLPHead, NLIHead
 from lra_ssm.models.language_model import LanguageModel
 from lra_ssm.models.numbers import NumberClassifier, NumberDualEncoder
+from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.models.pooling import FirstPooling, LastPooling, MaxPooling, MeanPooling
 from lra_ssm.models.positions import PositionClassifier, PositionDualEncoder
 from lra_ssm.models.pretrained import Pretrained, load_pretrained, save_network
@@ -32,6 +33,7 @@ __all__ = [
     "NetworkSpec",
     "NumberClassifier",
     "NumberDualEncoder",
+    "PlainNetwork",
     "PositionClassifier",
     "PositionDualEncoder",
     "Pretrained",

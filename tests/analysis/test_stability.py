@@ -63,6 +63,26 @@ def test_it_grows_with_beta_and_moves_what_is_named():
         perturbation_error(model, model, x, 0.1, parameters=["wieght"])
 
 
+@pytest.mark.parametrize(("order", "size"), [(2.0, 0.1), (float("inf"), 0.1 * 4**0.5)])
+def test_beta_is_of_the_whole_or_of_each_entry(order, size):
+    """Of four states that all read the same: the two norms of one direction differ by its shape alone."""
+
+    class Weights(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+        def forward(self, x):
+            moved.append(self.w.detach().clone())
+            return x
+
+    moved, x = [], torch.ones(1, 2, 1, dtype=torch.float64)
+    perturbation_error(lambda x: x, Weights(), x, 0.1, perturbations=20, order=order)
+    lengths = torch.stack(moved).norm(dim=1)
+    assert torch.stack(moved).norm(order, dim=1).sub(0.1).abs().max() < 1e-12
+    assert (lengths <= size + 1e-12).all() and (order == 2.0 or (lengths > 0.1).all())
+
+
 def test_what_is_no_number_is_infinite():
     class Broken(nn.Linear):
         def forward(self, x):

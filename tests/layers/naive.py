@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from lra_ssm.layers.hyena import HalfGLU
+
 
 def real_part(layer) -> Tensor:
     """Re A, or A, by the layer's parameterization."""
@@ -266,7 +268,11 @@ def hyena_block(block, x: Tensor) -> Tensor:
     q, k, v = short_convolution(block.conv1d, u).split(x.shape[-1], -1)
     y = forward(block.layer, k * v)
     y = y if block.D is None else y + block.D * k * v
-    y = y * torch.special.ndtr(y) if isinstance(block.activation, torch.nn.GELU) else y
+    if isinstance(block.activation, torch.nn.GELU):
+        y = y * torch.special.ndtr(y)
+    elif isinstance(block.activation, HalfGLU):
+        gate = linear(y * torch.special.ndtr(y), block.activation.gate.weight, block.activation.gate.bias)
+        y = y / (1 + torch.exp(-gate))
     x = x + linear(q * y, block.out_proj.weight, block.out_proj.bias)
     if block.norm2 is None:
         return x

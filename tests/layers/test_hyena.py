@@ -16,6 +16,7 @@ LAYERS = {
     "s4d": lambda **k: LayerSpec(S4D, d_state=4, delta_min=0.05, delta_max=0.5, **k),
 }
 S5 = {"activation": "gelu", "mlp_factor": 1.5}  # the form of Wang & Li's experiments, with a small MLP
+RECALL = {"activation": "half_glu2", "skip": False, "mlp_factor": 1.5}  # S5's form for associative recall
 every_layer = each("name", LAYERS)
 
 
@@ -28,14 +29,14 @@ def build(name, bidirectional=False, **settings):
 
 
 @every_layer
-@each("settings", [S5, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}])
+@each("settings", [S5, RECALL, {"skip": False, "mlp_factor": 0}, {"bidirectional": True}])
 @each("L", [1, 2, 63])
 def test_equals_the_equations_with_every_gradient(name, settings, L):
     contract.check_equations(build(name, **settings), naive.hyena_block, L)
 
 
 @every_layer
-@each("settings", [S5, {"mlp_factor": 0, "d_conv": 1}, {"norm": "rms", "prenorm": False, "bias": False}])
+@each("settings", [S5, RECALL, {"mlp_factor": 0, "d_conv": 1}, {"norm": "rms", "prenorm": False, "bias": False}])
 def test_steps_equal_the_parallel_form_with_gradients(name, settings):
     contract.check_steps(build(name, **settings), sequences(L=9))
 
@@ -95,6 +96,8 @@ def test_sizes_and_roles():
     assert {name for name, role in roles.items() if role == "no_decay"} == no_decay | {"norm.bias", "norm2.bias"}
     assert {name for name, role in roles.items() if role == "norm"} == {"norm.weight", "norm2.weight"}
     assert isinstance(block.final_norm(4), torch.nn.LayerNorm)
+    gate = parameter_roles(HyenaBlock(4, LAYERS["stable"](), **RECALL))
+    assert (gate["activation.gate.weight"], gate["activation.gate.bias"]) == ("base", "no_decay")
     bare = HyenaBlock(4, LAYERS["stable"](), skip=False, mlp_factor=0, bias=False)
     assert not {"D", "fc1.weight", "norm2.weight", "in_proj.bias", "conv1d.bias"} & dict(bare.named_parameters()).keys()
 
@@ -114,7 +117,7 @@ def test_what_is_added_to_the_residual_is_scaled_at_initialization():
         ({"mlp_factor": 1.3}, "mlp_factor 1.3: times d_model 4 it must be a positive whole number"),
         ({"mlp_factor": -1}, "mlp_factor -1: times"),
         ({"d_conv": 0}, "d_conv is 0; it must be at least 1"),
-        ({"activation": "tanh"}, "activation is 'tanh'; it must be one of identity, gelu"),
+        ({"activation": "tanh"}, "activation is 'tanh'; it must be one of identity, gelu, half_glu2"),
         ({"dropout": 1}, "HyenaBlock dropout is 1; it must be at least 0 and below 1"),
         ({"gate_dropout": -0.1}, "gate_dropout is -0.1"),
     ],

@@ -13,6 +13,7 @@ from lra_ssm.layers import (
     DeepLinearSSM,
     LayerSpec,
     MambaBlock,
+    PlainBlock,
     RMSNorm,
     S4Block,
     StableSSM,
@@ -24,6 +25,7 @@ BLOCKS = {
     "s4-pre": BlockSpec(S4Block, norm="layer", prenorm=True),
     "s4-post": BlockSpec(S4Block, norm="rms"),
     "mamba": BlockSpec(MambaBlock, expand=1.5),
+    "plain": BlockSpec(PlainBlock, norm="rms", residual=True, glu=True),
     "two kinds": [MambaBlock, BlockSpec(S4Block, norm="layer", prenorm=True)],
 }
 LAYERS = {

@@ -1,0 +1,77 @@
+"""Every figure, table and theorem of the papers, and how it is made: artifacts.yaml. Needs no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from lra_ssm.errors import InputError, hint
+
+if TYPE_CHECKING:
+    from lra_ssm.experiments.base import Experiment
+
+_FLAG = {"default": "", "long": " with --long"}
+FILE = Path(__file__).with_name("artifacts.yaml")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A figure, table or theorem.
+
+    Args:
+        paper: its key in published.yaml.
+        artifact: as the paper calls it.
+        what: it shows.
+        name: of the command, where an experiment makes it.
+        experiment: the import path of its class.
+        minutes: that each form takes on two cores, "default", "long" or both; every experiment has "quick".
+        sweep: the sweep file of slurm/sweeps that makes it in full, on a GPU.
+        cannot: why it cannot be made.
+    """
+
+    paper: str
+    artifact: str
+    what: str
+    name: str = ""
+    experiment: str = ""
+    minutes: dict[str, float] = field(default_factory=dict)
+    sweep: str = ""
+    cannot: str = ""
+
+    @property
+    def state(self) -> str:
+        """How it is made, in a few words."""
+        full = f"in full on a GPU: slurm/sweeps/{self.sweep}.yaml" if self.sweep else ""
+        if self.experiment:
+            times = [f"{minutes:g} min{_FLAG[form]}" for form, minutes in self.minutes.items()]
+            return "; ".join(filter(None, [f"done here, {', '.join(times)}", full]))
+        return full or f"cannot be made: {self.cannot}"
+
+    def load(self) -> "Experiment":
+        """The experiment itself."""
+        module, _, name = self.experiment.rpartition(".")
+        return getattr(import_module(module), name)()
+
+
+def artifacts() -> list[Artifact]:
+    """All of them, in the papers' order."""
+    return [Artifact(**entry) for entry in yaml.safe_load(FILE.read_text())]
+
+
+def chosen(patterns: Sequence[str]) -> list[Artifact]:
+    """Those with an experiment whose names fit a pattern of the shell's; "all" is every one.
+
+    Raises InputError: nothing fits.
+    """
+    known = {one.name: one for one in artifacts() if one.experiment}
+    found: dict[str, Artifact] = {}
+    for pattern in patterns:
+        fits = {name: one for name, one in known.items() if pattern == "all" or fnmatchcase(name, pattern)}
+        if not fits:
+            raise InputError(f"no experiment is called {pattern!r}; {hint(pattern, [*known, 'all'])}")
+        found |= fits
+    return list(found.values())

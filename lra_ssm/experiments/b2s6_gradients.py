@@ -1,0 +1,86 @@
+"""B2S6's theorem 3 and figure 5: how much harder S6's Δ is to train than S4D's, by the input's scale and length.
+
+Source: Yu & Erichson 2025, section 5. The spread of A, B and C, the number of states and that of the inputs over which
+E is taken are not given there.
+"""
+
+import math
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from lra_ssm.analysis import delta_gradient_ratios
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, slope
+
+STATES, INPUTS = 16, 64
+PANELS = {  # which ratio, over what, the slope that theorem 3 gives it
+    "w by c": ("ratio_w", "c", 3.0),
+    "b by c": ("ratio_b", "c", 2.0),
+    "b by L": ("ratio_b", "L", 0.5),
+}
+
+
+def _mean(rows: pd.DataFrame, panel: str) -> pd.DataFrame:
+    ratio, over, _ = PANELS[panel]
+    varied = rows[rows["varied"] == over]
+    return varied.groupby(over)[ratio].mean().reset_index()
+
+
+def _judge(panel: str) -> Any:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        ratio, over, wanted = PANELS[panel]
+        means = _mean(rows, panel)
+        found = slope(means[over], means[ratio])
+        return Judgement.of(abs(found - wanted) <= 0.1, f"slope {found:.3f}, {wanted:g} in the paper")
+
+    return judge
+
+
+class DeltaGradients(Experiment):
+    """E|∂y_S6/∂w| and E|∂y_S6/∂b| over E|∂y_S4D/∂b| at w = 0, one channel, the mean of 30 draws of A, B and C."""
+
+    claims = [
+        Claim(
+            panel,
+            f"E|∂y_S6/∂{panel[0]}| / E|∂y_S4D/∂b| grows as {over}^{wanted:g}",
+            "slope of the log of the mean over draws within 0.1",
+            _judge(panel),
+        )
+        for panel, (_, over, wanted) in PANELS.items()
+    ]
+
+    def cells(self, form: Form) -> list[Cell]:
+        quick = form == "quick"
+        trials = 10 if quick else 30
+        scales = (1, 10, 100) if quick else (1, 2, 5, 10, 20, 50, 100)
+        lengths = (50, 200, 800) if quick else (50, 100, 200, 400, 800, 1600, 3200)
+        by_c = [{"varied": "c", "c": c, "L": 100, "trials": trials} for c in scales]
+        return by_c + [{"varied": "L", "c": 1, "L": L, "trials": trials} for L in lengths]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        L, rows = cell["L"], []
+        for trial in range(cell["trials"]):
+            generator = torch.Generator().manual_seed(trial)
+            real, imag, *parts = torch.randn(6, STATES, dtype=torch.float64, generator=generator)
+            A = torch.complex(-real.abs(), imag)
+            B, C = torch.complex(parts[0], parts[1]), torch.complex(parts[2], parts[3])
+            u = cell["c"] * torch.randn(INPUTS, L, dtype=torch.float64, generator=generator)
+            ratio_w, ratio_b = delta_gradient_ratios(u, A, B, C, b=-math.log(L))  # L exp(b) is 1
+            rows.append({"trial": trial, "ratio_w": ratio_w, "ratio_b": ratio_b})
+        return rows
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(9.5, 3.2)
+        names = {"c": "scale c of the input (L = 100)", "L": "length L (c = 1, L exp(b) = 1)"}
+        for axes, (panel, (ratio, over, wanted)) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+            means = _mean(rows, panel)
+            x, y = means[over], means[ratio]
+            varied = rows[rows["varied"] == over]
+            axes.plot(varied[over], varied[ratio], ".", color="#bbbbbb", markersize=3, label="a draw")
+            axes.plot(x, y, "o-", color="#222222", markersize=4, label="mean")
+            axes.plot(x, y.iloc[0] * (x / x.iloc[0]) ** wanted, "--", color="#c0392b", label=f"slope {wanted:g}")
+            axes.set(xscale="log", yscale="log", xlabel=names[over])
+            axes.set_ylabel(rf"|∂y$_{{S6}}$/∂{panel[0]}| over |∂y$_{{S4D}}$/∂b|")
+            axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,147 @@
+"""B2S6's theorems 2 and 5: what of the other inputs is left in the last output when one input is large.
+
+Source: Yu & Erichson 2025, eq. 6 and theorems 2 and 5. Ours: 8 channels, 16 real states, B2S6 with 4 blocks, 32
+positions of N(0, 1) of which the 16th is scaled by c, weights as the layers draw them, 10 draws. That input is scaled
+so that wᵀu is 1 or -1, whichever sign the theorem asks for, in B2S6 of either sign in every other block: c then says
+how far Δ has come in every draw. (Without it the powers hold from a c on that differs by draw: in some wᵀu is small.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lra_ssm.analysis import relative_gradient
+from lra_ssm.experiments.b2s6_units import unit, without_skip
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, slope
+
+D, L, K0, BLOCKS, DRAWS = 8, 32, 15, 4, 10
+CASES = {"S4D": "S4D", "S6, wᵀu > 0": "S6", "S6, wᵀu < 0": "S6", "B2S6, both": "B2S6"}
+PARTS = {"before": "k < k₀", "at": "k = k₀", "after": "k > k₀"}
+TINY = 1e-300  # stands for a share that is 0 in float64
+
+
+def _slopes(rows: pd.DataFrame, case: str, part: str, low: float = 100, high: float = 1e4) -> "pd.Series[float]":
+    """Of the share of a part over c, log over log, by draw."""
+    chosen = rows[(rows["case"] == case) & rows["c"].between(low, high)]
+    return pd.Series([slope(one["c"], one[part].clip(lower=TINY)) for _, one in chosen.groupby("draw")])
+
+
+def _judge(case: str, part: str, fits: Callable[["pd.Series[float]"], bool], high: float = 1e4) -> Any:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        found = _slopes(rows, case, part, high=high)
+        return Judgement.of(fits(found), f"slopes {found.min():.3g} to {found.max():.3g}, median {found.median():.3g}")
+
+    return judge
+
+
+def _near(wanted: float) -> Callable[["pd.Series[float]"], bool]:
+    return lambda found: bool((found - wanted).abs().max() <= 0.1)
+
+
+def _unchanged(rows: pd.DataFrame) -> Judgement:
+    shares = rows[rows["case"] == "S4D"].groupby("draw")[list(PARTS)]
+    change = float(((shares.max() - shares.min()) / shares.max()).max().max())
+    return Judgement.of(change <= 1e-9, f"largest relative change {change:.1g}")
+
+
+IN_ALL = "in all draws, log over log, over c = 100 … 10,000"
+FAST = "every draw's slope over c = 100 … 1,000 is below −10 (a share of 0 counts as 1e−300)"
+
+
+class InputBias(Experiment):
+    """Shares of the relative gradient before, at and after an input that grows."""
+
+    claims = [
+        Claim("S4D", "S4D's relative gradient does not depend on the input", "change over c below 1e−9", _unchanged),
+        Claim(
+            "S6 forgets",
+            "S6 with wᵀu > 0 at a large input forgets what came before it faster than any power of its size",
+            FAST,
+            _judge("S6, wᵀu > 0", "before", lambda found: bool(found.max() < -10), high=1000),
+        ),
+        Claim(
+            "S6 at k₀",
+            "there the large input itself keeps a share of 1/c",
+            f"slope −1 within 0.1 {IN_ALL}",
+            _judge("S6, wᵀu > 0", "at", _near(-1)),
+        ),
+        Claim(
+            "S6 ignores",
+            "S6 with wᵀu < 0 ignores the large input itself faster than any power",
+            FAST,
+            _judge("S6, wᵀu < 0", "at", lambda found: bool(found.max() < -10), high=1000),
+        ),
+        Claim(
+            "S6 keeps",
+            "and keeps what came before",
+            f"slope 0 within 0.1 {IN_ALL}",
+            _judge("S6, wᵀu < 0", "before", _near(0)),
+        ),
+        Claim(
+            "B2S6 forgets",
+            "B2S6 with blocks of both signs forgets what came before as c⁻² only",
+            f"slope −2 within 0.1 {IN_ALL}",
+            _judge("B2S6, both", "before", _near(-2)),
+        ),
+        Claim(
+            "B2S6 at k₀",
+            "the large input itself keeps a share of at most 1/c",
+            f"slope at most −0.9 {IN_ALL}",
+            _judge("B2S6, both", "at", lambda found: bool(found.max() <= -0.9)),
+        ),
+    ]
+
+    def cells(self, form: Form) -> list[Cell]:
+        return [{"case": case, "draws": 2 if form == "quick" else DRAWS} for case in CASES]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        scales = [1, 3, 10, 30, 100, 200, 300, 500, 1000, 3000, 10000]
+        rows = []
+        for draw in range(cell["draws"]):
+            torch.manual_seed(draw)
+            layer = without_skip(unit(CASES[cell["case"]], num_blocks=BLOCKS, complex_A=False)(D)).double()
+            u = torch.randn(L, D, dtype=torch.float64)
+            weights = dict(layer.named_parameters())
+            if "delta_weight" in weights:
+                u[K0] = _scaled(u[K0], weights["delta_weight"].detach(), cell["case"])
+            inputs = u.repeat(len(scales), 1, 1)
+            inputs[:, K0] *= torch.tensor(scales, dtype=u.dtype)[:, None]
+            shares = relative_gradient(layer, inputs)
+            parts = shares[:, :K0].sum(1), shares[:, K0], shares[:, K0 + 1 :].sum(1)
+            for c, *values in zip(scales, *(part.tolist() for part in parts), strict=True):
+                rows.append({"draw": draw, "c": c, **dict(zip(PARTS, values, strict=True))})
+        return rows
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(11, 3.2)
+        colors = ["#1f6fb4", "#c0392b", "#2e8b57"]
+        for axes, case in zip(figure.subplots(1, 4, sharey=True), CASES, strict=True):
+            chosen = rows[rows["case"] == case]
+            for (part, label), color in zip(PARTS.items(), colors, strict=True):
+                median = chosen.groupby("c")[part].median()
+                axes.plot(median.index, median.clip(lower=TINY), "o-", color=color, markersize=3, label=label)
+            axes.set(xscale="log", yscale="log", ylim=(1e-12, 3), title=case, xlabel="size c of the input at k₀")
+        first = figure.axes[0]
+        first.set_ylabel("share of the relative gradient\n(median of the draws)")
+        first.legend(frameon=False, fontsize=8)
+        c = rows["c"].unique()
+        c = c[c >= 10]
+        last = figure.axes[-1]
+        last.plot(c, 0.3 * (c / 10.0) ** -2, "--", color="#888888", linewidth=1)
+        last.annotate("c⁻²", (1000, 1e-6), color="#888888")
+
+
+def _scaled(u: Tensor, w: Tensor, case: str) -> Tensor:
+    """u (D,) with wᵀu of 1 or -1 as the case asks for: w (D,) of S6, or (H, P) of B2S6, where it is both in turn."""
+    w = w.view(-1, w.shape[-1])
+    wanted = torch.ones(len(w), 1, dtype=u.dtype)
+    if case.startswith("S6"):
+        wanted *= 1 if ">" in case else -1
+    else:
+        wanted[1::2] = -1
+    blocks = u.view(w.shape)
+    return (blocks * wanted / (blocks * w).sum(1, keepdim=True)).flatten()

@@ -1,0 +1,82 @@
+"""What an experiment is: cells that are run one by one, claims that judge their rows, and a figure.
+
+A cell is a set of settings, numbers and names alone: it runs in a process of its own, is kept when it is done, and is
+not run again. Its rows are dicts of numbers and names too. All rows together are a table, with the settings of its cell
+in each; claims and the figure are made of that table alone.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+Form = Literal["default", "quick", "long"]
+Cell = dict[str, Any]
+Outcome = Literal["holds", "does not hold", "undecided"]
+
+
+class Judgement(NamedTuple):
+    """What became of a claim."""
+
+    outcome: Outcome
+    numbers: str  # those that it rests on, as text
+
+    @classmethod
+    def of(cls, holds: bool, numbers: str) -> "Judgement":
+        return cls("holds" if holds else "does not hold", numbers)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, and what decides it; both are written down before anything is run.
+
+    Args:
+        name: short, unique within its experiment.
+        statement: what the paper says, in our words.
+        rule: when it holds: which number is taken, and the tolerance. A reader can judge by it from results.csv.
+        judge: from the table of all rows.
+    """
+
+    name: str
+    statement: str
+    rule: str
+    judge: Callable[[pd.DataFrame], Judgement]
+
+
+class Experiment(ABC):
+    """A figure, table or theorem of a paper.
+
+    A subclass gives `claims`, `cells`, `run` and `draw`; it takes no arguments. How long its forms take stands in
+    artifacts.yaml.
+    """
+
+    claims: ClassVar[Sequence[Claim]]
+
+    @abstractmethod
+    def cells(self, form: Form) -> list[Cell]:
+        """What is run. "default": the paper's sizes, or what two cores manage of them in under half an hour; "quick": a
+        few seconds that show that it runs; "long", where artifacts.yaml has it: up to two hours."""
+
+    @abstractmethod
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        """One cell's rows, the same whenever it is run: it seeds what it draws from what the cell says."""
+
+    @abstractmethod
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        """The figure, for a reader who sees nothing else. Its size may be set."""
+
+
+def by_seed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
+    """Mean, deviation (0 of a single one) and count of a column over seeds, by `keys`."""
+    found = rows.groupby(list(keys), sort=False)[value].agg(["mean", "std", "count"]).reset_index()
+    return found.fillna({"std": 0.0})
+
+
+def slope(x: "pd.Series[float]", y: "pd.Series[float]") -> float:
+    """Of log y over log x, by least squares."""
+    import numpy as np
+
+    return float(np.polyfit(np.log(x.to_numpy(float)), np.log(y.to_numpy(float)), 1)[0])

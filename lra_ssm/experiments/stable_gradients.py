@@ -1,0 +1,248 @@
+"""StableSSM's figures 3 (a) and 4 (a): |gradient| / |weight| of recurrent weights, in training and at initialization.
+
+Source: Wang & Li 2024, sections 4.1 and 4.2, appendix F.1: linear functionals of ρ(t) = (t + 1)^-1.1, length 100, tanh
+in the readout, batches of 512, rate 0.01; all f, of discrete time, start from the same eigenvalues. Ours, as the paper
+does not give them: 8 states, timescales that start evenly from 4 to 1,000 steps in their logarithms (at 2 steps
+softplus has w = 0, at 1.6 exp, where the ratio has a pole), AdamW at a constant rate with decay 0.01, as in the public
+code. Figure 4 (a) is of a language model on WikiText-103; here a small
+one of the same blocks, 4 of width 64, reads random tokens, beside the linear functional.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lra_ssm.datamodules import LinearFunctional
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed
+from lra_ssm.experiments.stable_bounds import COLORS
+from lra_ssm.experiments.train import batches, train
+from lra_ssm.layers import HyenaBlock, LayerSpec, StableSSM
+from lra_ssm.layers.roles import parameter_roles
+from lra_ssm.models import LanguageModel
+from lra_ssm.ops import Parameterization
+from lra_ssm.tasks.optim import OptimizerSettings
+
+FORMS = ("direct", "relu", "exp", "softplus", "tanh", "best")
+STABLE = ("exp", "softplus", "tanh", "best")
+OPTIMIZER = OptimizerSettings(
+    lr=0.01, recurrent_lr=0.01, weight_decay=0.01, decay_biases_and_norms=True, recurrent_weight_decay=0.01,
+    warmup_steps=0, min_lr_factor=1.0,
+)  # fmt: skip
+SETTLED = 1000  # the step at which figure 3 begins
+BINS = 40
+
+
+def _functional(form: str) -> nn.Module:
+    layer = LayerSpec(StableSSM, d_state=8, form="real", parameterization=form, readout="tanh")
+    return _from_common_eigenvalues(layer(1))
+
+
+def _from_common_eigenvalues(network: nn.Module) -> nn.Module:
+    """Every StableSSM within it starts from timescales of 4 to 1,000 steps."""
+    for name, parameter in network.named_parameters():
+        if name.endswith("eigenvalue_weight"):
+            owner = network.get_submodule(name.rpartition(".")[0])
+            f: Parameterization = owner.parameterization  # type: ignore[assignment]
+            steps = torch.logspace(math.log10(4), 3, len(parameter), dtype=torch.float64)
+            with torch.no_grad():
+                parameter.copy_(f.inverse(1 - 1 / steps))
+    return network
+
+
+def _recurrent_ratios(network: nn.Module) -> Tensor:
+    """|gradient| / |weight| of every recurrent weight."""
+    roles = parameter_roles(network)
+    recurrent = [p for name, p in network.named_parameters() if roles[name] == "recurrent"]
+    return torch.cat([(p.grad / p.detach()).abs().flatten() for p in recurrent if p.grad is not None])
+
+
+def _below(rows: pd.DataFrame, value: str, low: str, high: str) -> Outcome:
+    """Whether the mean of `value` is less under one form than under another, beyond the deviations over seeds."""
+    found = by_seed(rows, ["form"], value).set_index("form")
+    difference = found["mean"][high] - found["mean"][low]
+    if abs(difference) <= found["std"][high] + found["std"][low]:
+        return "undecided"
+    return "holds" if difference > 0 else "does not hold"
+
+
+def _all_hold(outcomes: list[Outcome], numbers: str) -> Judgement:
+    worst: Outcome = "undecided" if "undecided" in outcomes else "holds"
+    return Judgement("does not hold" if "does not hold" in outcomes else worst, numbers)
+
+
+def _powers(rows: pd.DataFrame, value: str) -> str:
+    found = by_seed(rows, ["form"], value)
+    return ", ".join(f"{one.form} 10^{one.mean:.2f} ± {one.std:.2f}" for one in found.itertuples())
+
+
+def _of_runs(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a run, of its steps from SETTLED on: logs of the mean and of the largest ratio, and the loss."""
+    late = rows[rows["step"] >= SETTLED * rows["steps"] / 4000]
+    runs = late.groupby(["form", "seed"], sort=False)
+    found = runs.agg(level=("log_ratio", "mean"), peak=("log_peak", "max")).reset_index()
+    found["loss"] = rows.groupby(["form", "seed"], sort=False)["loss"].last().to_numpy()
+    return found
+
+
+def _judge_smallest(value: str) -> Callable[[pd.DataFrame], Judgement]:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        runs = _of_runs(rows)
+        judged = [_below(runs, value, "best", f) for f in ("relu", "exp", "softplus", "tanh")]
+        return _all_hold(judged, _powers(runs, value))
+
+    return judge
+
+
+def _judge_losses(rows: pd.DataFrame) -> Judgement:
+    runs = _of_runs(rows)
+    losses = runs[runs["form"] != "direct"].groupby("form", sort=False)["loss"].mean()
+    said = ", ".join(f"{form} {loss:.3g}" for form, loss in losses.items())
+    return Judgement.of(bool(losses.max() <= 2 * losses.min()), said)
+
+
+class InTraining(Experiment):
+    """Figure 3 (a): the ratio over 4,000 steps, and the loss."""
+
+    claims = [
+        Claim(
+            "level",
+            "in training best has the smallest gradients over weights of relu, softplus, exp, best and tanh",
+            "the mean of log10 max(|gradient|/|weight|) from step 1,000 on is least under best, by more than the "
+            "deviations over seeds; else undecided",
+            _judge_smallest("level"),
+        ),
+        Claim(
+            "peak",
+            "and the smallest largest one",
+            "the same of the log of the largest ratio from step 1,000 on",
+            _judge_smallest("peak"),
+        ),
+        Claim(
+            "loss",
+            "training losses are similar across these f",
+            "the mean losses of the last 100 steps are within a factor of 2",
+            _judge_losses,
+        ),
+    ]
+
+    def cells(self, form: Form) -> list[Cell]:
+        steps, seeds, batch = (BINS, 1, 32) if form == "quick" else (4000, 3, 512)
+        return [{"form": f, "seed": seed, "steps": steps, "batch": batch} for seed in range(seeds) for f in FORMS]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        torch.manual_seed(cell["seed"])
+        steps, batch = cell["steps"], cell["batch"]
+        data = LinearFunctional(num_train=250 * batch, batch_size=batch)
+        made = cycle(list(islice(batches(data, seed=cell["seed"]), min(steps, 250))))
+        network, seen = _functional(cell["form"]), []
+
+        def watch(step: int, loss: float) -> None:
+            seen.append((float(_recurrent_ratios(network).max()), loss))
+
+        train(network, made, steps, OPTIMIZER, watch=watch)
+        ratio, loss = np.array(seen).reshape(BINS, -1, 2).transpose(2, 0, 1)
+        starts = range(0, steps, steps // BINS)
+        with np.errstate(divide="ignore"):
+            columns = np.log10(ratio).mean(1), np.log10(ratio.max(1)), loss.mean(1)
+        names = ("step", "log_ratio", "log_peak", "loss")
+        return [dict(zip(names, map(float, each), strict=True)) for each in zip(starts, *columns, strict=True)]
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(9, 3.6)
+        left, right = figure.subplots(1, 2)
+        for form in FORMS:
+            own = rows[rows["form"] == form]
+            for axes, name in ((left, "log_ratio"), (right, "loss")):
+                curve = by_seed(own, ["step"], name)
+                low, mean, high = (curve["mean"] + sign * curve["std"] for sign in (-1, 0, 1))
+                if name == "log_ratio":
+                    low, mean, high = 10**low, 10**mean, 10**high
+                axes.plot(curve["step"], mean, color=COLORS[form], label=form)
+                axes.fill_between(curve["step"], low, high, color=COLORS[form], alpha=0.15, linewidth=0)
+        left.set(yscale="log", xlabel="step", ylabel="max |gradient| / |weight|")
+        right.set(yscale="log", xlabel="step", ylabel="training loss")
+        right.legend(frameon=False, fontsize=8, title="mean ± deviation of seeds,\nof 100 steps", title_fontsize=8)
+
+
+TASKS = ("linear functional", "language model")
+
+
+def _loss_at_start(task: str, form: str, seed: int) -> tuple[nn.Module, Tensor]:
+    """The network as it is initialized, and its loss on one batch, in float64."""
+    torch.manual_seed(seed)
+    if task == "linear functional":
+        network = _from_common_eigenvalues(_functional(form).double())
+        batch = next(batches(LinearFunctional(num_train=512), seed=seed))
+        return network, F.mse_loss(network(batch.inputs.double()), batch.labels.double())
+    layer = LayerSpec(StableSSM, d_state=64, form="real", readout="identity", parameterization=form)
+    block = LayerSpec(HyenaBlock, activation="gelu")
+    network = LanguageModel(layer, vocab_size=256, d_model=64, n_layers=4, block=block).double()
+    network = _from_common_eigenvalues(network)
+    tokens = torch.randint(256, (2, 129))
+    return network, F.cross_entropy(network(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _judge_start(task: str, value: str) -> Callable[[pd.DataFrame], Judgement]:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        own = rows[rows["task"] == task]
+        judged = [_below(own, value, f, other) for f in STABLE for other in ("direct", "relu")]
+        return _all_hold(judged, _powers(own, value))
+
+    return judge
+
+
+class AtInitialization(Experiment):
+    """Figure 4 (a): the largest and the least ratio of |gradient| to |weight| over all recurrent weights."""
+
+    claims = [
+        Claim(f"{what}, {task}", f"{said} ({task})", f"{rule}; undecided within deviations", _judge_start(task, value))
+        for task in TASKS
+        for what, value, said, rule in (
+            (
+                "range",
+                "log_range",
+                "at initialization exp, softplus, tanh and best have a narrower range of ratios than direct and relu",
+                "the mean over seeds of log10(largest/least) is less under each of the four than under both others",
+            ),
+            (
+                "largest",
+                "log_largest",
+                "their largest ratio is smaller than that of direct and of relu",
+                "the mean over seeds of the log of the largest ratio is less under each of the four than under both",
+            ),
+        )
+    ]
+
+    def cells(self, form: Form) -> list[Cell]:
+        seeds = 1 if form == "quick" else 10
+        return [{"task": task, "form": f, "seeds": seeds} for task in TASKS for f in FORMS]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        found = []
+        for seed in range(cell["seeds"]):
+            network, loss = _loss_at_start(cell["task"], cell["form"], seed)
+            loss.backward()
+            ratios = _recurrent_ratios(network)
+            largest, least = (math.log10(float(value)) for value in (ratios.max(), ratios[ratios > 0].min()))
+            found.append({"seed": seed, "log_largest": largest, "log_least": least, "log_range": largest - least})
+        return found
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(9, 3.6)
+        for axes, task in zip(figure.subplots(1, 2), TASKS, strict=True):
+            for place, form in enumerate(FORMS):
+                own = rows[(rows["task"] == task) & (rows["form"] == form)]
+                for _, one in own.iterrows():
+                    ends = [10 ** one["log_least"], 10 ** one["log_largest"]]
+                    axes.plot([place + (one["seed"] - len(own) / 2) * 0.06] * 2, ends, color=COLORS[form], linewidth=1)
+            axes.set_xticks(range(len(FORMS)), FORMS)
+            axes.set(yscale="log", title=f"{task}, at initialization")
+        figure.axes[0].set_ylabel("|gradient| / |weight|, from least to largest\n(a line a seed)")
