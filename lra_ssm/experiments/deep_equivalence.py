@@ -122,7 +122,7 @@ def _measured(values: Tensor) -> dict[str, Any]:
         y = _outputs(value[None, None], y, torch.ones(1, dtype=y.dtype), torch.ones(1, dtype=y.dtype))
     gaps = (flat[:, None] - flat)[~torch.eye(len(flat), dtype=torch.bool)].view(len(flat), -1)
     expected = (flat[:, None] / gaps).prod(-1)
-    found = {
+    found: dict[str, Any] = {
         "one": float((_outputs(A, u, B, C) - y).abs().max() / y.abs().max()),
         "diagonal": float((_outputs(torch.diag(rates), u, weights, readout) - y).abs().max() / y.abs().max()),
         "readout": float((readout - 1).abs().max()),

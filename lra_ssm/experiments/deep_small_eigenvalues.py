@@ -80,11 +80,11 @@ class DepthForSmallEigenvalues(Experiment):
                     rows.append({"what": "end", "student": student} | numbers)
 
         teacher = teachers(layers, cell["length"], cell["students"])
-        train_students(students, teacher, cell["trained"], cell["steps"], cell["lr"], watch, points=20)
+        train_students(students, teacher, cell["trained"], cell["steps"], cell["lr"], watch, points=10)
         return rows
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
-        figure.set_size_inches(9, 6)
+        figure.set_size_inches(8.5, 5.8)
         depths = sorted(rows["K"].unique())
         grid = figure.subplots(4, len(depths), sharex=True, sharey="row")
         for line, (teacher, trained) in zip(grid, KINDS, strict=True):
