@@ -76,7 +76,8 @@ class EffectiveWidth(Experiment):
                 label = f"d = {d}" + f", h = p = {h}" * (name == "B2S6")
                 axes.plot(curve["epoch"], curve["mean"], "o-", color=color, markersize=3, label=label)
                 low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
-                axes.fill_between(curve["epoch"], low.clip(lower=1e-3), high, color=color, alpha=0.25, linewidth=0)
+                low = low.clip(lower=curve["mean"] / 10)  # on an axis of logarithms
+                axes.fill_between(curve["epoch"], low, high, color=color, alpha=0.25, linewidth=0)
             title = "B2S6 without bias" if name == "B2S6" else name
             axes.set(title=title, xlabel="epoch", yscale="log")
             axes.legend(frameon=False, fontsize=8)
