@@ -16,6 +16,7 @@ import yaml
 
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.layers import LayerSpec
+from lra_ssm.layers.spec import import_object
 from tests.runner import in_process
 from tests.small_data import COUNTS, GENERATED
 
@@ -128,10 +129,13 @@ def test_yaml_blocks_are_taken(text, tmp_path, monkeypatch, capsys):
 
 def test_other_yaml_is_what_it_says():
     others = [(page, yaml.safe_load(text), text) for page, text in blocks("yaml") if page != "runs.md"]
-    assert {page for page, *_ in others} == {"clusters.md", "parameterization.md"}
+    assert {page for page, *_ in others} == {"clusters.md", "parameterization.md", "training.md"}
     for page, given, text in others:
         if page == "clusters.md":
             assert given == yaml.safe_load((ROOT / text.splitlines()[0].removeprefix("# ")).read_text())
+        elif page == "training.md":
+            for name, metric in given["model"]["init_args"]["metrics"].items():
+                assert name == "f1" and import_object(metric["class_path"], "metric")(**metric["init_args"])
         else:
             assert LayerSpec.of(given["layer"])(8).parameterization is not None
 
@@ -185,7 +189,7 @@ def test_every_picture_stands_beside_the_command_that_draws_it():
     sections = [part for text in PAGES.values() for part in re.split(r"^## ", text, flags=re.MULTILINE) if "![" in part]
     assert len(sections) > 5
     for part in sections:
-        assert re.search(r"\b(python (docs|benchmarks)/\w+\.py|lra-ssm (inspect|results|prepare) )", part), part[:60]
+        assert re.search(r"\b(python (docs|benchmarks)/\w+\.py|lra-ssm (inspect|results|prepare|reproduce) )", part), part[:60]
 
 
 def test_the_readme_leads_to_every_page():
