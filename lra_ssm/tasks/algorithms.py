@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.models.backbone import Backbone
-from lra_ssm.tasks.arguments import check_arguments, named_class, taken_by
+from lra_ssm.tasks.arguments import built, check_arguments, named_class, taken_by
 
 ALGORITHMS: dict[str, type[Optimizer]] = {"AdamW": AdamW, "SGD": SGD, "Muon": Muon}
 USUAL_BETAS = (0.9, 0.999)
@@ -50,16 +50,18 @@ def optimizer_of(
         raise InputError(f"betas is {list(betas)}, but algorithm {name} takes none")
     if "weight_decay" not in takes and any(group["weight_decay"] for group in groups):
         raise InputError(f"algorithm {name} takes no weight decay: set every weight_decay to 0")
-    fused = _fused(model) if issubclass(cls, (Adam, SGD)) and "fused" in takes else None
     if cls is Muon:
-        return MuonWithAdamW(_by_algorithm(groups, hidden_matrices(model)), arguments, betas, _fused(model))
+        parted = _by_algorithm(groups, hidden_matrices(model))
+        return built(MuonWithAdamW, f"algorithm {name}", parted, arguments, betas, _fused(model))
+    # Groups have their own; what a class wants for those that have none is never used.
+    arguments |= {name: groups[0][name] for name in ("lr", "weight_decay") if name in takes}
     if "betas" in takes:
         arguments["betas"] = betas
-    if fused is not None and not {"fused", "foreach", "differentiable"} & arguments.keys():
-        arguments["fused"] = fused
-    optimizer = cls(groups, **arguments)
+    if issubclass(cls, (Adam, SGD)) and "fused" in takes and not {"fused", "foreach", "differentiable"} & {*arguments}:
+        arguments["fused"] = _fused(model)
+    optimizer = built(cls, f"algorithm {name}", groups, **arguments)
     # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
@@ -76,8 +78,8 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     each channel's own, and have AdamW, as has all that is no `nn.Linear`.
     """
     roles = parameter_roles(model)
-    blocks = [module.blocks for module in model.modules() if isinstance(module, Backbone)] or [model]
-    inside = {m.weight for part in blocks for m in part.modules() if isinstance(m, nn.Linear)}
+    blocks: list[nn.Module] = [module.blocks for module in model.modules() if isinstance(module, Backbone)]
+    inside = {m.weight for part in blocks or [model] for m in part.modules() if isinstance(m, nn.Linear)}
     return {p for name, p in model.named_parameters() if p in inside and roles[name] == "base"}
 
 
@@ -125,7 +127,7 @@ class MuonWithAdamW(Optimizer):
             self._parts.append(AdamW(others, betas=betas, fused=fused))
         super().__init__(groups, {"fused": fused})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of each, after the closure, which computes loss and gradients; returns the loss."""
         loss = None
         if closure is not None:

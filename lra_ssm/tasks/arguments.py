@@ -1,10 +1,11 @@
 """Classes that settings name by import path, and the arguments that settings hand to them."""
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from lra_ssm.errors import InputError, hint
+from lra_ssm.errors import InputError, hint, in_user_code
 from lra_ssm.layers.spec import import_object
 
 
@@ -13,7 +14,9 @@ def named_class(path: str, kind: str) -> type[Any]:
     try:
         found = import_object(path, kind)
     except ValueError as error:
-        raise InputError(str(error)) from error
+        module, _, name = path.rpartition(".")
+        near = hint(name, getattr(sys.modules.get(module), "__all__", ()))
+        raise InputError(f"{error}{f'; {near}' if near.startswith('did') else ''}") from error
     if not inspect.isclass(found):
         raise InputError(f"{kind} {path} is no class")
     return found
@@ -40,3 +43,13 @@ def check_arguments(
     missing = [name for name in own if taken[name].default is inspect.Parameter.empty and name not in arguments]
     if missing:
         raise InputError(f"{what} needs {', '.join(f'{setting}.{name}' for name in missing)}")
+
+
+def built(cls: Callable[..., Any], what: str, *given: Any, **arguments: Any) -> Any:
+    """An instance. Raises InputError where its constructor refuses a value."""
+    try:
+        return cls(*given, **arguments)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise in_user_code(error) or InputError(f"{what}: {error}") from error

@@ -88,7 +88,8 @@ class NetworkTask(L.LightningModule):
 
     def log_metrics(self, split: str, predictions: Tensor, targets: Tensor) -> None:
         """Of a batch; every example counts once, whatever the sizes of batches and the shares of devices."""
-        for name, metric in (self.val_metrics if split == "val" else self.test_metrics).items():
+        metrics: Any = self.val_metrics if split == "val" else self.test_metrics
+        for name, metric in metrics.items():
             metric.update(predictions, targets)
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True, batch_size=len(targets))
 
@@ -145,7 +146,7 @@ def share(count: int | Tensor, like: Tensor) -> float | Tensor:
     an epoch may not be shared out evenly. `like` is on the process's device."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return 1.0
-    total = torch.as_tensor(count, dtype=torch.float32, device=like.device).clone()
+    total = torch.tensor(float(count), device=like.device)
     dist.all_reduce(total)
     return count * dist.get_world_size() / total
 

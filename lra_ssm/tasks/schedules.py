@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from lra_ssm.errors import InputError, hint
-from lra_ssm.tasks.arguments import check_arguments, named_class
+from lra_ssm.tasks.arguments import built, check_arguments, named_class
 
 
 class Span(NamedTuple):
@@ -110,7 +110,7 @@ def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], s
     if not issubclass(cls, LRScheduler) or issubclass(cls, ReduceLROnPlateau):
         raise InputError(f"schedule {name} is no LRScheduler that is moved by steps")
     check_arguments(cls, arguments, name, "schedule_arguments", given=("optimizer",))
-    own = cls(optimizer, **arguments)
+    own = built(cls, f"schedule {name}", optimizer, **arguments)
     if not span.warmup:
         return own
     warmup = LambdaLR(optimizer, lambda step: min(1.0, step / span.warmup))
