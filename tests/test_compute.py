@@ -79,9 +79,10 @@ UNITS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_short_fit_by_inductor_has_the_losses_and_gradients_of_one_that_is_not_compiled(unit):
+def test_a_short_fit_by_inductor_has_the_losses_and_gradients_of_one_that_is_not_compiled(unit, tmp_path, monkeypatch):
     """Float32 on a CPU, four steps of AdamW: losses to 1e-5 of their size, the first step's gradients to 1e-4 of the
     largest of their parameter."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # what a killed compiler left elsewhere is cut off
     layer, block = UNITS[unit]
     torch._dynamo.reset()
     losses, gradients = {}, {}
