@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.trainer.connectors.logger_connector.result import _METRICS, _ResultCollection
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lra_ssm.bars import Bar
@@ -231,6 +231,11 @@ class Progress(ProgressBar):
     on_exception = teardown = _stop
 
 
+def _are_metrics(part: nn.Module) -> bool:
+    """Whether it is a metric, or holds metrics by name, or none."""
+    return isinstance(part, Metric) or isinstance(part, nn.ModuleDict) and all(map(_are_metrics, part.values()))
+
+
 class ShowModel(ModelSummary):
     """Prints the model's parts and their parameters at the start of a fit; metrics, which have none, are left out.
 
@@ -249,7 +254,7 @@ class ShowModel(ModelSummary):
         rows = [
             (name, kind, f"{count:,}")
             for name, kind, count in zip(found.layer_names, found.layer_types, found.param_nums, strict=True)
-            if not isinstance(pl_module.get_submodule(name), Metric)
+            if not _are_metrics(pl_module.get_submodule(name))
         ]
         trained, total = found.trainable_parameters, found.total_parameters
         print(table(("part", "class", "parameters"), rows, 2, terminal_width()))

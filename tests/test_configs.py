@@ -4,6 +4,7 @@ import copy
 import inspect
 import itertools
 import re
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from lightning.pytorch import Trainer
 import lra_ssm
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.identity import AS_BEFORE
 from lra_ssm.runs.saving import CheckpointSettings
-from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks import Classification, OptimizerSettings
+from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
 from tests.runner import in_process, options_of
 from tests.small_data import options
@@ -115,6 +118,21 @@ STEPS = [
 ]
 
 
+# What every training may have and few do: where it is off, it need not stand in a file.
+OFF = (
+    "optimizer.algorithm", "optimizer.arguments", "optimizer.schedule", "optimizer.schedule_arguments",
+    "optimizer.ema_decay", "model.label_smoothing", "model.class_weights", "model.metrics",
+)  # fmt: skip
+OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
+OFF_IN_FULL = {f"model.init_args.{name.removeprefix('model.')}": AS_BEFORE[name] for name in OFF}
+
+
+def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id():
+    defaults = {f"optimizer.{name}": value for name, value in asdict(OptimizerSettings()).items()}
+    defaults |= {f"model.{name}": p.default for name, p in inspect.signature(Classification).parameters.items()}
+    assert {name: defaults[name] for name in OFF} == {name: AS_BEFORE[name] for name in OFF}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_setting_of_model_and_data_stands_in_the_file(path):
     config, none = parsed(path), inspect.Parameter.empty
@@ -125,6 +143,7 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
     for cls, given in found:
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
+        missing -= OFF_NAMES if cls is OptimizerSettings or issubclass(cls, NetworkTask) else set()
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 
@@ -137,7 +156,8 @@ def test_one_step_of_every_file_as_it_stands_with_nothing_added(path, tmp_path, 
     given, taken = one_step(path, more, tmp_path, monkeypatch, capsys)
     for key, value in taken.items():
         key = key if key in given else key.removesuffix(".class_path")  # one without arguments is its path alone
-        if key.startswith(("model.", "data.", "checkpoint.")):
+        off = key not in given and key in OFF_IN_FULL and value == OFF_IN_FULL[key]
+        if key.startswith(("model.", "data.", "checkpoint.")) and not off:
             assert key in given, f"{path} leaves {key} to a default"
             assert given[key] == value or list(given[key]) == list(value), key
 

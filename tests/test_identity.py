@@ -42,7 +42,11 @@ def resolved(name, **trainer):
     return config, neutral
 
 
-SINCE = ("cosine_by", "norm_weight_decay", "embedding_weight_decay", "learn_B")  # settings that there were not
+# Settings that there were not.
+SINCE = (
+    "cosine_by", "norm_weight_decay", "embedding_weight_decay", "learn_B", "algorithm", "arguments", "schedule",
+    "schedule_arguments", "ema_decay", "label_smoothing", "class_weights", "metrics",
+)  # fmt: skip
 
 
 def as_it_was(node):

@@ -302,9 +302,11 @@ def freeze_specifications(model: Namespace) -> None:
 
 
 def _specified(value: Any) -> Any:
-    """jsonargparse's namespaces of a class and its arguments as specifications, in lists too."""
+    """jsonargparse's namespaces of a class and its arguments as specifications, in lists and by names too."""
     if isinstance(value, list):
         return [_specified(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _specified(item) for name, item in value.items()}
     try:
         return ModuleSpec.of(value.as_dict()) if isinstance(value, Namespace) else value
     except ValueError as error:

@@ -17,6 +17,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call
 from lra_ssm.layers.spec import NetworkFactory
+from lra_ssm.tasks.averaging import AverageWeights
+from lra_ssm.tasks.metrics import Metrics, built, metric_specs
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
 from lra_ssm.tasks.sharding import shard
 
@@ -29,6 +31,8 @@ class NetworkTask(L.LightningModule):
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
     """
 
+    own_metrics: tuple[str, ...] = ("loss",)  # what a task logs of a split without being asked
+
     def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
         super().__init__()
         spec = NetworkSpec.of(network)
@@ -40,6 +44,11 @@ class NetworkTask(L.LightningModule):
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.network(inputs, lengths)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """The averages of weights in a fit, where they are asked for."""
+        decay = self.optimizer_settings.ema_decay
+        return [] if decay is None or self.trainer.state.fn != "fit" else [AverageWeights(decay)]
 
     def configure_model(self) -> None:
         """Shards the network where the strategy is Lightning's ModelParallelStrategy (FSDP2); else nothing."""
@@ -69,6 +78,35 @@ class NetworkTask(L.LightningModule):
                 assert sorted(new[number] for number in group["params"]) == sorted(order)
                 group["params"] = order
 
+    def take_metrics(self, metrics: Metrics | None) -> None:
+        """Builds further metrics of validation and test, from specifications by name, and keeps these. Raises
+        InputError for a name that the task logs itself, and ValueError for what is no specification."""
+        self.metric_specs = metric_specs(metrics, self.own_metrics)
+        self.val_metrics, self.test_metrics = built(self.metric_specs), built(self.metric_specs)
+        stored = {name: spec.as_dict() for name, spec in self.metric_specs.items()}
+        self.save_hyperparameters({"metrics": stored or None})
+
+    def log_metrics(self, split: str, predictions: Tensor, targets: Tensor) -> None:
+        """Of a batch; every example counts once, whatever the sizes of batches and the shares of devices."""
+        for name, metric in (self.val_metrics if split == "val" else self.test_metrics).items():
+            metric.update(predictions, targets)
+            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True, batch_size=len(targets))
+
+    def try_metrics(self, predictions: Tensor, targets: Tensor) -> None:
+        """Whether each metric takes such a batch, and gives one number. Raises InputError."""
+        for name, metric in built(self.metric_specs).to(targets.device).items():
+            try:
+                value = metric(predictions, targets)
+            except (ValueError, RuntimeError, TypeError) as error:
+                raise InputError(f"model.metrics.{name} does not take what is predicted: {error}") from error
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise InputError(f"model.metrics.{name} gives no single number: average its classes or outputs")
+
+    def try_optimizer(self) -> None:
+        """Builds an optimizer and a schedule, for no steps. Raises InputError, or ValueError, for what they do not
+        take, and for roles that are none."""
+        optimizer_and_schedule(self.network, self.optimizer_settings, 1000, 100)
+
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """A batch's inputs, and their lengths or None. Raises TypeError for what is no batch of this task."""
         return unpack(batch)[:2]
@@ -91,6 +129,8 @@ class NetworkTask(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         settings, total = self.optimizer_settings, int(self.trainer.estimated_stepping_batches)
+        if settings.algorithm != "AdamW" and isinstance(self.trainer.strategy, ModelParallelStrategy):
+            raise InputError(f"optimizer.algorithm is {settings.algorithm}: sharded weights are trained by AdamW alone")
         if settings.warmup_of(total) >= total:
             rank_zero_warn(
                 f"the run has {total} steps, all within warmup_steps {settings.warmup_steps:g}: "
@@ -105,7 +145,7 @@ def share(count: int | Tensor, like: Tensor) -> float | Tensor:
     an epoch may not be shared out evenly. `like` is on the process's device."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return 1.0
-    total = torch.tensor(float(count), device=like.device)
+    total = torch.as_tensor(count, dtype=torch.float32, device=like.device).clone()
     dist.all_reduce(total)
     return count * dist.get_world_size() / total
 

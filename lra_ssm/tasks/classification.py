@@ -3,8 +3,10 @@
 Shapes: B batch, L length.
 """
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,8 +14,8 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, share, unpack
-from lra_ssm.tasks.metrics import Mean
-from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
+from lra_ssm.tasks.metrics import Mean, Metrics
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 
 
 class Classification(NetworkTask):
@@ -26,10 +28,39 @@ class Classification(NetworkTask):
         network: a specification: a `Classifier`, a `DualEncoder`, or any class whose instances map (inputs, lengths) to
             logits (B, number of classes).
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+        label_smoothing: share of each label that is spread over all classes in the training loss (Szegedy et al. 2016,
+            section 7); at least 0 and below 1. The loss of validation and test is plain cross-entropy.
+        class_weights: what an example of each class counts in the training loss, which is divided by their sum over
+            the batch; None: all the same.
+        metrics: further ones of validation and test by name, as specifications of torchmetrics' or other classes that
+            take (logits (B, num_classes), labels (B,)), such as MulticlassF1Score: val/<name>, test/<name>.
+
+    Raises:
+        InputError: label_smoothing is no such share, class_weights are no numbers above 0, or a metric is none.
     """
 
-    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
+    own_metrics = ("loss", "accuracy")
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerSettings = DEFAULTS,
+        label_smoothing: float = 0.0,
+        class_weights: list[float] | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         super().__init__(network, optimizer)
+        if not 0 <= label_smoothing < 1:
+            raise InputError(f"model.label_smoothing is {label_smoothing}; it must be at least 0 and below 1")
+        if class_weights is not None and not all(0 < weight < math.inf for weight in class_weights):
+            raise InputError(f"model.class_weights is {class_weights}; each must be a number above 0")
+        self.label_smoothing = float(label_smoothing)
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
+        self.save_hyperparameters({"label_smoothing": self.label_smoothing, "class_weights": class_weights})
+        self.take_metrics(metrics)
         self.val_loss, self.test_loss = Mean(), Mean()
         self.val_accuracy, self.test_accuracy = Mean(), Mean()
 
@@ -42,22 +73,30 @@ class Classification(NetworkTask):
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
 
-        num_classes: of the data, where that says it. Raises InputError for logits of fewer classes.
+        num_classes: of the data, where that says it. Raises InputError for logits of fewer classes, for class weights
+        of another number of them, and for metrics that do not take them.
         """
-        parameter_rates(self.network, self.optimizer_settings)
-        inputs, lengths, _ = _examples(batch)
+        self.try_optimizer()
+        inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
         if num_classes is not None and logits.shape[1] < num_classes:
             rule = f"the data has {num_classes} classes, and each has a logit"
             raise wrong_output(self.network, logits, inputs, rule, "inputs")
+        weights, classes = self.class_weights, logits.shape[1]
+        if weights is not None and len(weights) != classes:
+            raise InputError(
+                f"model.class_weights has {len(weights)} numbers, but there are logits of {classes} classes"
+            )
+        self.try_metrics(logits, labels)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
-        loss = F.cross_entropy(logits, labels)
+        loss = F.cross_entropy(logits, labels, self.class_weights, label_smoothing=self.label_smoothing)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/accuracy", _right(logits, labels).mean(), batch_size=len(labels))
-        return loss * share(len(labels), labels)
+        counts = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
+        return loss * share(counts, labels)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_loss, self.val_accuracy)
@@ -72,6 +111,7 @@ class Classification(NetworkTask):
         size = len(labels)
         mean_loss(F.cross_entropy(logits, labels), weight=size)
         accuracy(_right(logits, labels))
+        self.log_metrics(split, logits, labels)
         self.log(f"{split}/loss", mean_loss, on_step=False, on_epoch=True, batch_size=size)
         self.log(f"{split}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
 

@@ -19,7 +19,7 @@ from lra_ssm.models.language_model import NOT_SCORED
 from lra_ssm.tasks.base import NetworkTask, summed
 from lra_ssm.tasks.carried import all_rows, own_rows
 from lra_ssm.tasks.metrics import TokenLoss
-from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 
 
 class Tokens(NamedTuple):
@@ -73,7 +73,7 @@ class LanguageModelling(NetworkTask):
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, with states where the data carries them, and what its parameters are to the
         optimizer: no loss, no log. Raises InputError, or ValueError for what the network lacks."""
-        parameter_rates(self.network, self.optimizer_settings)
+        self.try_optimizer()
         tokens, carries = unpack_tokens(batch), self._carries("train") or self._carries("eval")
         if getattr(self.network, "negative_log_likelihood", None) is not None:
             self._nll(tokens, None, carries)

@@ -1,10 +1,17 @@
 """Metrics over a whole split: sums that are as exact in a network of lower precision as in any other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torchmetrics
 from torch import Tensor, nn
+
+from lra_ssm.errors import InputError
+from lra_ssm.layers.spec import ModuleSpec
+
+MetricFactory = Callable[[], torchmetrics.Metric]
+Metrics = dict[str, MetricFactory]  # by the name that each is logged under
 
 
 class _Exact(torchmetrics.Metric):
@@ -59,3 +66,28 @@ class RelativeError(_Exact):
 
     def compute(self) -> Tensor:
         return self.errors / (self.squares * self.count).sqrt()
+
+
+class MetricSpec(ModuleSpec):
+    """A metric of torchmetrics, or of one's own: `MetricSpec(MulticlassF1Score, num_classes=10)`."""
+
+    kind, builder_gives = "metric", ()
+
+
+def metric_specs(metrics: Mapping[str, Any] | None, taken: Sequence[str]) -> dict[str, MetricSpec]:
+    """Specifications by name. taken: names that the task logs anyway. Raises InputError for one of these."""
+    specs = {name: MetricSpec.of(metric) for name, metric in (metrics or {}).items()}
+    for name in specs:
+        if name in taken or not name.isidentifier():
+            why = "which the task logs itself" if name in taken else "which is no name such as f1"
+            raise InputError(f"model.metrics has {name!r}, {why}")
+    return specs
+
+
+def built(specs: Mapping[str, MetricSpec]) -> nn.ModuleDict:
+    """Metrics of one split, by name. Raises InputError for what is none."""
+    found = nn.ModuleDict({name: spec() for name, spec in specs.items()})
+    for name, metric in found.items():
+        if not isinstance(metric, torchmetrics.Metric):
+            raise InputError(f"model.metrics.{name} is a {type(metric).__name__}, no torchmetrics.Metric")
+    return found

@@ -1,4 +1,4 @@
-"""Learning rate and weight decay of every parameter, from what the layers declare, and the schedule.
+"""Learning rate and weight decay of every parameter, from what the layers declare; optimizer and schedule over them.
 
 | role      | learning rate          | weight decay                                                    |
 |-----------|------------------------|-----------------------------------------------------------------|
@@ -15,23 +15,25 @@ learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is n
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.tables import table, terminal_width
+from lra_ssm.tasks.algorithms import USUAL_BETAS, check_algorithm, optimizer_of
+from lra_ssm.tasks.schedules import Span, check_schedule, schedule_of
 
-_NO_NUMBERS = ("decay_biases_and_norms", "betas", "cosine_by")
+_NO_NUMBERS = (
+    "decay_biases_and_norms", "betas", "cosine_by", "algorithm", "arguments", "schedule", "schedule_arguments"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to 0, or to a floor.
+    """How parameters are trained: AdamW with a linear warm-up and a cosine to 0, or others.
 
     Args:
         lr: base learning rate.
@@ -44,12 +46,19 @@ class OptimizerSettings:
         embedding_weight_decay: of role "embedding", the tokens' and thereby a tied head's; None: weight_decay.
         recurrent_weight_decay: of role "recurrent".
         delta_weight_decay: of role "delta".
-        warmup_steps: optimizer steps of linear warm-up before the cosine; below 1 their share of the run's.
-        min_lr_factor: where the cosine ends: this share of every rate.
-        betas: AdamW's, each at least 0 and below 1.
+        warmup_steps: optimizer steps of linear warm-up before the schedule; below 1 their share of the run's.
+        min_lr_factor: where a schedule that goes down to the run's end ends: this share of every rate.
+        betas: AdamW's, or those of another algorithm that takes betas; each at least 0 and below 1.
         cosine_by: "step", or "epoch": within an epoch the cosine stands still.
+        algorithm: "AdamW", "SGD", "Muon" (with AdamW for what is no hidden matrix), or the import path of an
+            optimizer, such as torch.optim.NAdam.
+        arguments: what its constructor takes beyond parameters, lr, weight_decay and betas.
+        schedule: "cosine", "linear", "constant", "wsd", "rsqrt", "step", or the import path of an LRScheduler.
+        schedule_arguments: what it takes: see `schedules.py`.
+        ema_decay: at each step the averages of weights and buffers are this share what they were; they are what is
+            validated, tested and exported. None: no averages.
 
-    Raises ValueError for a value below 0 or none at all, or a share above 1.
+    Raises ValueError for a value below 0 or none at all, a share above 1, or no such algorithm or schedule.
     """
 
     lr: float = 0.01
@@ -63,20 +72,25 @@ class OptimizerSettings:
     delta_weight_decay: float = 0.0
     warmup_steps: float = 1000
     min_lr_factor: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = USUAL_BETAS
     cosine_by: Literal["step", "epoch"] = "step"
+    algorithm: str = "AdamW"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    schedule: str = "cosine"
+    schedule_arguments: dict[str, Any] = field(default_factory=dict)
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         if self.cosine_by not in ("step", "epoch"):
             raise ValueError(f"cosine_by is {self.cosine_by!r}; it must be step or epoch")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if (value is None and field.default is None) or field.name in _NO_NUMBERS:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if (value is None and each.default is None) or each.name in _NO_NUMBERS:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ValueError(f"{field.name} is {value}; it must be a number of at least 0")
+                raise ValueError(f"{each.name} is {value}; it must be a number of at least 0")
             if isinstance(value, float):  # numpy's float64 is one, and no checkpoint could be read again with it
-                object.__setattr__(self, field.name, float(value))
+                object.__setattr__(self, each.name, float(value))
         if not isinstance(self.decay_biases_and_norms, bool):
             raise ValueError(f"decay_biases_and_norms is {self.decay_biases_and_norms!r}; it must be true or false")
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
@@ -87,6 +101,10 @@ class OptimizerSettings:
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {self.betas}; it must be two numbers of at least 0 and below 1")
         object.__setattr__(self, "betas", betas)
+        if self.ema_decay is not None and self.ema_decay >= 1:
+            raise ValueError(f"ema_decay is {self.ema_decay}; it is a share, below 1: 0.999, say")
+        check_algorithm(self.algorithm)
+        check_schedule(self.schedule, self.schedule_arguments, self.min_lr_factor, self.cosine_by)
 
     def warmup_of(self, total_steps: int) -> int:
         """Steps of warm-up in a run of so many."""
@@ -97,7 +115,7 @@ class OptimizerSettings:
         """From itself, or its values by name, as they stand in a checkpoint. Raises ValueError for other names."""
         if isinstance(settings, OptimizerSettings):
             return settings
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         for name in settings:
             if name not in known:
                 raise ValueError(f"{name!r} is no optimizer setting; {hint(name, known)}")
@@ -151,48 +169,32 @@ def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str,
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
-    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay; as wide as
-    the terminal at most."""
-    rows = []
+    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay, and the
+    algorithm where there are two; as wide as the terminal at most."""
+    rows, several = [], any("algorithm" in group for group in groups)
     for number, group in enumerate(groups):
         count = sum(p.numel() for p in group["params"])
         rate = group.get("initial_lr", group["lr"])
         name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
-        rows.append((name, f"{count:,}", rate, f"{group['weight_decay']:g}"))
-    return table(("group", "parameters", "lr", "weight decay"), rows, width=terminal_width())
-
-
-def warmup_cosine(
-    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int, min_lr_factor: float = 0.0, hold: int = 1
-) -> LambdaLR:
-    """Linear warm-up from 0 over `warmup_steps`, then half a cosine to `min_lr_factor` at `total_steps`; scales every
-    group. The cosine moves at every step whose number `hold` divides, and stands still between them."""
-
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return step / warmup_steps
-        progress = max(0, step - step % hold - warmup_steps) / max(1, total_steps - warmup_steps)
-        return min_lr_factor + (1 - min_lr_factor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-
-    return LambdaLR(optimizer, factor)
+        by = [group.get("algorithm", "")] if several else []
+        rows.append((name, f"{count:,}", rate, f"{group['weight_decay']:g}", *by))
+    head = ("group", "parameters", "lr", "weight decay", *(["algorithm"] if several else []))
+    return table(head, rows, width=terminal_width())
 
 
 def optimizer_and_schedule(
     model: nn.Module, settings: OptimizerSettings, total_steps: int, epoch_steps: float = math.inf
 ) -> dict[str, Any]:
-    """What a task's `configure_optimizers` returns: AdamW over `model`'s groups, its schedule moved by steps.
+    """What a task's `configure_optimizers` returns: an optimizer over `model`'s groups, its schedule moved by steps.
 
-    epoch_steps: how many an epoch has; a cosine by epochs wants it. Raises InputError where it does not get it.
+    epoch_steps: how many an epoch has; a cosine by epochs wants it. Raises InputError where it does not get it, and for
+    what the algorithm or the schedule does not take.
     """
     if settings.cosine_by == "epoch" and epoch_steps == math.inf:
         raise InputError("cosine_by is epoch, which needs trainer.max_epochs and epochs that end; else it is step")
-    # One pass over memory; on a CPU a fifth of the time of torch's default there.
-    devices = {p.device.type if type(p) is nn.Parameter else "sharded" for p in model.parameters()}
-    fused = devices in ({"cpu"}, {"cuda"}) or None
     groups = parameter_groups(model, parameter_rates(model, settings))
-    optimizer = torch.optim.AdamW(groups, betas=settings.betas, fused=fused)
-    # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.
-    optimizer._step_supports_amp_scaling = False
+    optimizer = optimizer_of(model, groups, settings.algorithm, settings.arguments, settings.betas)
     hold = math.ceil(epoch_steps) if settings.cosine_by == "epoch" else 1
-    schedule = warmup_cosine(optimizer, settings.warmup_of(total_steps), total_steps, settings.min_lr_factor, hold)
+    span = Span(settings.warmup_of(total_steps), total_steps, settings.min_lr_factor, hold)
+    schedule = schedule_of(optimizer, settings.schedule, settings.schedule_arguments, span)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

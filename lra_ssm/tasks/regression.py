@@ -12,8 +12,8 @@ from lra_ssm.layers import valid_mask
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, share, unpack
-from lra_ssm.tasks.metrics import Mean, RelativeError
-from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, parameter_rates
+from lra_ssm.tasks.metrics import Mean, Metrics, RelativeError
+from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 
 
 class Regression(NetworkTask):
@@ -30,25 +30,35 @@ class Regression(NetworkTask):
         network: a specification: a `Regressor`, or any class whose instances map (inputs, lengths) to outputs of the
             labels' shape.
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+        metrics: further ones of validation and test by name, as specifications of torchmetrics' or other classes that
+            take (outputs (n, K), targets (n, K)), padding left out, such as MeanAbsoluteError: val/<name>, test/<name>.
+
+    Raises InputError for a metric that is none.
     """
 
     predicts_classes = False  # so predictions.csv has values, no probabilities
+    own_metrics = ("loss", "l2_error", "relative_error")
 
-    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
+    def __init__(
+        self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS, metrics: Metrics | None = None
+    ) -> None:
         super().__init__(network, optimizer)
+        self.take_metrics(metrics)
         self.val_loss, self.val_l2_error, self.val_relative_error = Mean(), Mean(), RelativeError()
         self.test_loss, self.test_l2_error, self.test_relative_error = Mean(), Mean(), RelativeError()
 
     def try_batch(self, batch: Any, num_classes: int | None = None) -> None:
         """The network on a batch, and what its parameters are to the optimizer: no loss, no log.
 
-        Raises InputError where the outputs are not in the targets' shape, or the targets are classes.
+        Raises InputError where the outputs are not in the targets' shape, the targets are classes, or a metric does not
+        take them.
         """
-        parameter_rates(self.network, self.optimizer_settings)
-        self._errors(batch)
+        self.try_optimizer()
+        self.try_metrics(*self._scored(batch))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        errors, _ = self._errors(batch)
+        outputs, targets = self._scored(batch)
+        errors = outputs - targets
         loss = errors.square().mean()
         self.log("train/loss", loss, prog_bar=True, batch_size=len(errors))
         return loss * share(len(errors), errors)
@@ -61,11 +71,13 @@ class Regression(NetworkTask):
 
     def _evaluate(self, batch: Any, split: str, loss: Mean, l2_error: Mean, relative_error: RelativeError) -> None:
         """Every scored row counts once, whatever the sizes of batches and the shares of devices."""
-        errors, targets = self._errors(batch)
+        outputs, targets = self._scored(batch)
+        errors = outputs - targets
         norms = errors.norm(dim=-1)
         loss.update(errors.square())
         l2_error.update(norms)
         relative_error.update(norms, targets.norm(dim=-1))
+        self.log_metrics(split, outputs, targets)
         size = len(errors)
         self.log(f"{split}/loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
         self.log(f"{split}/l2_error", l2_error, on_step=False, on_epoch=True, batch_size=size)
@@ -76,8 +88,8 @@ class Regression(NetworkTask):
         inputs, lengths, _ = unpack(batch)
         return self(inputs, lengths)
 
-    def _errors(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Errors and targets of what is scored, a row of K each: (n, K).
+    def _scored(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of what is scored, a row of K each: (n, K).
 
         Raises InputError where the targets are classes, or not in the outputs' shape.
         """
@@ -91,8 +103,7 @@ class Regression(NetworkTask):
                 " model.network.pooling null, else one for a sequence"
             )
             raise wrong_output(self.network, outputs, inputs, rule, "inputs")
-        errors = outputs - labels
         if outputs.dim() == 2 or lengths is None:
-            return errors.flatten(0, -2), labels.flatten(0, -2)
+            return outputs.flatten(0, -2), labels.flatten(0, -2)
         real = valid_mask(lengths, labels.shape[1]).squeeze(-1)
-        return errors[real], labels[real]
+        return outputs[real], labels[real]

@@ -15,8 +15,8 @@ from lra_ssm.tasks.optim import (
     optimizer_and_schedule,
     parameter_groups,
     parameter_rates,
-    warmup_cosine,
 )
+from lra_ssm.tasks.schedules import Span, schedule_of
 
 
 def model(layer, **settings):
@@ -237,7 +237,7 @@ def test_the_table_has_one_row_per_group():
 def test_warmup_then_cosine_on_every_group():
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]
     optimizer = torch.optim.AdamW(groups)
-    schedule = warmup_cosine(optimizer, warmup_steps=4, total_steps=12)
+    schedule = schedule_of(optimizer, "cosine", {}, Span(4, 12))
     seen = []
     for _ in range(13):
         seen.append([g["lr"] for g in optimizer.param_groups])
@@ -278,7 +278,7 @@ def test_a_cosine_by_epochs_is_torchs_moved_by_epochs(accumulate):
 
 def test_a_cosine_by_epochs_warms_up_by_steps_and_wants_an_end_of_the_epoch():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    factor = warmup_cosine(optimizer, warmup_steps=2, total_steps=12, hold=5).lr_lambdas[0]
+    factor = schedule_of(optimizer, "cosine", {}, Span(2, 12, hold=5)).lr_lambdas[0]
     assert [factor(step) for step in (0, 1, 2, 4, 5)] == pytest.approx(
         [0, 0.5, 1, 1, 0.5 * (1 + math.cos(math.pi * 0.3))]
     )

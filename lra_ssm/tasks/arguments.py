@@ -1,0 +1,42 @@
+"""Classes that settings name by import path, and the arguments that settings hand to them."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from lra_ssm.errors import InputError, hint
+from lra_ssm.layers.spec import import_object
+
+
+def named_class(path: str, kind: str) -> type[Any]:
+    """The class of an import path. Raises InputError where there is none."""
+    try:
+        found = import_object(path, kind)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    if not inspect.isclass(found):
+        raise InputError(f"{kind} {path} is no class")
+    return found
+
+
+def taken_by(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a class or a function that are given by name."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in inspect.signature(function).parameters.items() if p.kind in kinds}
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], what: str, setting: str, given: Collection[str]
+) -> None:
+    """Whether a class or a function takes these arguments beside those that are given to it anyway, and lacks none.
+
+    what, setting: what it is, and where its arguments stand, for messages. Raises InputError."""
+    taken = taken_by(function)
+    own = [name for name in taken if name not in given]
+    any_name = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    for name in arguments:
+        if name in given or not (name in own or any_name):
+            raise InputError(f"{what} takes no {setting}.{name}; {hint(name, own, 'it takes')}")
+    missing = [name for name in own if taken[name].default is inspect.Parameter.empty and name not in arguments]
+    if missing:
+        raise InputError(f"{what} needs {', '.join(f'{setting}.{name}' for name in missing)}")

@@ -1,0 +1,117 @@
+"""How the learning rate moves over a run: a linear warm-up from 0, and what follows it; one factor for every group.
+
+| schedule | after the warm-up, as a share of each rate        | schedule_arguments | source                    |
+|----------|---------------------------------------------------|--------------------|---------------------------|
+| cosine   | half a cosine to min_lr_factor at the run's end   |                    | Loshchilov & Hutter 2017  |
+| linear   | a line to min_lr_factor at the run's end          |                    |                           |
+| constant | 1                                                 |                    |                           |
+| wsd      | 1; in the run's last part a line to min_lr_factor | decay              | Hu et al. 2024, section 4 |
+| rsqrt    | √(warmup_steps / step)                            |                    | Tay et al. 2021, its code |
+| step     | times gamma every so many steps of the run        | every, gamma       |                           |
+
+(Tay et al. divide a base rate by √max(step, warmup_steps): lr is theirs over √warmup_steps.)
+Any other is named by the import path of a class of torch's kind, `Class(optimizer, **schedule_arguments)`, which is
+moved at each step after the warm-up.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from lra_ssm.errors import InputError, hint
+from lra_ssm.tasks.arguments import check_arguments, named_class
+
+
+class Span(NamedTuple):
+    """What a schedule spans: steps of warm-up, steps of the run, and the share of the rate that it ends at.
+
+    A cosine moves at every step whose number `hold` divides, and stands still between them."""
+
+    warmup: int
+    total: int
+    floor: float = 0.0
+    hold: int = 1
+
+    def progress(self, step: int, start: int | None = None) -> float:
+        """How much of the way from `start`, or else the warm-up's end, to the run's end is done: 0 to 1."""
+        start = self.warmup if start is None else start
+        return min(1.0, max(0, step - start) / max(1, self.total - start))
+
+    def down(self, share: float) -> float:
+        """The factor where this share of the way from 1 to the floor is left."""
+        return self.floor + (1 - self.floor) * share
+
+
+def _cosine(step: int, span: Span) -> float:
+    return span.down(0.5 * (1 + math.cos(math.pi * span.progress(step - step % span.hold))))
+
+
+def _linear(step: int, span: Span) -> float:
+    return span.down(1 - span.progress(step))
+
+
+def _constant(step: int, span: Span) -> float:
+    return 1.0
+
+
+def _wsd(step: int, span: Span, decay: float = 0.1) -> float:
+    """decay: share of the run's steps in which the rate falls."""
+    if not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+        raise ValueError(
+            f"schedule_arguments.decay is {decay}; it must be a share of the run's steps: above 0, at most 1"
+        )
+    return span.down(1 - span.progress(step, max(span.warmup, span.total - round(decay * span.total))))
+
+
+def _rsqrt(step: int, span: Span) -> float:
+    return math.sqrt(max(1, span.warmup) / max(1, step))
+
+
+def _step(step: int, span: Span, every: int, gamma: float = 0.1) -> float:
+    """every: steps of the run, those of the warm-up among them, after which the rate is multiplied by gamma."""
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"schedule_arguments.every is {every}; it must be a number of steps, at least 1")
+    if not isinstance(gamma, (int, float)) or not 0 < gamma < math.inf:
+        raise ValueError(f"schedule_arguments.gamma is {gamma}; it must be a number above 0")
+    return float(gamma ** (step // every))
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _wsd, "rsqrt": _rsqrt, "step": _step,
+}  # fmt: skip
+_TO_A_FLOOR = ("cosine", "linear", "wsd")
+
+
+def check_schedule(name: str, arguments: Mapping[str, Any], floor: float, by: str) -> None:
+    """Whether there is such a schedule, and it takes these arguments; a class is not imported yet. Raises ValueError.
+
+    floor, by: the settings min_lr_factor and cosine_by."""
+    if name not in SCHEDULES and "." not in name:
+        raise ValueError(f"schedule is {name!r}, which is none and no import path; {hint(name, SCHEDULES)}")
+    if name in SCHEDULES:
+        check_arguments(SCHEDULES[name], arguments, f"schedule {name}", "schedule_arguments", given=("step", "span"))
+        SCHEDULES[name](0, Span(0, 1), **arguments)
+    if floor and name not in _TO_A_FLOOR:
+        raise ValueError(f"min_lr_factor is {floor}, but schedule {name} ends at no floor: {', '.join(_TO_A_FLOOR)} do")
+    if by != "step" and name != "cosine":
+        raise ValueError(f"cosine_by is {by}, but the schedule is {name}")
+
+
+def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], span: Span) -> LRScheduler:
+    """The schedule of that name or import path, moved by steps; scales every group. Raises InputError."""
+    if name in SCHEDULES:
+        after = partial(SCHEDULES[name], span=span, **arguments)
+        return LambdaLR(optimizer, lambda step: step / span.warmup if step < span.warmup else after(step))
+    cls = named_class(name, "schedule")
+    if not issubclass(cls, LRScheduler) or issubclass(cls, ReduceLROnPlateau):
+        raise InputError(f"schedule {name} is no LRScheduler that is moved by steps")
+    check_arguments(cls, arguments, name, "schedule_arguments", given=("optimizer",))
+    own = cls(optimizer, **arguments)
+    if not span.warmup:
+        return own
+    warmup = LambdaLR(optimizer, lambda step: min(1.0, step / span.warmup))
+    return SequentialLR(optimizer, [warmup, own], milestones=[span.warmup])
