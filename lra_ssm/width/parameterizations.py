@@ -1,7 +1,7 @@
 """SP, NTK, muP and mean-field as exponents of the width, and when such exponents keep a network stable.
 
-Layer l computes h_{l+1} = d^{-a_l} W_l h_l, its weights start with variance d^{-2 b_l}, its learning rate is C d^{-c_l}.
-A layer is the embedding (l = 0), hidden (l = 1 … L) or the readout (l = L + 1).
+Layer l computes h_{l+1} = d^{-a_l} W_l h_l, its weights start with variance d^{-2 b_l}, its learning rate is C
+d^{-c_l}. A layer is the embedding (l = 0), hidden (l = 1 … L) or the readout (l = L + 1).
 
 Sources: Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers" (ICML), table 1; the note
 "Scale-Invariant Parameterizations" (K. Stratos) on it, whose equations the numbers in brackets are.
@@ -32,7 +32,9 @@ Parameterization = Mapping[Layer, Exponents]
 PARAMETERIZATIONS: dict[Name, Parameterization] = {
     "sp": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0, 0.5, 1), "readout": Exponents(0, 0.5, 1)},
     "ntk": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0.5, 0, 0.5), "readout": Exponents(0.5, 0, 0.5)},
-    "mup": {"embedding": Exponents(-0.5, 0.5, 0.5), "hidden": Exponents(0, 0.5, 1), "readout": Exponents(0.5, 0.5, 0.5)},
+    "mup": {
+        "embedding": Exponents(-0.5, 0.5, 0.5), "hidden": Exponents(0, 0.5, 1), "readout": Exponents(0.5, 0.5, 0.5),
+    },
     "mean_field": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0.5, 0, 0.5), "readout": Exponents(1, 0, 0)},
 }  # fmt: skip
 

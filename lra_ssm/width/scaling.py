@@ -1,8 +1,8 @@
 """A width parameterization applied to any model: factors on initial values, learning rates, decay and epsilon.
 
 Multipliers are folded in: (a, b, c) becomes the equivalent (0, a + b, c + κa), so that no forward pass changes and what
-is saved loads without it. It is exact, but where a readout is tied to an embedding: it then has no initial values and no
-rate of its own, and its multiplier stands in the weight of the norm in front of it, which has both.
+is saved loads without it. A readout that is tied to an embedding has no initial values and no rate of its own: its
+multiplier is folded into the weight of the norm in front of it, which has both.
 
 With m = width / base width, a parameter of the folded exponents (0, b, c) has
 
@@ -48,8 +48,8 @@ class WidthSettings:
     """How a model is scaled against the width at which its settings were tuned.
 
     Args:
-        parameterization: "sp", "ntk", "mup" or "mean_field"; or exponents of your own, {embedding: [a, b, c], hidden: …,
-            readout: …}, c of the optimizer that trains.
+        parameterization: "sp", "ntk", "mup" or "mean_field"; or exponents of your own, {embedding: [a, b, c],
+            hidden: …, readout: …}, c of the optimizer that trains.
         base_d_model: the d_model at which the model and its rates are as they are.
         alignment: of updates and activations, "full" or "none", which the rates are made for.
         states: what maps channels to a fixed number of states (B, C and Δ of selective layers, B of LRU and S5) is
@@ -108,6 +108,7 @@ class WidthSettings:
 class Factors(NamedTuple):
     """What a parameter's settings are multiplied with."""
 
+    kind: WidthKind
     initial: float = 1.0
     lr: float = 1.0
     weight_decay: float = 1.0
@@ -140,11 +141,11 @@ def width_factors(
         b = 0.0 if kind == "vector" else b
         counts = layer is not None and layer != "readout" and kind != "state"
         g = gradient_exponent(folded, layer) if counts and layer is not None else 0.0
-        found[name] = Factors(ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)
+        found[name] = Factors(kind, ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)
     for name in _tied(network):
-        a = _multiplier_of_a_tied_readout(folded)
+        a = _multiplier_of_a_tied_readout(folded, KAPPA[optimizer])
         lr = found[name].lr * ratio ** -(KAPPA[optimizer] * a)
-        found[name] = Factors(found[name].initial * ratio**-a, lr, 1 / lr, 1.0)
+        found[name] = Factors("readout", found[name].initial * ratio**-a, lr, 1 / lr, 1.0)
     return found
 
 
@@ -161,13 +162,13 @@ def _tied(network: nn.Module) -> list[str]:
     return declare() if callable(declare) else []
 
 
-def _multiplier_of_a_tied_readout(folded: Parameterization) -> float:
+def _multiplier_of_a_tied_readout(folded: Parameterization, kappa: int) -> float:
     """a such that the embedding's weight, a its multiplier, starts and trains as the readout would."""
     (_, b_0, c_0), (_, b, c) = folded["embedding"], folded["readout"]
-    if abs((b - b_0) - (c - c_0)) > 1e-9:
+    if abs(kappa * (b - b_0) - (c - c_0)) > 1e-9:
         raise ValueError(
-            f"the head is tied to the embedding, and this parameterization starts a readout at d^-{b:g} and moves it by"
-            f" d^-{c:g}: one multiplier cannot do both. mup and mean_field need one alone; or untie them"
+            "the head is tied to the embedding, whose weight no multiplier makes start and train as a readout of this"
+            " width parameterization: take mup or mean_field, where one does, or untie them (tie_embeddings: false)"
         )
     return b - b_0
 

@@ -5,11 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from torch import nn
 
-from lra_ssm.layers import LRU, S5, S6, LayerSpec, NetworkSpec, width_roles
-from lra_ssm.layers.roles import INITIAL_EXPONENTS
-from lra_ssm.models import Classifier
+from lra_ssm.layers import NetworkSpec, width_roles
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "model" in yaml.safe_load(path.read_text())]
