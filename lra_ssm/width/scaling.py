@@ -136,7 +136,7 @@ def width_factors(
     folded = without_multipliers(exponents, optimizer)
     found = {}
     for name, (kind, own) in width_roles(network).items():
-        layer = _layer(kind, settings)
+        layer = layer_of(kind, settings)
         b, c = (0.0, 0.0) if layer is None else (folded[layer].b, folded[layer].c)
         b = 0.0 if kind == "vector" else b
         counts = layer is not None and layer != "readout" and kind != "state"
@@ -149,7 +149,7 @@ def width_factors(
     return found
 
 
-def _layer(kind: WidthKind, settings: WidthSettings) -> Layer | None:
+def layer_of(kind: WidthKind, settings: WidthSettings) -> Layer | None:
     """Whose exponents a parameter has; a vector trains as a column of the embedding. None for what is fixed."""
     if kind == "state":
         return settings.states
