@@ -13,8 +13,10 @@ from tests.runner import TINY, only_run, run_by, succeed
 
 # 43 training examples in batches of 8 leave 3, 19 for validation and test leave 3: shares of two and one.
 UNEVEN = ["--data.num_train=43", "--data.num_val=19", "--data.num_test=19", "--data.generator_seed=4"]
+F1 = ["--model.metrics.f1=torchmetrics.classification.MulticlassF1Score", "--model.metrics.f1.num_classes=10"]
+LOSS = ["--model.label_smoothing=0.1", "--model.class_weights=[1,2,3,4,5,5,4,3,2,1]", "--model.optimizer.ema_decay=0.5"]
 # Dropout draws other masks in every process; float64 so that the order of sums hardly shows.
-FLAGS = [*UNEVEN, "--model.network.block.dropout=0", "--trainer.precision=64-true"]
+FLAGS = [*UNEVEN, *F1, *LOSS, "--model.network.block.dropout=0", "--trainer.precision=64-true"]
 DEVICES = {1: ["--trainer.devices=1"], 2: ["--trainer.devices=2", "--trainer.strategy=ddp"]}
 
 

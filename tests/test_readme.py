@@ -32,7 +32,7 @@ OF_THEIR_OWN = {"extending.md": "test_extending", "tuning.md": "test_tuning", "i
 OWN = {
     found[1]: block
     for page, kind, block in BLOCKS
-    if page == "README.md" and (found := re.match(r"# (\w+\.py)\n", block))
+    if page in ("README.md", "training.md") and (found := re.match(r"# (\w+\.py)\n", block))
 }
 TEXT = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.network.n_layers=1", "--data.length=32"]
 SHORT = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32", "--trainer.max_steps=2"]

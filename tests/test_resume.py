@@ -96,6 +96,37 @@ def test_killed_again_and_again(tmp_path, data, uninterrupted):
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 
+OTHERS_THAN_USUAL = [
+    "--model.optimizer.algorithm=Muon", "--model.optimizer.ema_decay=0.9", "--model.optimizer.schedule=wsd",
+    "--model.metrics.f1=torchmetrics.classification.MulticlassF1Score", "--model.metrics.f1.num_classes=10",
+    "--checkpoint.monitor=val/f1",
+]  # fmt: skip
+
+
+def both(folder):
+    """The outcome, what trained beside its averages."""
+    last = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)
+    trained = {f"trained {name}": weight for name, weight in last["current_model_state"].items()}
+    return outcome(folder)._replace(last=last["state_dict"] | trained)
+
+
+@pytest.mark.parametrize(
+    "moments", [("train_batch_start:5",), pytest.param(("validation_batch_end:2", "save_checkpoint:5"), marks=SLOW)]
+)
+def test_muon_averages_and_metrics_end_bit_identical_too(moments, tmp_path, data):
+    command, whole = [*FIT, f"--data.root={data}", *OTHERS_THAN_USUAL], tmp_path / "whole"
+    whole.mkdir()
+    with mock.patch.dict(os.environ, COPY_TO=str(tmp_path / "copies")):
+        succeed(command, whole)
+    expected = both(whole)
+    assert any(not torch.equal(w, expected.last[f"trained {name}"]) for name, w in outcome(whole).last.items())
+    for moment in moments:
+        folder = tmp_path / moment.partition(":")[0]
+        shutil.copytree(tmp_path / "copies" / moment, folder / "runs")
+        succeed(command, folder)
+        assert_same(both(folder), expected)
+
+
 @pytest.fixture
 def interrupted(tmp_path, uninterrupted):
     """A working folder whose run was killed at its fifth batch."""

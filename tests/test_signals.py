@@ -91,6 +91,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_bit_identical(end, moment, 
     assert_same(outcome(tmp_path), uninterrupted(end).outcome)
 
 
+CALLBACK = "--trainer.callbacks+="
 MINE = """
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
@@ -111,16 +112,20 @@ class Mine(EMAWeightAveraging):
 @pytest.mark.parametrize(
     ("averages", "flags"),
     [
-        pytest.param("lightning.pytorch.callbacks.EMAWeightAveraging", [], marks=pytest.mark.slow),
+        pytest.param(f"{CALLBACK}lightning.pytorch.callbacks.EMAWeightAveraging", [], marks=pytest.mark.slow),
         pytest.param(
-            "lightning.pytorch.callbacks.WeightAveraging", ["--trainer.precision=64-true"], marks=pytest.mark.slow
+            f"{CALLBACK}lightning.pytorch.callbacks.WeightAveraging",
+            ["--trainer.precision=64-true"],
+            marks=pytest.mark.slow,
         ),
-        ("mine.Mine", ["--trainer.val_check_interval=2", "--trainer.max_epochs=1"]),
+        (f"{CALLBACK}mine.Mine", ["--trainer.val_check_interval=2", "--trainer.max_epochs=1"]),
+        ("--model.optimizer.ema_decay=0.9", ["--model.optimizer.algorithm=Muon"]),
     ],
 )
 def test_a_signal_while_averaged_weights_are_validated_exchanges_nothing(averages, flags, tmp_path, data):
-    """The model has the average then, and Lightning's callback (or one of a user's, made of it) the weights."""
-    command = [*FIT, f"--data.root={data}", SAVES_NEVER, f"--trainer.callbacks+={averages}", *flags]
+    """The model has the average then, and the callback (ours, Lightning's, or one of a user's, made of it) the
+    weights."""
+    command = [*FIT, f"--data.root={data}", SAVES_NEVER, averages, *flags]
     ends = []
     for folder in (tmp_path / "whole", tmp_path / "stopped"):
         folder.mkdir()

@@ -35,6 +35,7 @@ class StepCost:
 
     parameters: int = 0  # their number
     resident: int = 0  # parameters, optimizer's states, buffers and the batch
+    states: int = 0  # the optimizer's, and averages of weights
     kept: int = 0  # what forward leaves for backward
     peak: int = 0
     peak_phase: str = ""

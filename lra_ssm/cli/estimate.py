@@ -58,7 +58,7 @@ def estimate(
     weights = sum(p.numel() * p.element_size() for p in task.parameters())
     parts = [
         (f"{cost.parameters:,} parameters", weights),
-        ("gradients, and AdamW's states", 3 * weights),
+        ("gradients, optimizer's states", weights + cost.states),
         ("kept by forward for backward", cost.kept),
         (f"peak, in {cost.peak_phase}", cost.peak),
     ]

@@ -46,7 +46,7 @@ def count_step(
     clip: float | None = None,
     fakes: bool = True,
 ) -> StepCost:
-    """The cost of a training step that is not the first: forward, backward, clipping and AdamW.
+    """The cost of a training step that is not the first: forward, backward, clipping and the optimizer's.
 
     Args:
         task: a copy of it makes the step.
@@ -80,17 +80,21 @@ def count_step(
         trained, schedule = found["optimizer"], found["lr_scheduler"]["scheduler"]
         several = True if fakes else None  # torch does not take fake parameters together by itself, as it does others
         for group in trained.param_groups:
-            group["fused"] = several or group["fused"]
+            if "fused" in group:
+                group["fused"] = several or group["fused"]
         for parameter in task.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         trained.step()  # makes its states
         trained.zero_grad()
+        averages = [] if task.optimizer_settings.ema_decay is None else [p.detach().clone() for p in task.parameters()]
         inputs = tree_map(given, batch)
         for tensor in tree_leaves(inputs):
             counter.hold(tensor)
         counter.restart()
         cost = counter.cost
         cost.resident = counter.now
+        held = (x for x in tree_leaves([*trained.state.values(), averages]) if isinstance(x, Tensor))
+        cost.states = sum(x.numel() * x.element_size() for x in held)
         with torch.autocast(device.type, mixed) if mixed is not None else nullcontext():
             loss: Any = task.training_step(inputs, 0)
         cost.kept, counter.phase = counter.now - cost.resident, "backward"
@@ -118,7 +122,7 @@ def _grown(one: StepCost, two: StepCost, examples: int) -> StepCost:
     def lines(a: Counter[Any], b: Counter[Any]) -> Counter[Any]:
         return Counter({key: line(a[key], b[key]) for key in b})
 
-    found = StepCost(two.parameters, peak_phase=two.peak_phase, launches=two.launches)
+    found = StepCost(two.parameters, states=two.states, peak_phase=two.peak_phase, launches=two.launches)
     for name in ("resident", "kept", "peak"):
         setattr(found, name, line(getattr(one, name), getattr(two, name)))
     found.moved, found.products = lines(one.moved, two.moved), lines(one.products, two.products)

@@ -75,13 +75,14 @@ def optimizer_of(
         raise InputError(f"betas is {list(betas)}, but algorithm {name} takes none")
     if "weight_decay" not in takes and any(group["weight_decay"] for group in groups):
         raise InputError(f"algorithm {name} takes no weight decay: set every weight_decay to 0")
-    fused = _fused(model) if issubclass(cls, (Adam, SGD)) and "fused" in takes else None
     if cls is Muon:
         return MuonWithAdamW(_by_algorithm(groups, hidden_matrices(model)), arguments, betas, _fused(model))
+    # Groups have their own; what a class wants for those that have none is never used.
+    arguments |= {name: groups[0][name] for name in ("lr", "weight_decay") if name in takes}
     if "betas" in takes:
         arguments["betas"] = betas
-    if fused is not None and not {"fused", "foreach", "differentiable"} & arguments.keys():
-        arguments["fused"] = fused
+    if issubclass(cls, (Adam, SGD)) and "fused" in takes and not {"fused", "foreach", "differentiable"} & {*arguments}:
+        arguments["fused"] = _fused(model)
     optimizer = cls(groups, **arguments)
     # It could unscale gradients itself, which we do not ask of it; Lightning refuses to clip where this says so.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

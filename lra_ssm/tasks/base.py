@@ -160,7 +160,7 @@ def share(count: int | Tensor, like: Tensor) -> float | Tensor:
     an epoch may not be shared out evenly. `like` is on the process's device."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return 1.0
-    total = torch.as_tensor(count, dtype=torch.float32, device=like.device).clone()
+    total = torch.tensor(float(count), device=like.device)
     dist.all_reduce(total)
     return count * dist.get_world_size() / total
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lra_ssm.errors import InputError
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.base import NetworkTask, share, unpack
+from lra_ssm.tasks.base import NetworkTask, share, summed, unpack
 from lra_ssm.tasks.metrics import Mean, Metrics
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
 from lra_ssm.width.scaling import WidthSettings
@@ -95,11 +95,19 @@ class Classification(NetworkTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, lengths, labels = _examples(batch)
         logits = self(inputs, lengths)
-        loss = F.cross_entropy(logits, labels, self.class_weights, label_smoothing=self.label_smoothing)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
         self.log("train/accuracy", _right(logits, labels).mean(), batch_size=len(labels))
-        counts = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
-        return loss * share(counts, labels)
+        if self.class_weights is not None:
+            return self._weighted_loss(logits, labels, self.class_weights)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
+        return loss * share(len(labels), labels)
+
+    def _weighted_loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """The mean by class weights over the batch of all devices, which do not have the same of them."""
+        total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
+        (loss, counts), processes = summed(total.detach(), weights[labels].sum())
+        self.log("train/loss", loss / counts, prog_bar=True, batch_size=len(labels))
+        return total * (processes / counts)  # where the gradients of all are averaged
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_loss, self.val_accuracy)

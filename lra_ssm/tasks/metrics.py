@@ -78,7 +78,7 @@ def metric_specs(metrics: Mapping[str, Any] | None, taken: Sequence[str]) -> dic
     """Specifications by name. taken: names that the task logs anyway. Raises InputError for one of these."""
     specs = {name: MetricSpec.of(metric) for name, metric in (metrics or {}).items()}
     for name in specs:
-        if name in taken or not name.isidentifier():
+        if name in taken or not name.isidentifier() or hasattr(nn.ModuleDict, name):
             why = "which the task logs itself" if name in taken else "which is no name such as f1"
             raise InputError(f"model.metrics has {name!r}, {why}")
     return specs

@@ -5,9 +5,19 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassCohenKappa, MulticlassF1Score
 
 from lra_ssm.errors import InputError
 from lra_ssm.tasks import Classification, OptimizerSettings
+from lra_ssm.tasks.metrics import MetricSpec
+
+
+def macro(**settings):
+    return MetricSpec(MulticlassF1Score, **{"num_classes": 3, "average": "macro", **settings})
+
+
+F1 = macro()
+KAPPA = {"class_path": "torchmetrics.classification.MulticlassCohenKappa", "init_args": {"num_classes": 3}}
 
 
 class Table(nn.Module):
@@ -95,6 +105,72 @@ def test_training_follows_adamw_and_the_cosine_by_hand():
         optimizer.step()
     trainer(max_epochs=1).fit(module, DataLoader(data, batch_size=None))
     torch.testing.assert_close(module.network.table.weight, other.table.weight)
+
+
+def trained_loss(**settings):
+    """Of one batch, and the same task's loss in validation."""
+    module = Classification(Table, OptimizerSettings(warmup_steps=0), **settings)
+    module.network.load_state_dict(task().network.state_dict())
+    module.log = lambda *_, **__: None
+    (batch,) = batches((5,))
+    (found,) = trainer().validate(
+        Classification(Table, **settings), DataLoader([batch], batch_size=None), verbose=False
+    )
+    return module.training_step(batch, 0), (module.network(batch[0]), batch[2]), found["val/loss"]
+
+
+def test_label_smoothing_and_class_weights_are_in_the_training_loss_alone():
+    weights = [1.0, 2.0, 0.5]
+    loss, (logits, labels), _ = trained_loss(label_smoothing=0.1, class_weights=weights)
+    # By the definition: a label is 0.9 and a third of 0.1 everywhere; the mean is by the weights of the labels.
+    smooth = 0.9 * nn.functional.one_hot(labels, 3) + 0.1 / 3
+    each = -(smooth * torch.tensor(weights) * logits.log_softmax(-1)).sum(-1)
+    assert loss.item() == pytest.approx((each.sum() / torch.tensor(weights)[labels].sum()).item(), rel=1e-6)
+    torch.manual_seed(4)
+    plain = trained_loss()[2]
+    torch.manual_seed(4)
+    assert trained_loss(label_smoothing=0.1, class_weights=weights)[2] == plain
+
+
+def test_class_weights_are_in_no_checkpoint_and_follow_the_precision():
+    module = Classification(Table, class_weights=[1, 2, 3])
+    assert module.class_weights.dtype == torch.float32 and "class_weights" not in module.state_dict()
+    fitting = trainer(max_epochs=1, precision="64-true")
+    fitting.fit(module, DataLoader(batches(), batch_size=None))
+    assert module.class_weights.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label_smoothing": 1}, "model.label_smoothing is 1; it must be at least 0 and below 1"),
+        ({"class_weights": [1, 0, 1]}, r"model.class_weights is \[1, 0, 1\]; each must be a number above 0"),
+        ({"class_weights": [1, 2]}, "model.class_weights has 2 numbers, but there are logits of 3 classes"),
+        ({"metrics": {"loss": F1}}, "model.metrics has 'loss', which the task logs itself"),
+        ({"metrics": {"f-1": F1}}, "model.metrics has 'f-1', which is no name such as f1"),
+        ({"metrics": {"items": F1}}, "model.metrics has 'items', which is no name such as f1"),
+        ({"metrics": {"f1": "torch.nn.ReLU"}}, "model.metrics.f1 is a ReLU, no torchmetrics.Metric"),
+        ({"metrics": {"f1": "torchmetrics.F2"}}, "metric class_path 'torchmetrics.F2' cannot be imported"),
+        ({"metrics": {"f1": macro(num_classes=2)}}, "model.metrics.f1 does not take what is predicted: "),
+        ({"metrics": {"f1": macro(average=None)}}, "model.metrics.f1 gives no single number: average its classes"),
+    ],
+)
+def test_settings_that_mean_nothing_are_one_line(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Classification(Table, **settings).try_batch(batches((6,))[0])
+
+
+def test_metrics_are_of_every_example_once_and_there_is_nothing_to_see_of_none():
+    module, data = Classification(Table, metrics={"f1": F1, "kappa": KAPPA}), batches()
+    (found,) = trainer().test(module, DataLoader(data, batch_size=None), verbose=False)
+    logits, labels = module.network(whole(data, 0)), whole(data, 2)
+    assert found["test/f1"] == pytest.approx(F1()(logits, labels).item())
+    assert found["test/kappa"] == pytest.approx(MulticlassCohenKappa(3)(logits, labels).item(), abs=1e-7)
+    assert found.keys() == {"test/loss", "test/accuracy", "test/f1", "test/kappa"}
+    assert not [name for name in module.state_dict() if "metrics" in name]
+    again = Classification(**module.hparams)
+    assert again.hparams == module.hparams and type(again.val_metrics["f1"]) is MulticlassF1Score
+    assert Classification(Table).hparams["metrics"] is None
 
 
 def test_a_run_within_its_warmup_is_said():

@@ -63,6 +63,18 @@ def test_padding_is_not_scored():
     assert losses[0].item() == losses[1].item() == pytest.approx(found["test/loss"], rel=1e-5)
 
 
+def test_further_metrics_are_of_what_is_scored():
+    ((inputs, _, labels),) = batches((3,))
+    lengths = torch.tensor([5, 2, 1])
+    real = torch.arange(5) < lengths[:, None]
+    module = Regression(Scale, metrics={"mae": "torchmetrics.MeanAbsoluteError"})
+    module.try_batch((inputs, lengths, labels))
+    (found,) = trainer().test(module, DataLoader([(inputs, lengths, labels)] * 2, batch_size=None), verbose=False)
+    assert found["test/mae"] == pytest.approx((2 * inputs - labels)[real].abs().mean().item(), rel=1e-5)
+    with pytest.raises(InputError, match="model.metrics has 'l2_error', which the task logs itself"):
+        Regression(Scale, metrics={"l2_error": "torchmetrics.MeanAbsoluteError"})
+
+
 def test_training_finds_the_factor():
     inputs = torch.randn(64, 5, 2, generator=torch.Generator().manual_seed(0))
     task = Regression(Scale, OptimizerSettings(lr=0.3, weight_decay=0.0, warmup_steps=0))

@@ -1,0 +1,213 @@
+"""Optimizers by name and by import path; Muon and AdamW as one."""
+
+import copy
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.models import Classifier, LanguageModel
+from lra_ssm.tasks import Classification, OptimizerSettings
+from lra_ssm.tasks.algorithms import MuonWithAdamW, hidden_matrices
+from lra_ssm.tasks.optim import format_groups, optimizer_and_schedule, parameter_rates
+
+SMALL = {"d_model": 4, "n_layers": 1}
+
+
+def model(**settings):
+    torch.manual_seed(0)
+    return Classifier(LayerSpec(S6, d_state=4), 3, **{"vocab_size": 5, **SMALL, **settings}).double()
+
+
+def optimizer_of(built, **settings):
+    return optimizer_and_schedule(built, OptimizerSettings(warmup_steps=0, **settings), 100)["optimizer"]
+
+
+class Halved(torch.optim.Optimizer):
+    """A user's own: p ← p − share · lr · gradient, and nothing of closures."""
+
+    def __init__(self, params, lr: float, weight_decay: float = 0.0, share: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "share": share})
+
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad if p.grad is not None else 0 * p, alpha=group["share"] * group["lr"])
+        return loss
+
+
+class NoDecay(torch.optim.SGD):
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, lr)
+
+
+HERE = "tests.tasks.test_algorithms"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arguments"),
+    [("AdamW", {"amsgrad": True}), ("SGD", {"momentum": 0.9}), ("Muon", {"ns_steps": 3}), ("torch.optim.NAdam", {}),
+     (f"{HERE}.Halved", {"share": 0.3})],
+)  # fmt: skip
+def test_every_algorithm_has_each_parameters_rate_and_decay_and_takes_arguments(algorithm, arguments):
+    built = model()
+    settings = OptimizerSettings(algorithm=algorithm, arguments=arguments, lr=0.01, recurrent_lr=0.002)
+    found = optimizer_and_schedule(built, settings, 100)["optimizer"]
+    names = {id(p): name for name, p in built.named_parameters()}
+    given = {names[id(p)]: (g["initial_lr"], g["weight_decay"]) for g in found.param_groups for p in g["params"]}
+    assert given == {name: tuple(rate) for name, rate in parameter_rates(built, settings).items()}
+    for name, value in arguments.items():
+        assert found.param_groups[0][name] == value
+
+
+def test_betas_are_those_of_every_class_that_takes_them():
+    for algorithm in ("AdamW", "torch.optim.NAdam", "Muon"):
+        groups = optimizer_of(model(), algorithm=algorithm, betas=(0.8, 0.98)).param_groups
+        assert {g["betas"] for g in groups if g.get("algorithm") != "Muon"} == {(0.8, 0.98)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm": "Muonn"}, "algorithm is 'Muonn', which is none and no import path; did you mean 'Muon'"),
+        ({"algorithm": "NAdam"}, "'NAdam' is named by its import path, torch.optim.NAdam"),
+        ({"algorithm": "torch.optim.NAdamm"}, "algorithm class_path 'torch.optim.NAdamm' cannot be imported"),
+        ({"algorithm": "torch.nn.Linear"}, "algorithm torch.nn.Linear is no torch.optim.Optimizer"),
+        ({"algorithm": "torch.nn.init.zeros_"}, "algorithm torch.nn.init.zeros_ is no class"),
+        ({"algorithm": "SGD", "arguments": {"momentm": 1}}, "takes no arguments.momentm; did you mean 'momentum'"),
+        ({"algorithm": "SGD", "arguments": {"lr": 1}}, "arguments.lr: lr is a setting of its own, optimizer.lr"),
+        ({"algorithm": "SGD", "betas": (0.9, 0.98)}, r"betas is \[0.9, 0.98\], but algorithm SGD takes none"),
+        ({"algorithm": f"{HERE}.NoDecay"}, "NoDecay takes no weight decay: set every weight_decay to 0"),
+        ({"algorithm": "Muon", "arguments": {"momentun": 1}}, "takes no arguments.momentun; did you mean 'momentum'"),
+        ({"algorithm": "Muon", "arguments": {"adjust_lr_fn": "rms"}}, "function rms is not supported"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, message):
+    with pytest.raises(ValueError, match=message):
+        optimizer_of(model(), **settings)
+
+
+def test_a_class_without_decay_is_taken_where_nothing_decays():
+    assert type(optimizer_of(model(), algorithm=f"{HERE}.NoDecay", weight_decay=0.0)) is NoDecay
+
+
+# --- Muon ---
+
+
+def names_of(built):
+    matrices = hidden_matrices(built)
+    return {name for name, p in built.named_parameters() if p in matrices}
+
+
+def test_muon_has_linear_maps_inside_blocks_and_nothing_else():
+    block = "backbone.blocks.0."
+    assert names_of(model()) == names_of(model(vocab_size=None, d_input=2)) == {f"{block}glu.weight"}
+    language = LanguageModel(LayerSpec(S6, d_state=4), 5, **SMALL)
+    assert names_of(language) == {f"{block}in_proj.weight", f"{block}out_proj.weight"}
+
+    class Own(nn.Sequential):
+        def optim_roles(self):
+            return {"2.weight": "embedding", "2.bias": "no_decay"}
+
+    assert names_of(Own(nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))) == {"1.weight"}
+    with pytest.raises(ValueError, match="algorithm Muon: there is no hidden matrix"):
+        optimizer_of(nn.Embedding(3, 4), algorithm="Muon")
+
+
+def steps(built, optimizers, count):
+    """Steps on a loss that is the same for the same model and number."""
+    for number in range(count):
+        ids = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(number))
+        for p in built.parameters():
+            p.grad = None
+        built(ids).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"momentum": 0.8, "nesterov": False, "adjust_lr_fn": "original"}])
+def test_muon_beside_adamw_steps_as_torchs_two(arguments):
+    ours, theirs = model(), model()
+    settings = OptimizerSettings(
+        algorithm="Muon", arguments=arguments, lr=0.01, recurrent_lr=0.002, betas=(0.8, 0.98), warmup_steps=0
+    )
+    together = optimizer_and_schedule(ours, settings, 100)["optimizer"]
+    matrices, rates = hidden_matrices(theirs), parameter_rates(theirs, settings)
+    groups = [{"params": [p], **rates[name]._asdict()} for name, p in theirs.named_parameters()]
+    apart = [
+        torch.optim.Muon(
+            [g for g in groups if g["params"][0] in matrices], **{"adjust_lr_fn": "match_rms_adamw", **arguments}
+        ),
+        torch.optim.AdamW([g for g in groups if g["params"][0] not in matrices], betas=(0.8, 0.98)),
+    ]
+    before = copy.deepcopy(theirs.state_dict())
+    steps(ours, [together], 4)
+    steps(theirs, apart, 4)
+    for name, weight in ours.state_dict().items():
+        torch.testing.assert_close(weight, theirs.state_dict()[name], rtol=1e-12, atol=1e-12)
+    assert not torch.equal(before["backbone.blocks.0.glu.weight"], theirs.state_dict()["backbone.blocks.0.glu.weight"])
+
+
+def test_its_state_is_saved_and_taken_up():
+    whole, stopped = model(), model()
+    make = {"algorithm": "Muon", "lr": 0.01}
+    optimizer = optimizer_of(whole, **make)
+    steps(whole, [optimizer], 3)
+    steps(stopped, [first := optimizer_of(stopped, **make)], 3)
+    saved = copy.deepcopy(first.state_dict())
+    again = optimizer_of(stopped, **make)
+    again.load_state_dict(saved)
+    assert {key for state in again.state.values() for key in state} == {
+        "momentum_buffer", "step", "exp_avg", "exp_avg_sq"
+    }  # fmt: skip
+    again.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.5  # what a schedule changes, its parts see
+    steps(whole, [optimizer], 2)
+    steps(stopped, [again], 2)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, stopped.state_dict()[name]), name
+
+
+def test_a_closure_is_called_once_with_gradients_and_its_loss_is_returned():
+    weight = nn.Parameter(torch.ones(2, 2))
+    bias = nn.Parameter(torch.ones(2))
+    groups = [{"params": [weight], "lr": 0.1, "weight_decay": 0.0, "algorithm": "Muon"},
+              {"params": [bias], "lr": 0.1, "weight_decay": 0.0, "algorithm": "AdamW"}]  # fmt: skip
+    optimizer, calls = MuonWithAdamW(groups, {}), []
+
+    def closure():
+        loss = (weight.sum() * bias).sum()
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    assert optimizer.step(closure).item() == 8 and calls == [8]
+    assert (weight != 1).all() and (bias != 1).all()
+
+
+def test_the_table_says_which_algorithm_a_group_has_where_there_are_two():
+    head, hidden, *others = format_groups(optimizer_of(model(), algorithm="Muon").param_groups).splitlines()
+    assert head.split()[-1] == "algorithm" and hidden.split()[0] == "hidden" and hidden.split()[-1] == "Muon"
+    assert {line.split()[-1] for line in others} == {"AdamW"}
+    assert "algorithm" not in format_groups(optimizer_of(model(), algorithm="SGD").param_groups)
+
+
+@pytest.mark.parametrize("algorithm", ["Muon", "SGD", f"{HERE}.Halved"])
+def test_lightning_trains_clips_and_schedules_it(algorithm):
+    spec = NetworkSpec(Classifier, layer=LayerSpec(S6), num_classes=2, d_input=1, **SMALL)
+    task = Classification(spec, OptimizerSettings(lr=0.1, warmup_steps=2, algorithm=algorithm))
+    before = copy.deepcopy(task.network.state_dict())
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, gradient_clip_val=0.1,
+    )  # fmt: skip
+    trainer.fit(task, DataLoader([(torch.randn(2, 8, 1), torch.tensor([0, 1]))] * 4, batch_size=None))
+    after = task.network.state_dict()
+    assert not torch.equal(before["backbone.blocks.0.glu.weight"], after["backbone.blocks.0.glu.weight"])
+    assert not torch.equal(before["head.weight"], after["head.weight"])
+    assert max(g["lr"] for g in trainer.optimizers[0].param_groups) == pytest.approx(0, abs=1e-9)  # the cosine's end

@@ -1,0 +1,152 @@
+"""Averages of weights: their values, where they are used, and that a fit goes on with them."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lra_ssm.errors import InputError
+from lra_ssm.tasks import Classification, OptimizerSettings
+from lra_ssm.tasks.averaging import AverageWeights
+
+
+class Normed(nn.Module):
+    """A linear map behind a BatchNorm, whose statistics and count of batches are buffers; a constant beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.BatchNorm1d(3), nn.Linear(3, 2)
+        self.register_buffer("constant", torch.tensor(0.1))
+
+    def forward(self, inputs, lengths=None):
+        return self.map(self.norm(inputs.mean(1)))
+
+
+class Watch(Callback):
+    """What is trained after each step, and what is in the model in each validation."""
+
+    def __init__(self):
+        self.trained, self.validated = [], []
+
+    def on_train_batch_end(self, trainer, module, *args):
+        self.trained.append(copied(module))
+
+    def on_validation_epoch_end(self, trainer, module):
+        self.validated.append(copied(module))
+
+
+def copied(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def batches(count):
+    torch.manual_seed(3)
+    data = [(torch.randn(4, 5, 3), torch.randint(2, (4,))) for _ in range(count)]
+    return DataLoader(data, batch_size=None)
+
+
+def task(decay=0.9):
+    torch.manual_seed(0)
+    return Classification(Normed, OptimizerSettings(lr=0.1, warmup_steps=0, ema_decay=decay, schedule="constant"))
+
+
+def trainer(*callbacks, **settings):
+    return Trainer(
+        **{"max_epochs": 1, **settings}, accelerator="cpu", logger=False, callbacks=[*callbacks],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+
+
+def expected(start, trained, decay):
+    """By the formula, in float64; integers are those of the last step."""
+    found = {name: value.double() for name, value in start.items()}
+    for weights in trained:
+        for name, value in weights.items():
+            whole = not value.is_floating_point()
+            found[name] = value.double() if whole else decay * found[name] + (1 - decay) * value.double()
+    return found
+
+
+def assert_close(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name].double(), theirs[name].double(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_averages_are_validated_with_their_buffers_and_are_what_a_fit_leaves():
+    module, watch = task(), Watch()
+    start = copied(module)
+    fitting = trainer(watch, val_check_interval=2)
+    fitting.fit(module, batches(4), batches(1))
+    assert len(watch.trained) == 4 and len(watch.validated) == 2
+    for steps, validated in zip((2, 4), watch.validated, strict=True):
+        assert_close(validated, expected(start, watch.trained[:steps], 0.9))
+    assert_close(module.state_dict(), watch.validated[-1])
+    assert not torch.equal(watch.trained[-1]["network.map.weight"], module.network.map.weight)
+    assert torch.equal(module.network.constant, start["network.constant"])  # to the last bit
+    assert not torch.equal(start["network.norm.running_mean"], module.network.norm.running_mean)
+
+
+def test_training_is_as_without_them():
+    watches = Watch(), Watch()
+    for watch, decay in zip(watches, (0.9, None), strict=True):
+        trainer(watch, val_check_interval=2).fit(task(decay), batches(4), batches(1))
+    for ours, theirs in zip(watches[0].trained, watches[1].trained, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_gradients_that_accumulate_make_one_step_of_the_average():
+    module, watch = task(), Watch()
+    start = copied(module)
+    trainer(watch, accumulate_grad_batches=2).fit(module, batches(4))
+    assert_close(module.state_dict(), expected(start, watch.trained[1::2], 0.9))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_a_fit_that_goes_on_has_both_again(precision, tmp_path):
+    whole = trainer(max_epochs=2, precision=precision)
+    whole.fit(module := task(), batches(3), batches(1))
+    first = trainer(max_epochs=1, precision=precision)
+    first.fit(task(), batches(3), batches(1))
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert not torch.equal(saved["state_dict"]["network.map.bias"], saved["current_model_state"]["network.map.bias"])
+    again = trainer(max_epochs=2, precision=precision)
+    again.fit(other := task(), batches(3), batches(1), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_what_scores_takes_the_averages_and_needs_no_callback(tmp_path, recwarn):
+    fitted = trainer()
+    fitted.fit(task(), batches(3))
+    fitted.save_checkpoint(tmp_path / "a.ckpt")
+    scoring = trainer()
+    scoring.test(module := task(), batches(2), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    assert torch.equal(module.network.map.weight, fitted.lightning_module.network.map.weight)
+    assert not [c for c in scoring.callbacks if isinstance(c, AverageWeights)]
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(saved["network.map.weight"], module.network.map.weight)
+
+
+def test_they_begin_with_the_weights_of_a_checkpoint_that_has_none(tmp_path):
+    fitted = trainer()
+    fitted.fit(task(None), batches(2))
+    fitted.save_checkpoint(tmp_path / "a.ckpt")
+    start, watch = copied(fitted.lightning_module), Watch()
+    trainer(watch, max_epochs=2).fit(module := task(), batches(2), ckpt_path=tmp_path / "a.ckpt")
+    assert len(watch.trained) == 2
+    assert_close(module.state_dict(), expected(start, watch.trained, 0.9))
+
+
+def test_no_average_of_sharded_weights(monkeypatch):
+    sharded = trainer()
+    monkeypatch.setattr("lra_ssm.tasks.averaging.ModelParallelStrategy", type(sharded.strategy))
+    with pytest.raises(InputError, match="there are no averages of sharded weights"):
+        sharded.fit(task(), batches(1))
+
+
+def test_a_decay_of_1_is_none():
+    with pytest.raises(ValueError, match="ema_decay is 1.0; it is a share, below 1"):
+        OptimizerSettings(ema_decay=1.0)
