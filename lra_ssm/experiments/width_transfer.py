@@ -169,7 +169,7 @@ class LanguageModelTransfer(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         widths, rates, steps, text = (64, 128, 256, 512), [0.0005 * 2**i for i in range(7)], 200, TEXT.parent.name
         if form == "quick":
-            widths, rates, steps, text = (64, 128), rates[3:4], 2, "random"
+            widths, rates, steps, text = (64, 128), rates[3:4], 1, "random"
         return [
             {"layer": layer, "variant": variant, "d": d, "lr": lr, "steps": steps, "text": text}
             for d in widths for layer in LAYERS for variant in VARIANTS for lr in rates

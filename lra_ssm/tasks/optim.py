@@ -183,14 +183,19 @@ def parameter_groups(model: nn.Module, rates: Mapping[str, Rate | WidenedRate]) 
     groups: dict[Rate | WidenedRate, dict[str, Any]] = {}
     inside: dict[Rate | WidenedRate, set[str]] = {}
     for name in sorted(roles, key=lambda name: ROLES.index(usual.get(roles[name], roles[name]))):
-        given = {key: value for key, value in rates[name]._asdict().items() if value is not None}
-        group = groups.setdefault(rates[name], {"name": "", "params": [], **given})
+        group = groups.setdefault(rates[name], {"name": "", "params": [], **_settings_of(rates[name])})
         group["params"].append(parameters[name])
         inside.setdefault(rates[name], set()).add(roles[name])
     for rate, group in groups.items():
         shown = {role for role in inside[rate] if usual.get(role) not in inside[rate]}
         group["name"] = ", ".join(role for role in ROLES if role in shown)
     return list(groups.values())
+
+
+def _settings_of(rate: Rate | WidenedRate) -> dict[str, Any]:
+    """A group's, as plain values: a checkpoint has them."""
+    found = {key: value for key, value in rate._asdict().items() if value is not None}
+    return {**found, "width": rate.width._asdict()} if isinstance(rate, WidenedRate) else found
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
@@ -204,8 +209,9 @@ def format_groups(groups: list[dict[str, Any]]) -> str:
         rate = group.get("initial_lr", group["lr"])
         name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
         by = [group.get("algorithm", "")] if several else []
-        factors = [f"{value:.3g}" for value in group["width"][2:]] if widened else []
-        kind = [group["width"].kind] if widened else []
+        width = group.get("width", {})
+        factors = [f"{width[key]:.3g}" for key in ("lr", "weight_decay", "eps")] if widened else []
+        kind = [width["kind"]] if widened else []
         rows.append((name, *kind, f"{count:,}", rate, f"{group['weight_decay']:g}", *by, *factors))
     head = (
         "group",

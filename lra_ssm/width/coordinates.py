@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.roles import width_roles
 from lra_ssm.width.parameterizations import Optimizer, gradient_exponent, without_multipliers
-from lra_ssm.width.scaling import WidthSettings, layer_of
+from lra_ssm.width.scaling import WidthSettings, layer_of, tied_multipliers
 
 Row = dict[str, Any]  # width, step, what ("activation", "update" or "gradient"), name, rms
 LOGITS = "logits"
@@ -154,4 +154,10 @@ def promises(
         layer = layer_of(kind, settings)
         if layer is not None and kind in ("embedding", "hidden", "vector", "readout"):
             found["gradient", "first", name] = -gradient_exponent(folded, layer)
+    for name, a in tied_multipliers(network, folded, optimizer).items():
+        found["gradient", "first", name] = 0.0
+        parts = name.split(".")[:-1]  # of the norm, and what ends with it
+        for module in (".".join(parts[:i]) for i in range(1, len(parts) + 1)):
+            for key in (("activation", "first"), ("activation", "last"), ("update", "last")):
+                found[*key, module] = -a
     return found

@@ -17,7 +17,7 @@ At the base width every factor is 1.
 import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
@@ -59,7 +59,7 @@ class WidthSettings:
         ValueError: what none of this can be, and a parameterization that is not stable, naming the condition.
     """
 
-    parameterization: Name | dict[str, tuple[float, float, float]]
+    parameterization: str | dict[str, tuple[float, float, float]]
     base_d_model: int
     alignment: Aligned = "full"
     states: Literal["readout", "hidden"] = "readout"
@@ -72,7 +72,7 @@ class WidthSettings:
                 raise ValueError(f"width {name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         given = self.parameterization
         if isinstance(given, str):
-            if given not in PARAMETERIZATIONS:
+            if given not in get_args(Name):
                 raise ValueError(f"width parameterization {given!r} is unknown; {hint(given, list(PARAMETERIZATIONS))}")
             return
         if set(given) != set(LAYERS) or any(len(exponents) != 3 for exponents in given.values()):
@@ -94,7 +94,8 @@ class WidthSettings:
     def exponents(self, optimizer: Optimizer = "adam") -> Parameterization:
         """Those of an optimizer. Raises ValueError where they are one's own and not stable with it."""
         if isinstance(self.parameterization, str):
-            return with_rates(PARAMETERIZATIONS[self.parameterization], optimizer, self.alignment)
+            named = PARAMETERIZATIONS[cast(Name, self.parameterization)]
+            return with_rates(named, optimizer, self.alignment)
         own = {layer: Exponents(*self.parameterization[layer]) for layer in LAYERS}
         if wrong := failed(own, optimizer, ALIGNMENTS[self.alignment]):
             raise ValueError(f"width parameterization is not stable with {optimizer}: {'; '.join(wrong)}")
@@ -142,8 +143,7 @@ def width_factors(
         counts = layer is not None and layer != "readout" and kind != "state"
         g = gradient_exponent(folded, layer) if counts and layer is not None else 0.0
         found[name] = Factors(kind, ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)
-    for name in _tied(network):
-        a = _multiplier_of_a_tied_readout(folded, KAPPA[optimizer])
+    for name, a in tied_multipliers(network, folded, optimizer).items():
         lr = found[name].lr * ratio ** -(KAPPA[optimizer] * a)
         found[name] = Factors("readout", found[name].initial * ratio**-a, lr, 1 / lr, 1.0)
     return found
@@ -157,20 +157,21 @@ def layer_of(kind: WidthKind, settings: WidthSettings) -> Layer | None:
     return layers.get(kind)
 
 
-def _tied(network: nn.Module) -> list[str]:
+def tied_multipliers(network: nn.Module, folded: Parameterization, optimizer: Optimizer) -> dict[str, float]:
+    """What a network names in `scales_of_a_tied_readout`, and the a of d^-a that is folded into it: with it the weight
+    of the embedding starts and trains as the readout's would.
+
+    folded: exponents without multipliers. Raises ValueError where there is no such a.
+    """
     declare = getattr(network, "scales_of_a_tied_readout", None)
-    return declare() if callable(declare) else []
-
-
-def _multiplier_of_a_tied_readout(folded: Parameterization, kappa: int) -> float:
-    """a such that the embedding's weight, a its multiplier, starts and trains as the readout would."""
+    names = declare() if callable(declare) else []
     (_, b_0, c_0), (_, b, c) = folded["embedding"], folded["readout"]
-    if abs(kappa * (b - b_0) - (c - c_0)) > 1e-9:
+    if names and abs(KAPPA[optimizer] * (b - b_0) - (c - c_0)) > 1e-9:
         raise ValueError(
             "the head is tied to the embedding, whose weight no multiplier makes start and train as a readout of this"
             " width parameterization: take mup or mean_field, where one does, or untie them (tie_embeddings: false)"
         )
-    return b - b_0
+    return dict.fromkeys(names, b - b_0)
 
 
 @torch.no_grad()
