@@ -1,7 +1,7 @@
 """What the width experiments share: bigrams, and what is measured of the model that learns them.
 
-Bigrams (x, y): x uniform over V tokens, y by a transition matrix softmax(2 · normal), the same in all runs. Everett et
-al. train on C4, and the note on them names no data: this data, V, batches of 64 and two hidden layers are ours.
+Bigrams (x, y): x uniform over V tokens, y by a transition matrix softmax(2 · normal), the same in all runs. The note
+names no data: this, V, batches of 64 and two hidden layers are ours.
 """
 
 from collections import defaultdict

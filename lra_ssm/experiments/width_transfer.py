@@ -1,7 +1,7 @@
-"""Whether a learning rate that is best for a narrow model is best for a wide one (Everett et al. 2024, section 5).
+"""Whether a learning rate that is best for a narrow model is best for a wide one, as Everett et al. 2024 ask.
 
 The bigram model of the note, and a small language model of characters with S6 or B2S6 in Mamba's block. Everett et al.
-train transformers on C4 up to 26.8 billion parameters; data, sizes and steps here are ours. At width 64 all
+train transformers of up to 26.8 billion parameters; data, sizes and steps here are ours. At width 64 all
 parameterizations are one model; "as it is" widens it without any, as PyTorch does: one rate for all.
 """
 

@@ -50,7 +50,7 @@ class NetworkTask(L.LightningModule):
         check_call(self.network, "network", "inputs", "lengths")
         self.optimizer_settings = optimizer
         stored = {"network": spec.as_dict(), "optimizer": asdict(optimizer)}
-        self.save_hyperparameters(stored if width is None else {**stored, "width": width.as_dict()})
+        self.save_hyperparameters(stored if width is None else {**stored, "width": asdict(width)})
         self.width_factors: dict[str, Factors] | None = None
         if width is not None:
             rule = update_rule(optimizer.algorithm, optimizer.arguments)

@@ -3,8 +3,8 @@
 Layer l computes h_{l+1} = d^{-a_l} W_l h_l, its weights start with variance d^{-2 b_l}, its learning rate is C
 d^{-c_l}. A layer is the embedding (l = 0), hidden (l = 1 … L) or the readout (l = L + 1).
 
-Sources: Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers" (ICML), table 1; the note
-"Scale-Invariant Parameterizations" (K. Stratos) on it, whose equations the numbers in brackets are.
+Sources: the note "Scale-Invariant Parameterizations" (K. Stratos), whose equations the numbers in brackets are, on
+Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers" (ICML).
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Exponents(NamedTuple):
 
 Parameterization = Mapping[Layer, Exponents]
 
-# Table 1 of the note: c of Adam (its limit is sign descent, eq. 12) with full alignment. Everett et al. 2024, table 1.
+# The note's table 1: c of Adam (its limit is sign descent, eq. 12) with full alignment.
 PARAMETERIZATIONS: dict[Name, Parameterization] = {
     "sp": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0, 0.5, 1), "readout": Exponents(0, 0.5, 1)},
     "ntk": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0.5, 0, 0.5), "readout": Exponents(0.5, 0, 0.5)},
@@ -74,7 +74,7 @@ def with_rates(
     parameterization: Parameterization, optimizer: Optimizer = "adam", alignment: Aligned = "full"
 ) -> Parameterization:
     """The same with the largest learning rates that are stable: equality in (14) and (19), a + c + e = α, for the
-    embedding 0. Of the four by name these are Everett et al. 2024, table 1."""
+    embedding 0. The note has those of Adam with full alignment; the others are derived in the same way."""
     alpha = ALIGNMENTS[alignment].alpha
     found: dict[Layer, Exponents] = {}
     for layer, (a, b, _) in parameterization.items():

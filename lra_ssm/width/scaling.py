@@ -7,16 +7,16 @@ multiplier is folded into the weight of the norm in front of it, which has both.
 With m = width / base width, a parameter of the folded exponents (0, b, c) has
 
 - initial values times m^-(b + e), where those of the model as it is go with m^e (`layers.roles`);
-- its learning rate times m^-c and its weight decay times m^c: what decays in a step is the same at every width (Everett
-  et al. 2024 have none; rate and decay are multiplied in AdamW);
-- Adam's epsilon times m^-g, as its gradients go (Everett et al. 2024, section 4.3, have it per layer).
+- its learning rate times m^-c and its weight decay times m^c: AdamW multiplies the two, and so the share of a weight
+  that decays in a step is the same at every width, as equivalence asks too;
+- Adam's epsilon times m^-g, as its gradients go: else it is too large for a wide model's (Everett et al. 2024).
 
 At the base width every factor is 1.
 """
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -100,10 +100,6 @@ class WidthSettings:
         if wrong := failed(own, optimizer, ALIGNMENTS[self.alignment]):
             raise ValueError(f"width parameterization is not stable with {optimizer}: {'; '.join(wrong)}")
         return own
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 class Factors(NamedTuple):

@@ -18,7 +18,7 @@ from lra_ssm.width.parameterizations import (
 )
 from tests.each import each
 
-# Everett et al. 2024, table 1, as far as the facts have it: c of Adam of embedding, hidden and readout
+# c of Adam of embedding, hidden and readout: with full alignment the note's table 1; without, 1/2 less but of embeddings
 ADAM = {
     "sp": {"full": (0, 1, 1), "none": (0, 0.5, 0.5)},
     "ntk": {"full": (0, 0.5, 0.5), "none": (0, 0, 0)},

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_a_checkpoint_says_what_it_was_trained_with():
     assert "width" not in task().hparams
     made = task(MUP)
     again = LanguageModelling(**copy.deepcopy(dict(made.hparams)))
-    assert again.hparams["width"] == made.hparams["width"] == WidthSettings(**MUP).as_dict()
+    assert again.hparams["width"] == made.hparams["width"] == asdict(WidthSettings(**MUP))
     again.load_state_dict(made.state_dict())
     assert torch.equal(again(torch.arange(7)[None]), made(torch.arange(7)[None]))
     alone = LanguageModel(S6, 7, 64, 1)  # without the parameterization
