@@ -21,7 +21,6 @@ def test_a_check_prints_slopes_and_writes_a_table_and_a_picture(width, tmp_path,
     assert ("tiny, mup: d_model 8, 16, 32" if width else "without a width parameterization") in out
     assert "random inputs, as the data is not prepared here" in out
     assert "backbone.blocks.0.glu" in out and "head.weight" in out and "logits" in out
-    assert max(map(len, out.splitlines())) <= 100
     rows = pd.read_csv("checks/coordcheck.csv")
     assert set(rows["width"]) == {8, 16, 32} and set(rows["what"]) == {"activation", "update", "gradient"}
     assert (rows["rms"] >= 0).all() and rows.groupby("width").size().nunique() == 1

@@ -148,8 +148,8 @@ TEXT = Path("data/tinyshakespeare/input.txt")
 VARIANTS: dict[str, dict[str, Any] | None] = {
     AS_IT_IS: None,
     "sp": {"parameterization": "sp"},
-    "mup": {"parameterization": "mup"},
-    "mup, states hidden": {"parameterization": "mup", "states": "hidden"},
+    "mup": {"parameterization": "mup", "states": "hidden"},
+    "mup, states readout": {"parameterization": "mup", "states": "readout"},
 }
 LAYERS = {"S6": LayerSpec(S6), "B2S6": LayerSpec(B2S6)}
 
@@ -159,7 +159,7 @@ class LanguageModelTransfer(Experiment):
     (betas 0.9 and 0.95, no decay), 20 of them warm-up, then a cosine to a tenth; one rate for all roles. The loss is
     the mean of the last 20 steps, on the same batches in every run; one seed.
 
-    "mup" scales what maps channels to states (B, C and Δ) as a readout, "mup, states hidden" as a hidden layer.
+    "mup" scales what maps channels to states (B, C and Δ) as a hidden layer, "mup, states readout" as a readout.
     Vankadara et al. 2024 ("On Feature Learning in Structured State Space Models") have exponents of their own for
     Mamba, which we could not find in what is public.
     """

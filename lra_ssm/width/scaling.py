@@ -53,7 +53,7 @@ class WidthSettings:
         base_d_model: the d_model at which the model and its rates are as they are.
         alignment: of updates and activations, "full" or "none", which the rates are made for.
         states: what maps channels to a fixed number of states (B, C and Δ of selective layers, B of LRU and S5) is
-            scaled as a "readout" or as a "hidden" layer.
+            scaled as a "hidden" layer or as a "readout": see docs/width.md.
 
     Raises:
         ValueError: what none of this can be, and a parameterization that is not stable, naming the condition.
@@ -62,12 +62,12 @@ class WidthSettings:
     parameterization: str | dict[str, tuple[float, float, float]]
     base_d_model: int
     alignment: Aligned = "full"
-    states: Literal["readout", "hidden"] = "readout"
+    states: Literal["hidden", "readout"] = "hidden"
 
     def __post_init__(self) -> None:
         if isinstance(self.base_d_model, bool) or not isinstance(self.base_d_model, int) or self.base_d_model < 1:
             raise ValueError(f"width base_d_model is {self.base_d_model!r}; it must be a whole number of at least 1")
-        for name, known in {"alignment": ALIGNMENTS, "states": ("readout", "hidden")}.items():
+        for name, known in {"alignment": ALIGNMENTS, "states": ("hidden", "readout")}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"width {name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         given = self.parameterization
@@ -136,8 +136,7 @@ def width_factors(
         layer = layer_of(kind, settings)
         b, c = (0.0, 0.0) if layer is None else (folded[layer].b, folded[layer].c)
         b = 0.0 if kind == "vector" else b
-        counts = layer is not None and layer != "readout" and kind != "state"
-        g = gradient_exponent(folded, layer) if counts and layer is not None else 0.0
+        g = 0.0 if layer is None else gradient_exponent(folded, layer)
         found[name] = Factors(kind, ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)
     for name, a in tied_multipliers(network, folded, optimizer).items():
         lr = found[name].lr * ratio ** -(KAPPA[optimizer] * a)

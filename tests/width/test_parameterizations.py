@@ -18,7 +18,7 @@ from lra_ssm.width.parameterizations import (
 )
 from tests.each import each
 
-# c of Adam of embedding, hidden and readout: with full alignment the note's table 1, without it 1/2 less of the latter two
+# c of Adam of embedding, hidden and readout: with full alignment the note's table 1, else 1/2 less of the latter two
 ADAM = {
     "sp": {"full": (0, 1, 1), "none": (0, 0.5, 0.5)},
     "ntk": {"full": (0, 0.5, 0.5), "none": (0, 0, 0)},

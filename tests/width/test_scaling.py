@@ -55,9 +55,9 @@ def test_factors_of_mup_at_four_times_the_width():
     assert shown["backbone.blocks.0.in_proj.weight"] == ("hidden", 1, 0.25, 4, 0.25)
     assert shown["head.weight"] == ("readout", 0.5, 0.25, 4, 1)
     assert shown["A_log"] == shown["D"] == shown["delta_bias"] == ("vector", 1, 1, 1, 0.25)
-    assert shown["B"] == shown["C"] == ("state", 0.5, 0.25, 4, 1)
-    hidden = task({**MUP, "states": "hidden"}, **UNTIED).width_factors["backbone.blocks.0.layer.B"]
-    assert tuple(hidden)[:4] == ("state", 1, 0.25, 4)
+    assert shown["B"] == shown["C"] == ("state", 1, 0.25, 4, 0.25)
+    readout = task({**MUP, "states": "readout"}, **UNTIED).width_factors["backbone.blocks.0.layer.B"]
+    assert tuple(readout) == ("state", 0.5, 0.25, 4, 1)
 
 
 def test_initial_values_are_multiplied_and_drawn_as_before():
@@ -76,7 +76,7 @@ def test_equivalent_parameterizations_are_the_same_factors():
 
 def test_a_tied_head_is_scaled_by_the_norm_before_it():
     """Its logits start at 1/m of theirs, the embedding as large as ever."""
-    made = task({**MUP, "states": "hidden"})  # whose initial values are as they are
+    made = task(MUP)
     assert tuple(made.width_factors["backbone.norm.weight"]) == ("readout", 0.25, 0.25, 4, 1)
     assert tuple(made.width_factors["backbone.embedding.weight"])[:4] == ("embedding", 1, 1, 1)
     ids = torch.arange(7)[None]
@@ -135,7 +135,7 @@ def test_exponents_of_ones_own():
         ({"parameterization": "mup", "base_d_model": 0}, "base_d_model is 0"),
         ({"parameterization": "mup", "base_dmodel": 4}, "did you mean 'base_d_model'"),
         ({"parameterization": {"hidden": [0, 0, 0]}, "base_d_model": 4}, "must have"),
-        ({**MUP, "states": "vector"}, "states is 'vector'; it must be one of readout, hidden"),
+        ({**MUP, "states": "vector"}, "states is 'vector'; it must be one of hidden, readout"),
     ],
 )
 def test_wrong_settings_are_one_line(width, message):
