@@ -118,8 +118,9 @@ def _write(folder: Path, rows: list[dict[str, Any]], found: Sequence["Slope"], t
     from lra_ssm.cli.coordcheck_model import picture
 
     folder.mkdir(parents=True, exist_ok=True)
+    frame = pd.DataFrame(rows)
     with replacing(folder / "coordcheck.csv") as file:
-        pd.DataFrame(rows).to_csv(file, index=False)
+        frame.to_csv(file, index=False)
     with replacing(folder / "coordcheck.png", "wb") as file:
-        picture(rows, found, tolerance, title).savefig(file, format="png", dpi=130)
+        picture(frame, found, tolerance, title).savefig(file, format="png", dpi=130)
     print(f"{folder / 'coordcheck.png'}, coordcheck.csv")

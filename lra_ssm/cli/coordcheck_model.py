@@ -6,9 +6,9 @@ import copy
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.pytorch import seed_everything
 from matplotlib.figure import Figure
@@ -183,34 +183,28 @@ def _scale_heads(node: Any, ratio: float) -> None:
         _scale_heads(value, ratio)
 
 
-def picture(rows: Sequence[Row], found: Sequence[Slope], tolerance: float, title: str) -> Figure:
+def picture(rows: pd.DataFrame, found: Sequence[Slope], tolerance: float, title: str) -> Figure:
     """Three panels over the width: activations and their changes after the steps, gradients before them."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    last = max(row["step"] for row in rows)
+    last, means = rows["step"].max(), rows.groupby(["what", "step", "name", "width"], sort=False)["rms"].mean()
     panels = {
         f"activations after {last} steps": ("activation", last),
         f"their change in {last} steps": ("update", last),
         "gradients of parameters at the start": ("gradient", 0),
     }
-    widths = sorted({row["width"] for row in rows})
+    widths = sorted(rows["width"].unique())
     for axes, (name, (what, step)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         wrong = {one.name: one for one in found if one.what == what and one.step == step and one.verdict(tolerance)}
-        for each in dict.fromkeys(row["name"] for row in rows if row["what"] == what):
-            means = [_mean(rows, what, step, each, width) for width in widths]
+        drawn = means[what, step].unstack("width")[widths]
+        for each, line in drawn.iterrows():
             style = {"color": "#c0392b", "alpha": 0.9} if each in wrong else {"color": "#555555", "alpha": 0.5}
-            axes.plot(widths, means, "o-", markersize=3, linewidth=1, **style)
+            axes.plot(widths, line, "o-", markersize=3, linewidth=1, **style)
         axes.set(xscale="log", yscale="log", xlabel="width d_model", ylabel="root mean square")
         axes.set_title(f"{name}\n{len(wrong)} not as promised (red)", fontsize=9)
         axes.set_xticks(widths, [str(width) for width in widths])
         axes.minorticks_off()
         for each in list(wrong)[:6]:
-            last_mean = _mean(rows, what, step, each, widths[-1])
-            axes.annotate(f"{each} {wrong[each].found:+.2f}", (widths[-1], last_mean), fontsize=6, ha="right")
+            place = (widths[-1], drawn.loc[each, widths[-1]])
+            axes.annotate(f"{each} {wrong[each].found:+.2f}", place, fontsize=6, ha="right")
     figure.suptitle(title, fontsize=10)
     return figure
-
-
-def _mean(rows: Sequence[Row], what: str, step: int, name: str, width: int) -> float:
-    key = SimpleNamespace(what=what, step=step, name=name, width=width)
-    values = [row["rms"] for row in rows if all(row[field] == value for field, value in vars(key).items())]
-    return sum(values) / len(values) if values else float("nan")

@@ -150,6 +150,12 @@ class AtTheStart(Experiment):
             axes.set_title(f"σ² = {row}{', RMSNorm' if norm else ''}", fontsize=9)
 
 
+def _ticks(axes: Any, rows: pd.DataFrame) -> None:
+    widths = sorted(rows["d"].unique())
+    axes.minorticks_off()
+    axes.set_xticks(widths, [str(width) for width in widths])
+
+
 def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
     """RMS over d, dashed what theory says from the first width on; the legend has both exponents."""
     for i, (name, wanted) in enumerate(theory.items()):
@@ -160,6 +166,7 @@ def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
             means.index, means.iloc[0] * (means.index / means.index[0]) ** wanted, "--", color=f"C{i}", linewidth=0.7
         )
     axes.set(xscale="log", yscale="log", xlabel="width d", ylabel="RMS")
+    _ticks(axes, rows)
     axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6)
 
 
@@ -291,4 +298,5 @@ class AfterTenSteps(Experiment):
                 label = f"V = {V}: {exponent(chosen, 'change'):+.2f} (by alignment {predicted(chosen):+.2f})"
                 axes.plot(means.index, means, "o-", color=f"C{i}", markersize=3, label=label)
             axes.set(xscale="log", yscale="log", xlabel="width d", ylabel="RMS of the logits' change")
+            _ticks(axes, rows)
             axes.legend(frameon=False, fontsize=6)

@@ -134,7 +134,7 @@ class S5(RecurrentLayer):
         return {"A_weight": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta"}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """N states of the layer stay: B maps channels to them, and starts by their number, whatever D is; C maps them to
+        """N states of the layer stay: B maps channels to them and starts by their number, not by D; C maps them to
         channels, "lecun" with variance 1/D too."""
         fixed: dict[str, WidthRole] = dict.fromkeys(("A_weight", "A_imag", "log_delta"), "fixed")
         return {**fixed, "B": ("state", 0.0), "C": ("embedding", -0.5 if self.C_shrinks else 0.0), "D": "vector"}
