@@ -122,6 +122,7 @@ STEPS = [
 OFF = (
     "optimizer.algorithm", "optimizer.arguments", "optimizer.schedule", "optimizer.schedule_arguments",
     "optimizer.ema_decay", "model.label_smoothing", "model.class_weights", "model.metrics",
+    "model.width",
 )  # fmt: skip
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
 OFF_IN_FULL = {f"model.init_args.{name.removeprefix('model.')}": AS_BEFORE[name] for name in OFF}

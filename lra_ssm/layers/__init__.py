@@ -17,7 +17,7 @@ from lra_ssm.layers.masking import check_lengths, mask_padding, valid_mask
 from lra_ssm.layers.norms import BatchNorm, LayerNorm, RMSNorm, make_norm
 from lra_ssm.layers.plain import PlainBlock
 from lra_ssm.layers.recurrent import RecurrentLayer
-from lra_ssm.layers.roles import Role, parameter_roles
+from lra_ssm.layers.roles import Role, WidthRole, linear_roles, parameter_roles, width_roles
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.layers.s5 import S5
 from lra_ssm.layers.s5_block import S5Block
@@ -57,9 +57,12 @@ __all__ = [
     "StableSSM",
     "TiedDropout",
     "TransformerBlock",
+    "WidthRole",
     "check_lengths",
+    "linear_roles",
     "make_norm",
     "mask_padding",
     "parameter_roles",
     "valid_mask",
+    "width_roles",
 ]

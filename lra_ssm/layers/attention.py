@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole, linear_roles
 
 Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B, T)
 
@@ -226,6 +226,11 @@ class Attention(nn.Module):
     def optim_roles(self) -> dict[str, Role]:
         own: dict[str, Role] = {"qkv_proj.bias": "no_decay", "out_proj.bias": "no_decay"}
         return own if self.qkv_proj.bias is not None else {}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """For heads of one size, of which a wider layer has more: q · k is then of one size too."""
+        roles = linear_roles(qkv_proj=(self.qkv_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
+        return roles if self.position_embedding is None else {**roles, "position_embedding.weight": "embedding"}
 
     def extra_repr(self) -> str:
         return f"n_heads={self.n_heads}, n_kv_heads={self.n_kv_heads}, causal={self.causal}, window={self.window}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
     Parameterization,
@@ -171,4 +171,14 @@ class B2S6(RecurrentLayer):
             roles["A_imag"] = "recurrent"
         if self.B_bias is not None:
             roles["B_bias"] = "no_decay"
+        return roles
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """H stays, P grows: of every block Δ, B and C are maps of P channels to one Δ and N states."""
+        roles: dict[str, WidthRole] = dict.fromkeys(("delta_weight", "B_weight", "C"), "state")
+        roles |= {"A_log": "fixed", "delta_bias": "vector", "D": "vector"}
+        if self.A_imag is not None:
+            roles["A_imag"] = "fixed"
+        if self.B_bias is not None:
+            roles["B_bias"] = "vector"
         return roles

@@ -21,7 +21,7 @@ from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.norms import NormName, RMSNorm, make_norm
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 from lra_ssm.ops import mamba_step, silu_gate, step_linear
 
@@ -206,6 +206,9 @@ class S4Block(Block):
     def optim_roles(self) -> dict[str, Role]:
         return {"glu.bias": "no_decay"}
 
+    def width_roles(self) -> dict[str, WidthRole]:
+        return linear_roles(glu=(self.glu, "hidden"))
+
 
 class MambaBlock(Block):
     """Mamba's block: f(x) = out_proj(Γ(SiLU(conv(u))) · SiLU(z)) with (u, z) = in_proj(x); Γ any layer.
@@ -310,3 +313,7 @@ class MambaBlock(Block):
     def optim_roles(self) -> dict[str, Role]:
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "glu.bias")
         return {name: "no_decay" for name, _ in self.named_parameters() if name in own}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        maps = {name: (getattr(self, name), "hidden") for name in ("in_proj", "out_proj", "glu")}
+        return linear_roles(**maps)

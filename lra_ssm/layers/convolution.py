@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.masking import real_resets
+from lra_ssm.layers.roles import WidthRole
 from lra_ssm.ops import causal_depthwise_convolution, last_taps
 
 
@@ -64,3 +65,7 @@ class ShortConvolution(nn.Conv1d):
         D, _, W = self.weight.shape
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         return self.weight.new_zeros(batch_size, D, W - 1, dtype=dtype)
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """Every channel has a filter of its own."""
+        return {name: "vector" for name, _ in self.named_parameters()}

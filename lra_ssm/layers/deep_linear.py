@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lra_ssm.layers.recurrent import RecurrentLayer, linear_recurrence
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import Form, Parameterization
 from lra_ssm.ops.deep_linear import OneLayer, Stack, diagonal, one_layer
 
@@ -135,3 +135,7 @@ class DeepLinearSSM(RecurrentLayer):
 
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """Every channel has a stack of its own."""
+        return {name: "vector" for name in ("eigenvalue_weight", "B", "C")}

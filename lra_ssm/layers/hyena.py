@@ -16,7 +16,7 @@ from lra_ssm.layers.blocks import State, need, run_with_state
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.mlp import MLPBlock
 from lra_ssm.layers.norms import NormName
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 _ACTIVATIONS = ("identity", "gelu", "half_glu2")
@@ -134,3 +134,7 @@ class HyenaBlock(MLPBlock):
     def optim_roles(self) -> dict[str, Role]:
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "activation.gate.bias", "D")
         return {name: "no_decay" for name, _ in self.named_parameters() if name in own}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        roles = linear_roles(in_proj=(self.in_proj, "hidden"), out_proj=(self.out_proj, "hidden"))
+        return {**super().width_roles(), **roles, **({} if self.D is None else {"D": "vector"})}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer, linear_recurrence
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import Form, Parameterization, as_complex
 
 
@@ -102,3 +102,8 @@ class LRU(RecurrentLayer):
     def roles(self) -> dict[str, Role]:
         """C and D at the base rate, with decay, as in minimal-LRU."""
         return dict.fromkeys(("modulus_weight", "theta_log", "gamma_log", "B"), "recurrent")
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """N states of the layer stay: B maps channels to them, C them to channels."""
+        fixed: dict[str, WidthRole] = dict.fromkeys(("modulus_weight", "theta_log", "gamma_log"), "fixed")
+        return {**fixed, "B": "state", "C": "embedding", "D": "vector"}

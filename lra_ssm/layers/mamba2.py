@@ -11,7 +11,7 @@ from lra_ssm.layers.blocks import Block, State, inner_width, need, run_with_stat
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.norms import GatedRMSNorm, NormName
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 
@@ -104,3 +104,8 @@ class Mamba2Block(Block):
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias")
         roles: dict[str, Role] = {name: "no_decay" for name, _ in self.named_parameters() if name in own}
         return roles | {name: "delta" for name, _ in self.named_parameters() if name.startswith("delta_proj.")}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """in_proj's rows for B and C are maps to states, which are scaled as those to channels are."""
+        maps = {name: (getattr(self, name), "hidden") for name in ("in_proj", "delta_proj", "out_proj")}
+        return linear_roles(**maps)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from lra_ssm.layers.blocks import Block, State, inner_width
 from lra_ssm.layers.masking import mask_padding
 from lra_ssm.layers.norms import make_norm
+from lra_ssm.layers.roles import WidthRole, linear_roles
 
 Activation = Literal["gelu", "swiglu"]
 
@@ -84,3 +85,7 @@ class MLPBlock(Block):
 
     def scale_inner(self, factor: float) -> None:
         """The same of the layer's part alone, without gradients."""
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """The MLP's; its width grows with the channels."""
+        return {} if self.norm2 is None else linear_roles(fc1=(self.fc1, "hidden"), fc2=(self.fc2, "hidden"))

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lra_ssm.layers.masking import valid_mask
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import rms_norm, silu_gate
 
 NormName = Literal["batch", "batch_padded", "layer", "rms"]
@@ -82,6 +82,9 @@ class BatchNorm(nn.Module):
 
     def optim_roles(self) -> dict[str, Role]:
         return {"norm.weight": "norm", "norm.bias": "no_decay"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"norm.weight": "vector", "norm.bias": "vector"}
 
 
 def _batch_norm(norm: nn.BatchNorm1d, rows: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -166,6 +169,9 @@ class LayerNorm(nn.LayerNorm):
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "norm", "bias": "no_decay"}
 
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"weight": "vector", "bias": "vector"}
+
 
 class RMSNorm(nn.RMSNorm):
     """RMSNorm over channels, with Mamba's epsilon."""
@@ -179,6 +185,9 @@ class RMSNorm(nn.RMSNorm):
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "norm"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"weight": "vector"}
 
 
 class GatedRMSNorm(nn.Module):
@@ -209,6 +218,9 @@ class GatedRMSNorm(nn.Module):
 
     def optim_roles(self) -> dict[str, Role]:
         return {"weight": "norm"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"weight": "vector"}
 
 
 def _in_precision_of(weight: Tensor, x: Tensor) -> Tensor:

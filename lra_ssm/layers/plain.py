@@ -13,7 +13,7 @@ from lra_ssm.layers.blocks import State, need, run_with_state
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.norms import NormName, make_norm
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
 Nonlinearity = Literal["none", "relu", "gelu", "tanh"]
@@ -106,3 +106,7 @@ class PlainBlock(nn.Module):
 
     def optim_roles(self) -> dict[str, Role]:
         return {} if self.bias is None else {"bias": "no_decay"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        roles = linear_roles(linear_in=(self.linear_in, "hidden"), linear_out=(self.linear_out, "hidden"))
+        return roles if self.bias is None else {**roles, "bias": "vector"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lra_ssm.layers.recurrent import RecurrentLayer, flip_reset
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
     Parameterization,
@@ -161,3 +161,14 @@ class S4D(RecurrentLayer):
             "B": "recurrent",
             "log_delta": "delta",
         }
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """Every channel has a system of its own; what they share with tie_A, tie_B or tie_C grows with nothing."""
+        owners = {
+            "A_log": self.A_log.shape[0],
+            "A_imag": self.A_imag.shape[0],
+            "B": self.B.shape[0],
+            "C": self.C.shape[1],
+        }
+        shared: dict[str, WidthRole] = {name: "fixed" if n == 1 else "vector" for name, n in owners.items()}
+        return {"log_delta": "vector", "D": "vector", **shared}

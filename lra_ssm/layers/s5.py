@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer, flip_reset, linear_recurrence
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
     Parameterization,
@@ -87,6 +87,7 @@ class S5(RecurrentLayer):
             raise ValueError(f"S5 C_init is {C_init!r}; it must be lecun, lecun_row or complex_normal")
         self.C = nn.Parameter(torch.view_as_real(C).float())
         self.D = nn.Parameter(torch.randn(D))
+        self.C_shrinks = C_init == "lecun"
 
     @property
     def bidirectional(self) -> bool:
@@ -135,6 +136,12 @@ class S5(RecurrentLayer):
         """C and D at the base rate, with decay, as in the public code's standard setting."""
         of_A: dict[str, Role] = {"A_weight": "recurrent", "A_imag": "recurrent", "log_delta": "delta"}
         return of_A if self.fast_B else {**of_A, "B": "recurrent"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """N states of the layer stay: B maps channels to them and starts by their number, not by D; C maps them to
+        channels, "lecun" with variance 1/D too."""
+        fixed: dict[str, WidthRole] = dict.fromkeys(("A_weight", "A_imag", "log_delta"), "fixed")
+        return {**fixed, "B": ("state", 0.0), "C": ("embedding", -0.5 if self.C_shrinks else 0.0), "D": "vector"}
 
 
 def _lecun(fan_in: int, *shape: int) -> Tensor:

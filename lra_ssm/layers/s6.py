@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
     Parameterization,
@@ -73,7 +73,7 @@ class S6(RecurrentLayer):
         if delta_rank is not None and delta_rank < 1:
             raise ValueError(f"S6 delta_rank is {delta_rank}; it must be at least 1, or None for ceil(d_model / 16)")
         D, N, R = d_model, d_state, delta_rank or math.ceil(d_model / 16)
-        self.low_rank = form == "mamba"
+        self.low_rank, self.rank_grows = form == "mamba", delta_rank is None
         self.state_shape = (D, N)
         self.parameterization = Parameterization.of(parameterization, "continuous")
         # w of A = f(w), a logarithm for exp; A = -(1, …, N), S4D-Real
@@ -167,6 +167,14 @@ class S6(RecurrentLayer):
         for name in ("delta_down", "delta_up") if self.low_rank else ("delta_weight",):
             roles[name] = "delta"
         return roles
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """B and C are maps to N states. Δ's rank grows with the channels where it is not given, as Mamba's does."""
+        roles: dict[str, WidthRole] = {"B": "state", "C": "state", "D": "vector", "delta_bias": "vector"}
+        if not self.low_rank:
+            return {**roles, "A_log": "fixed", "delta_weight": "state"}
+        down, up = ("hidden", "hidden") if self.rank_grows else ("state", "embedding")
+        return {**roles, "A_log": "vector", "delta_down": down, "delta_up": up}
 
 
 def _uniform(*shape: int, bound: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.ops import (
     Form,
     Parameterization,
@@ -162,6 +162,13 @@ class SSD(RecurrentLayer):
     def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"A_log": "recurrent", "delta_bias": "delta", "D": "no_decay"}
         return roles if self.delta_weight is None else {**roles, "delta_weight": "delta"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """Heads keep their size, a wider layer has more of them; B and C are maps to the states of G groups, which stay."""
+        roles: dict[str, WidthRole] = {"A_log": "vector", "delta_bias": "vector", "D": "vector"}
+        if self.delta_weight is None:
+            return roles
+        return {**roles, "B": "state", "C": "state", "delta_weight": "hidden"}
 
 
 def _uniform(*shape: int) -> Tensor:

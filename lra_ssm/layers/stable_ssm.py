@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.recurrent import RecurrentLayer, linear_recurrence
-from lra_ssm.layers.roles import Role
+from lra_ssm.layers.roles import Role, WidthRole
 from lra_ssm.layers.s4d import S4D
 from lra_ssm.ops import Form, Parameterization, zoh
 
@@ -159,3 +159,6 @@ class _RealDiagonal(RecurrentLayer):
 
     def roles(self) -> dict[str, Role]:
         return {"eigenvalue_weight": "recurrent", "b": "no_decay"}
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"eigenvalue_weight": "fixed", "U": "state", "b": "fixed", "C": "embedding"}

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
 from lra_ssm.layers.blocks import S4Block, need, run_with_state
 from lra_ssm.layers.norms import statistics_kept
+from lra_ssm.layers.roles import WidthRole
 from lra_ssm.layers.spec import Blocks, Layers
 
 State = tuple[Any, ...]  # of a backbone: its blocks' states
@@ -120,6 +121,11 @@ class Backbone(nn.Module):
             if isinstance(self.embedding, nn.Linear)
             else {"embedding.weight": "embedding"}
         )
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """A linear map of features starts by their number, so its bias too is the same at every width."""
+        bias: dict[str, WidthRole] = {"embedding.bias": "vector"} if isinstance(self.embedding, nn.Linear) else {}
+        return {"embedding.weight": "embedding", **bias}
 
 
 def _first_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

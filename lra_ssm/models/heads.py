@@ -9,7 +9,7 @@ Shapes: B batch, D channels.
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.roles import biases_without_decay
+from lra_ssm.layers.roles import WidthRole, biases_without_decay, linear_roles
 
 
 class LinearHead(nn.Linear):
@@ -20,6 +20,9 @@ class LinearHead(nn.Linear):
 
     def __init__(self, d_model: int, num_classes: int) -> None:
         super().__init__(d_model, num_classes)
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"weight": "readout", "bias": ("fixed", -0.5)}
 
 
 class MLPHead(nn.Sequential):
@@ -40,6 +43,9 @@ class MLPHead(nn.Sequential):
         width = _positive(width, d_model)
         super().__init__(nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, num_classes))
 
+    def width_roles(self) -> dict[str, WidthRole]:
+        return linear_roles(**{"0": (self[0], "hidden"), "2": (self[2], "readout")})
+
 
 class NLIHead(nn.Sequential):
     """[x, y, x − y, x · y] (4D) -> D -> GELU -> num_classes: the public S4 code's for Retrieval."""
@@ -52,6 +58,9 @@ class NLIHead(nn.Sequential):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y, x - y, x * y], -1))
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return linear_roles(**{"0": (self[0], "hidden"), "2": (self[2], "readout")})
 
 
 class LRAPairHead(nn.Sequential):
@@ -76,6 +85,9 @@ class LRAPairHead(nn.Sequential):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y], -1))
 
+    def width_roles(self) -> dict[str, WidthRole]:
+        return linear_roles(**{"0": (self[0], "hidden"), "2": (self[2], "hidden"), "4": (self[4], "readout")})
+
 
 class LogitPairHead(nn.Module):
     """An LRA pair head on the logits of both. x and y each to num_classes by one linear map, then 2 · num_classes ->
@@ -93,6 +105,10 @@ class LogitPairHead(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x, y (B, D) -> (B, num_classes)."""
         return self.match(torch.cat([self.each(x), self.each(y)], -1))
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        """`each` says its own; what follows has the logits' sizes and its own."""
+        return {name: "fixed" for name, _ in self.named_parameters() if name.startswith("match.")}
 
 
 def _positive(width: int | None, d_model: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lra_ssm.layers import MambaBlock, mask_padding
+from lra_ssm.layers.roles import WidthRole
 from lra_ssm.layers.spec import Blocks, Layers
 from lra_ssm.models.backbone import Backbone, State
 from lra_ssm.models.generation import Generation, Stop
@@ -190,6 +191,18 @@ class LanguageModel(Pretrained):
         for _ in generation:
             pass
         return generation.ids
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {} if self.head is None else {"head.weight": "readout"}
+
+    def scales_of_a_tied_readout(self) -> list[str]:
+        """The parameters that scale what the head reads, where its weight is the embedding's and cannot have a scale of
+        its own: the last norm's. Raises ValueError where blocks end without a norm."""
+        if self.head is not None:
+            return []
+        if self.backbone.norm is None:
+            raise ValueError("the head is tied to the embedding, and no norm in front of it could scale it: untie them")
+        return [f"backbone.norm.{name}" for name, _ in self.backbone.norm.named_parameters()]
 
     def extra_repr(self) -> str:
         return f"vocab_size={self.vocab_size}, tie_embeddings={self.head is None}"

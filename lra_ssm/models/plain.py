@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lra_ssm.layers import PlainBlock, PoolingSpec, mask_padding
 from lra_ssm.layers.plain import Nonlinearity
+from lra_ssm.layers.roles import WidthRole
 from lra_ssm.layers.spec import LayerFactory, Layers, LayerSpec
 from lra_ssm.models.backbone import check_inputs
 from lra_ssm.models.pooling import LastPooling
@@ -71,3 +72,6 @@ class PlainNetwork(Pretrained):
         for block in self.blocks:
             x = block(x, lengths)
         return self.decoder(x if self.pooling is None else self.pooling(x, lengths))
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {"encoder.weight": "embedding", "decoder.weight": "readout"}

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers import S4Block
+from lra_ssm.layers import S4Block, WidthRole
 from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
 from lra_ssm.models.classifier import Classifier
 from lra_ssm.models.dual_encoder import DualEncoder
@@ -67,6 +67,9 @@ class PositionEmbedding(nn.Embedding):
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         return self.dropout(x + self.positions[: x.shape[1]])
+
+    def width_roles(self) -> dict[str, WidthRole]:
+        return {name: "embedding" for name, _ in self.named_parameters()}
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:

@@ -76,7 +76,7 @@ def count_step(
     with mode if fakes else nullcontext(), counter:
         for tensor in (*task.parameters(), *task.buffers()):
             counter.hold(tensor)
-        found = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100)
+        found = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100, task.width_factors)
         trained, schedule = found["optimizer"], found["lr_scheduler"]["scheduler"]
         several = True if fakes else None  # torch does not take fake parameters together by itself, as it does others
         for group in trained.param_groups:

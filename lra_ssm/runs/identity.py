@@ -62,6 +62,7 @@ AS_BEFORE: dict[str, Any] = {
     "model.label_smoothing": 0.0,
     "model.class_weights": None,
     "model.metrics": None,
+    "model.width": None,
     "MNIST.mean": 0.0,
     "MNIST.std": 1.0,
     "SCIFAR.std": None,

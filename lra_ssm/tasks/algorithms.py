@@ -1,6 +1,7 @@
 """Which optimizer makes the steps: one of torch's, Muon for matrices beside AdamW, or a class of one's own."""
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,9 +12,15 @@ from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.tasks.arguments import built, check_arguments, named_class, taken_by
+from lra_ssm.width.parameterizations import Optimizer as Rule
 
 ALGORITHMS: dict[str, type[Optimizer]] = {"AdamW": AdamW, "SGD": SGD, "Muon": Muon}
 USUAL_BETAS = (0.9, 0.999)
+# By class what its steps are like in the theory of width. Muon's are made as large as AdamW's.
+_RULES: dict[str, Rule] = {
+    "SGD": "sgd", **dict.fromkeys(("AdamW", "Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "Muon"), "adam"),
+    "Adafactor": "adafactor",
+}  # fmt: skip
 # Settings of their own, for every role.
 _SETTINGS = ("lr", "weight_decay", "betas")
 
@@ -25,6 +32,24 @@ def check_algorithm(name: str) -> None:
     if name in torch.optim.__all__:
         raise ValueError(f"algorithm {name!r} is named by its import path, torch.optim.{name}")
     raise ValueError(f"algorithm is {name!r}, which is none and no import path; {hint(name, ALGORITHMS)}")
+
+
+def default_eps(name: str, arguments: Mapping[str, Any]) -> float | None:
+    """The epsilon beside gradients' second moments that the optimizer of that name has; None: it has none, or Muon's
+    own for matrices beside AdamW's."""
+    cls = ALGORITHMS[name] if name in ALGORITHMS else named_class(name, "algorithm")
+    found = arguments.get("eps", signature(cls).parameters["eps"].default if "eps" in taken_by(cls) else None)
+    return found if isinstance(found, float) and cls is not Muon else None
+
+
+def update_rule(name: str, arguments: Mapping[str, Any]) -> Rule:
+    """How the steps of the optimizer of that name go with gradients and weights. Raises InputError where theory has
+    nothing on it."""
+    rule = _RULES.get(name.rpartition(".")[2])
+    if rule is None or name == "Muon" and arguments.get("adjust_lr_fn", "match_rms_adamw") != "match_rms_adamw":
+        known = ", ".join(_RULES)
+        raise InputError(f"width: there are no learning rates of algorithm {name} by width; there are of {known}")
+    return rule
 
 
 def optimizer_of(

@@ -17,10 +17,12 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call
 from lra_ssm.layers.spec import NetworkFactory
+from lra_ssm.tasks.algorithms import update_rule
 from lra_ssm.tasks.averaging import AverageWeights
 from lra_ssm.tasks.metrics import Metrics, built, metric_specs
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
 from lra_ssm.tasks.sharding import shard
+from lra_ssm.width.scaling import Factors, WidthSettings, scale_initial_values, width_factors, width_of
 
 
 class NetworkTask(L.LightningModule):
@@ -29,18 +31,31 @@ class NetworkTask(L.LightningModule):
     Args:
         network: a specification of any class whose instances map (inputs, lengths) to outputs.
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+        width: a width parameterization, `WidthSettings` or its values by name: what was tuned at one width holds at
+            another. None: the model and its rates as they are.
     """
 
     own_metrics: tuple[str, ...] = ("loss",)  # what a task logs of a split without being asked
 
-    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerSettings = DEFAULTS,
+        width: WidthSettings | None = None,
+    ) -> None:
         super().__init__()
         spec = NetworkSpec.of(network)
-        optimizer = OptimizerSettings.of(optimizer)
+        optimizer, width = OptimizerSettings.of(optimizer), WidthSettings.of(width)
         self.network = spec()
         check_call(self.network, "network", "inputs", "lengths")
         self.optimizer_settings = optimizer
-        self.save_hyperparameters({"network": spec.as_dict(), "optimizer": asdict(optimizer)})
+        stored = {"network": spec.as_dict(), "optimizer": asdict(optimizer)}
+        self.save_hyperparameters(stored if width is None else {**stored, "width": asdict(width)})
+        self.width_factors: dict[str, Factors] | None = None
+        if width is not None:
+            rule = update_rule(optimizer.algorithm, optimizer.arguments)
+            self.width_factors = width_factors(self.network, width_of(spec), width, rule)
+            scale_initial_values(self.network, self.width_factors)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.network(inputs, lengths)
@@ -106,7 +121,7 @@ class NetworkTask(L.LightningModule):
     def try_optimizer(self) -> None:
         """Builds an optimizer and a schedule, for no steps. Raises InputError, or ValueError, for what they do not
         take, and for roles that are none."""
-        optimizer_and_schedule(self.network, self.optimizer_settings, 1000, 100)
+        optimizer_and_schedule(self.network, self.optimizer_settings, 1000, 100, self.width_factors)
 
     def inputs_of(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """A batch's inputs, and their lengths or None. Raises TypeError for what is no batch of this task."""
@@ -138,7 +153,7 @@ class NetworkTask(L.LightningModule):
                 f"lr stays below {settings.lr}"
             )
         epoch_steps = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        return optimizer_and_schedule(self.network, settings, total, epoch_steps)
+        return optimizer_and_schedule(self.network, settings, total, epoch_steps, self.width_factors)
 
 
 def share(count: int | Tensor, like: Tensor) -> float | Tensor:

@@ -16,6 +16,7 @@ from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, share, summed, unpack
 from lra_ssm.tasks.metrics import Mean, Metrics
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
+from lra_ssm.width.scaling import WidthSettings
 
 
 class Classification(NetworkTask):
@@ -34,6 +35,7 @@ class Classification(NetworkTask):
             the batch; None: all the same.
         metrics: further ones of validation and test by name, as specifications of torchmetrics' or other classes that
             take (logits (B, num_classes), labels (B,)), such as MulticlassF1Score: val/<name>, test/<name>.
+        width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
 
     Raises:
         InputError: label_smoothing is no such share, class_weights are no numbers above 0, or a metric is none.
@@ -50,8 +52,9 @@ class Classification(NetworkTask):
         label_smoothing: float = 0.0,
         class_weights: list[float] | None = None,
         metrics: Metrics | None = None,
+        width: WidthSettings | None = None,
     ) -> None:
-        super().__init__(network, optimizer)
+        super().__init__(network, optimizer, width)
         if not 0 <= label_smoothing < 1:
             raise InputError(f"model.label_smoothing is {label_smoothing}; it must be at least 0 and below 1")
         if class_weights is not None and not all(0 < weight < math.inf for weight in class_weights):

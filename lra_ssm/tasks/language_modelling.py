@@ -20,6 +20,7 @@ from lra_ssm.tasks.base import NetworkTask, summed
 from lra_ssm.tasks.carried import all_rows, own_rows
 from lra_ssm.tasks.metrics import TokenLoss
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
+from lra_ssm.width.scaling import WidthSettings
 
 
 class Tokens(NamedTuple):
@@ -52,12 +53,18 @@ class LanguageModelling(NetworkTask):
         network: a specification: a `LanguageModel`, or any class whose instances map (inputs, lengths) to logits
             (B, L, at least V).
         optimizer: how its parameters are trained; an `OptimizerSettings` or its values by name.
+        width: a width parameterization, `WidthSettings` or its values by name; None: the model as it is.
     """
 
     predicts_classes = False  # so predictions.csv has values: a log-likelihood per position
 
-    def __init__(self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS) -> None:
-        super().__init__(network, optimizer)
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerSettings = DEFAULTS,
+        width: WidthSettings | None = None,
+    ) -> None:
+        super().__init__(network, optimizer, width)
         self.val_tokens, self.test_tokens = TokenLoss(), TokenLoss()
         self._carried: dict[str, Any] = {}  # states by what is going on, "train" or "eval"
 

@@ -11,6 +11,7 @@
 
 Sources: A and B of S4D at a lower learning rate without decay: Gu et al. 2022 and the public S4 code; the reduced
 learning rate on Δ's parameters: Yu & Erichson 2025, section 6 (the factor is not given there, so it is a setting).
+A width parameterization multiplies each of them with a factor of its own: `lra_ssm.width.scaling`.
 """
 
 import math
@@ -23,8 +24,9 @@ from torch import nn
 from lra_ssm.errors import InputError, hint
 from lra_ssm.layers.roles import ROLES, parameter_roles
 from lra_ssm.tables import table, terminal_width
-from lra_ssm.tasks.algorithms import USUAL_BETAS, check_algorithm, optimizer_of
+from lra_ssm.tasks.algorithms import USUAL_BETAS, check_algorithm, default_eps, optimizer_of
 from lra_ssm.tasks.schedules import Span, check_schedule, schedule_of
+from lra_ssm.width.scaling import Factors
 
 _NO_NUMBERS = (
     "decay_biases_and_norms", "betas", "cosine_by", "algorithm", "arguments", "schedule", "schedule_arguments"
@@ -132,8 +134,19 @@ class Rate(NamedTuple):
     weight_decay: float
 
 
-def parameter_rates(model: nn.Module, settings: OptimizerSettings) -> dict[str, Rate]:
-    """Full parameter name -> learning rate and weight decay, in the model's order."""
+class WidenedRate(NamedTuple):
+    """The same under a width parameterization."""
+
+    lr: float
+    weight_decay: float
+    eps: float | None  # None: as the algorithm has it
+    width: Factors  # that are in these
+
+
+def parameter_rates(
+    model: nn.Module, settings: OptimizerSettings, width: Mapping[str, Factors] | None = None
+) -> Mapping[str, Rate | WidenedRate]:
+    """Full parameter name -> learning rate and weight decay, in the model's order; with factors, these in them."""
     s = settings
     no_decay = s.weight_decay if s.decay_biases_and_norms else 0.0
     rates = {
@@ -144,10 +157,21 @@ def parameter_rates(model: nn.Module, settings: OptimizerSettings) -> dict[str, 
         "recurrent": Rate(s.recurrent_lr, s.recurrent_weight_decay),
         "delta": Rate(s.recurrent_lr if s.delta_lr_factor is None else s.delta_lr_factor * s.lr, s.delta_weight_decay),
     }
-    return {name: rates[role] for name, role in parameter_roles(model).items()}
+    found = {name: rates[role] for name, role in parameter_roles(model).items()}
+    if width is None:
+        return found
+    eps = default_eps(s.algorithm, s.arguments)
+    return {name: _scaled(rate, width[name], eps) for name, rate in found.items()}
 
 
-def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str, Any]]:
+def _scaled(rate: Rate, width: Factors, eps: float | None) -> WidenedRate:
+    eps = None if eps is None else eps * width.eps
+    return WidenedRate(
+        rate.lr * width.lr, rate.weight_decay * width.weight_decay, eps, width._replace(initial=1.0)
+    )  # which is done
+
+
+def parameter_groups(model: nn.Module, rates: Mapping[str, Rate | WidenedRate]) -> list[dict[str, Any]]:
     """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
 
     rates: of every parameter by its full name, from `parameter_rates`, or refined. Parameters with the same rate and
@@ -156,10 +180,10 @@ def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str,
     """
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
     usual = {"embedding": "base", "norm": "no_decay"}  # optimizers' states are in this order: older runs' too
-    groups: dict[Rate, dict[str, Any]] = {}
-    inside: dict[Rate, set[str]] = {}
+    groups: dict[Rate | WidenedRate, dict[str, Any]] = {}
+    inside: dict[Rate | WidenedRate, set[str]] = {}
     for name in sorted(roles, key=lambda name: ROLES.index(usual.get(roles[name], roles[name]))):
-        group = groups.setdefault(rates[name], {"name": "", "params": [], **rates[name]._asdict()})
+        group = groups.setdefault(rates[name], {"name": "", "params": [], **_settings_of(rates[name])})
         group["params"].append(parameters[name])
         inside.setdefault(rates[name], set()).add(roles[name])
     for rate, group in groups.items():
@@ -168,31 +192,55 @@ def parameter_groups(model: nn.Module, rates: dict[str, Rate]) -> list[dict[str,
     return list(groups.values())
 
 
+def _settings_of(rate: Rate | WidenedRate) -> dict[str, Any]:
+    """A group's, as plain values: a checkpoint has them."""
+    found = {key: value for key, value in rate._asdict().items() if value is not None}
+    return {**found, "width": rate.width._asdict()} if isinstance(rate, WidenedRate) else found
+
+
 def format_groups(groups: list[dict[str, Any]]) -> str:
-    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay, and the
-    algorithm where there are two; as wide as the terminal at most."""
+    """A table of optimizer groups, one row each: name, number of parameters, learning rate, weight decay; the algorithm
+    where there are two; with a width parameterization its factors in rate, decay and epsilon. As wide as the terminal
+    at most."""
     rows, several = [], any("algorithm" in group for group in groups)
+    widened = any("width" in group for group in groups)
     for number, group in enumerate(groups):
         count = sum(p.numel() for p in group["params"])
         rate = group.get("initial_lr", group["lr"])
         name, rate = group.get("name", f"group {number}"), f"{rate:g}" if rate else "0 (frozen)"
         by = [group.get("algorithm", "")] if several else []
-        rows.append((name, f"{count:,}", rate, f"{group['weight_decay']:g}", *by))
-    head = ("group", "parameters", "lr", "weight decay", *(["algorithm"] if several else []))
-    return table(head, rows, width=terminal_width())
+        width = group.get("width", {})
+        factors = [f"{width[key]:.3g}" for key in ("lr", "weight_decay", "eps")] if widened else []
+        kind = [width["kind"]] if widened else []
+        rows.append((name, *kind, f"{count:,}", rate, f"{group['weight_decay']:g}", *by, *factors))
+    head = (
+        "group",
+        *(["width"] if widened else []),
+        "parameters",
+        "lr",
+        "weight decay",
+        *(["algorithm"] if several else []),
+    )
+    head += ("× lr", "× decay", "× eps") if widened else ()
+    return table(head, rows, left=1 + widened, width=terminal_width())
 
 
 def optimizer_and_schedule(
-    model: nn.Module, settings: OptimizerSettings, total_steps: int, epoch_steps: float = math.inf
+    model: nn.Module,
+    settings: OptimizerSettings,
+    total_steps: int,
+    epoch_steps: float = math.inf,
+    width: Mapping[str, Factors] | None = None,
 ) -> dict[str, Any]:
     """What a task's `configure_optimizers` returns: an optimizer over `model`'s groups, its schedule moved by steps.
 
-    epoch_steps: how many an epoch has; a cosine by epochs wants it. Raises InputError where it does not get it, and for
-    what the algorithm or the schedule does not take.
+    epoch_steps: how many an epoch has; a cosine by epochs wants it. width: every parameter's factors, where the model
+    has a width parameterization. Raises InputError where epoch_steps is not given, and for what the algorithm or the
+    schedule does not take.
     """
     if settings.cosine_by == "epoch" and epoch_steps == math.inf:
         raise InputError("cosine_by is epoch, which needs trainer.max_epochs and epochs that end; else it is step")
-    groups = parameter_groups(model, parameter_rates(model, settings))
+    groups = parameter_groups(model, parameter_rates(model, settings, width))
     optimizer = optimizer_of(model, groups, settings.algorithm, settings.arguments, settings.betas)
     hold = math.ceil(epoch_steps) if settings.cosine_by == "epoch" else 1
     span = Span(settings.warmup_of(total_steps), total_steps, settings.min_lr_factor, hold)

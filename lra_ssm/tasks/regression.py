@@ -14,6 +14,7 @@ from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.base import NetworkTask, share, unpack
 from lra_ssm.tasks.metrics import Mean, Metrics, RelativeError
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings
+from lra_ssm.width.scaling import WidthSettings
 
 
 class Regression(NetworkTask):
@@ -40,9 +41,13 @@ class Regression(NetworkTask):
     own_metrics = ("loss", "l2_error", "relative_error")
 
     def __init__(
-        self, network: NetworkFactory, optimizer: OptimizerSettings = DEFAULTS, metrics: Metrics | None = None
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerSettings = DEFAULTS,
+        metrics: Metrics | None = None,
+        width: WidthSettings | None = None,
     ) -> None:
-        super().__init__(network, optimizer)
+        super().__init__(network, optimizer, width)
         self.take_metrics(metrics)
         self.val_loss, self.val_l2_error, self.val_relative_error = Mean(), Mean(), RelativeError()
         self.test_loss, self.test_l2_error, self.test_relative_error = Mean(), Mean(), RelativeError()

@@ -1,0 +1,210 @@
+"""What `coordcheck` trains: a config's task at any width, on a few short batches; and the picture."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+from lightning.pytorch import seed_everything
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lra_ssm.cli.run_options import RunOptions
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.errors import InputError
+from lra_ssm.layers.spec import import_object
+from lra_ssm.tasks.algorithms import update_rule
+from lra_ssm.tasks.base import NetworkTask
+from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
+from lra_ssm.width.coordinates import Row, Slope, measure, promises, slopes
+from lra_ssm.width.scaling import WidthSettings
+
+_SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
+
+
+class Check:
+    """A config's task at several widths.
+
+    Raises InputError where its network has no d_model, or is no task of ours.
+    """
+
+    def __init__(self, options: RunOptions, given: Namespace) -> None:
+        self.given, self.config = given, options.resolved
+        self.model = options.resolved["model"]
+        self.title = f"{options.given.experiment}, {self._parameterization()}"
+        arguments = self._network()
+        if not isinstance(arguments.get("d_model"), int):
+            raise InputError(f"coordcheck: {self.model['init_args']['network']['class_path']} has no d_model to change")
+        self.layers = given.layers or max(2, *(_listed(arguments.get(name)) for name in ("layer", "block")))
+        self.batches, self.source = self._batches(options)
+
+    def _network(self) -> dict[str, Any]:
+        network: dict[str, Any] = self.model.get("init_args", {}).get("network") or {}
+        return network.get("init_args") or {}
+
+    def _parameterization(self) -> str:
+        width = self.model["init_args"].get("width")
+        return "without a width parameterization" if width is None else str(width["parameterization"])
+
+    def describe(self, widths: Sequence[int]) -> str:
+        """What is measured, in a sentence."""
+        return (
+            f"{self.title}: d_model {', '.join(map(str, widths))}, {self.layers} blocks, {self.given.steps} steps at"
+            f" the config's rates, without warm-up; {self.source}"
+        )
+
+    def task(self, width: int, seed: int) -> NetworkTask:
+        """The task at a width; attention has more heads there, not larger ones."""
+        model = copy.deepcopy(self.model)
+        arguments = model["init_args"]["network"]["init_args"]
+        ratio = width / arguments["d_model"]
+        arguments |= {"d_model": width, **({"n_layers": self.layers} if "n_layers" in arguments else {})}
+        _scale_heads(arguments, ratio)
+        seed_everything(seed, verbose=False)
+        try:
+            made = import_object(model["class_path"])(**model["init_args"])
+        except ValueError as error:
+            raise InputError(f"d_model {width}: {error}") from error
+        if not isinstance(made, NetworkTask):
+            raise InputError(f"coordcheck: {model['class_path']} is no task of this package, or derived from one")
+        for name in ("log", "log_dict"):
+            setattr(made, name, lambda *_, **__: None)  # there is no Trainer
+        return made
+
+    def rows(self, width: int, seed: int) -> Iterator[Row]:
+        """Of one model."""
+        task = self.task(width, seed)
+        settings = replace(task.optimizer_settings, warmup_steps=0)
+        optimizer = optimizer_and_schedule(task.network, settings, 1_000_000, 1000, task.width_factors)["optimizer"]
+        inputs, lengths = task.inputs_of(self.batches[0])
+
+        def loss(step: int) -> Tensor:
+            found: Any = task.training_step(self.batches[1 + step % (len(self.batches) - 1)], step)
+            return found
+
+        yield from measure(task.network, lambda: task.network(inputs, lengths), loss, optimizer, self.given.steps)
+
+    def slopes(self, rows: Sequence[Row]) -> list[Slope]:
+        """Beside what is promised."""
+        task = self.task(self._network()["d_model"], 0)
+        width = WidthSettings.of(self.model["init_args"].get("width"))
+        optimizer: OptimizerSettings = task.optimizer_settings
+        rule = "adam" if width is None else update_rule(optimizer.algorithm, optimizer.arguments)
+        return slopes(rows, promises(task.network, width, rule))
+
+    def _batches(self, options: RunOptions) -> tuple[list[Any], str]:
+        """One that is looked at and one for each step; and what is said of them."""
+        number, examples, length = self.given.steps + 1, self.given.examples, self.given.length
+        data = None if self.given.random else options.data()
+        ready = isinstance(data, LoadedDataModule)
+        if isinstance(data, PreparedDataModule):
+            try:
+                ready = data.is_prepared()
+            except InputError:  # its source is missing
+                ready = False
+        size = f"batches of {examples} sequences of at most {length} positions"
+        if not ready:
+            why = "as asked for" if self.given.random else "as the data is not prepared here"
+            return self._random(number), f"random inputs, {why}: {size}"
+        data.setup("fit")
+        found: list[Any] = []
+        while len(found) < number:
+            for batch in data.train_dataloader():
+                found.append(shortened(batch, examples, length))
+                if len(found) == number:
+                    break
+        data.teardown()
+        return found, size
+
+    def _random(self, number: int) -> list[Any]:
+        """Random inputs of the network's sizes, with random labels."""
+        arguments, length = self._network(), self.given.length
+        vocab_size, d_input, classes, outputs = map(arguments.get, _SIZES)
+        task = self.task(arguments["d_model"], 0)
+        pair = (2,) if getattr(task.network, "per_example", 1) == 2 else ()
+        shape, generator = (self.given.examples, *pair, length), torch.Generator().manual_seed(0)
+        found = []
+        for _ in range(number):
+            if vocab_size:
+                inputs = torch.randint(min(1, vocab_size - 1), vocab_size, shape, generator=generator)
+            elif d_input:
+                inputs = torch.rand(*shape, d_input, generator=generator)
+            else:
+                raise InputError("coordcheck --random: the network has neither vocab_size nor d_input")
+            if classes:
+                labels = torch.randint(0, classes, shape[:1], generator=generator)
+            elif outputs:
+                pooled = arguments.get("pooling", True)
+                labels = torch.randn(*shape[:1], *(() if pooled else (length,)), outputs, generator=generator)
+            else:
+                labels = torch.roll(inputs, -1, 1)  # the next token
+            found.append((inputs, labels))
+        return found
+
+
+def shortened(batch: Any, examples: int, length: int) -> Any:
+    """The first examples and positions of a batch, a named tuple of ours or a plain one."""
+    if not hasattr(batch, "_fields"):
+        return tuple(x[:examples] if isinstance(x, Tensor) else x for x in batch)
+    inputs = batch.inputs[:examples]
+    axis = 2 if batch.lengths is not None and batch.lengths.dim() == 2 else 1
+    longest = inputs.shape[axis]
+    cut = {"inputs": inputs.narrow(axis, 0, min(length, longest))}
+    for name in set(batch._fields) - {"inputs"}:
+        value = getattr(batch, name)
+        if not isinstance(value, Tensor):
+            continue
+        value = value[:examples]
+        if name == "lengths":
+            value = value.clamp(max=length)
+        elif value.dim() > 1 and value.shape[1] == longest:
+            value = value[:, :length]
+        cut[name] = value
+    return batch._replace(**cut)
+
+
+def _listed(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1
+
+
+def _scale_heads(node: Any, ratio: float) -> None:
+    """n_heads, and n_kv_heads, times the ratio, wherever they stand."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        if isinstance(value, dict):
+            for name in {"n_heads", "n_kv_heads"} & value.keys():
+                if value[name] is not None:
+                    value[name] = max(1, round(value[name] * ratio))
+        _scale_heads(value, ratio)
+
+
+def picture(rows: pd.DataFrame, found: Sequence[Slope], tolerance: float, title: str) -> Figure:
+    """Three panels over the width: activations and their changes after the steps, gradients before them."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    last, means = rows["step"].max(), rows.groupby(["what", "step", "name", "width"], sort=False)["rms"].mean()
+    panels = {
+        f"activations after {last} steps": ("activation", last),
+        f"their change in {last} steps": ("update", last),
+        "gradients of parameters at the start": ("gradient", 0),
+    }
+    widths = sorted(rows["width"].unique())
+    for axes, (name, (what, step)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        wrong = {one.name: one for one in found if one.what == what and one.step == step and one.verdict(tolerance)}
+        drawn = means[what, step].unstack("width")[widths]
+        for each, line in drawn.iterrows():
+            style = {"color": "#c0392b", "alpha": 0.9} if each in wrong else {"color": "#555555", "alpha": 0.5}
+            axes.plot(widths, line, "o-", markersize=3, linewidth=1, **style)
+        axes.set(xscale="log", yscale="log", xlabel="width d_model", ylabel="root mean square")
+        axes.set_title(f"{name}\n{len(wrong)} not as promised (red)", fontsize=9)
+        axes.set_xticks(widths, [str(width) for width in widths])
+        axes.minorticks_off()
+        for each in list(wrong)[:6]:
+            place = (widths[-1], drawn.loc[each, widths[-1]])
+            axes.annotate(f"{each} {wrong[each].found:+.2f}", place, fontsize=6, ha="right")
+    figure.suptitle(title, fontsize=10)
+    return figure

@@ -1,0 +1,88 @@
+"""What the width experiments share: bigrams, and what is measured of the model that learns them.
+
+Bigrams (x, y): x uniform over V tokens, y by a transition matrix softmax(2 · normal), the same in all runs. The note
+names no data: this, V, batches of 64 and two hidden layers are ours.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lra_ssm.width.bigram import Bigram, FirstOrder
+from lra_ssm.width.coordinates import rms
+from lra_ssm.width.parameterizations import Exponents, Parameterization
+
+BATCH, DEPTH, PROBED = 64, 2, 8
+WIDTHS = (64, 128, 256, 512, 1024)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batches(V: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """x and y (BATCH,) without end."""
+    table, drawn = (2 * torch.randn(V, V, generator=generator(0))).softmax(-1), generator(seed)
+    while True:
+        x = torch.randint(V, (BATCH,), generator=drawn)
+        yield x, torch.multinomial(table[x], 1, generator=drawn)[:, 0]
+
+
+def exponents(embedding: Any, hidden: Any, readout: Any) -> Parameterization:
+    """Of the three kinds of layers, each (a, b, c)."""
+    return {"embedding": Exponents(*embedding), "hidden": Exponents(*hidden), "readout": Exponents(*readout)}
+
+
+def sizes(model: Bigram, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Root mean squares over bigrams, each with a gradient of its own as in the note: activations h, gradients h' with
+    respect to them, W' to weights.
+
+    V' is the deviation of h'_{L+2} from 1/V − y, its mean at the start (lemma D.1); W'_0 is of the token's column.
+    """
+    squares = defaultdict[str, list[float]](list)
+    for token, label in zip(x[:PROBED, None], y[:PROBED, None], strict=True):
+        h = model.activations(token)
+        for each in h:
+            each.retain_grad()
+        model.zero_grad()
+        F.cross_entropy(h[-1], label).backward()
+        V = h[-1].shape[-1]
+        for i, each in enumerate(h, 1):
+            squares[f"h{i}"].append(rms(each) ** 2)
+            squares[f"h'{i}"].append(rms(each.grad) ** 2)
+        squares["V'"].append(rms(h[-1].grad - 1 / V + F.one_hot(label, V)) ** 2)
+        for i, weight in enumerate(model.weights):
+            squares[f"W'{i}"].append(rms(weight.grad[:, token] if i == 0 else weight.grad) ** 2)
+    return {name: float(np.mean(values)) ** 0.5 for name, values in squares.items()}
+
+
+def train(model: Bigram, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float) -> list[float]:
+    """Sign descent, which is Adam without memory; the loss of every step."""
+    optimizer, losses = FirstOrder(list(model.groups(lr))), list[float]()
+    for _ in range(steps):
+        x, y = next(data)
+        loss = F.cross_entropy(model(x), y)
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
+def exponent(rows: pd.DataFrame, column: str) -> float:
+    """Slope of the log of a column's mean over log d."""
+    means = rows.groupby("d")[column].mean()
+    return float(np.polyfit(np.log(means.index.to_numpy(float)), np.log(means.to_numpy(float)), 1)[0])
+
+
+def by_theory(rows: pd.DataFrame, theory: dict[str, float], tolerance: float) -> tuple[bool, str]:
+    """Whether every exponent is its theory's, and all of them as text."""
+    found = {name: exponent(rows, name) for name in theory}
+    off = [name for name in theory if not abs(found[name] - theory[name]) <= tolerance]
+    told = ", ".join(f"{name} {found[name]:.2f} ({theory[name]:g})" for name in theory)
+    return not off, told + (f"; off: {', '.join(off)}" if off else "")

@@ -1,0 +1,302 @@
+"""Tables 1 to 3 of the note on Everett et al. 2024: which parameterizations are one, and how sizes go with the width.
+
+The hidden layers' number, V, the data, the constant C = 0.1 of the learning rates d^-c, and ten steps are ours.
+"""
+
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch.nn import functional as F
+
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.width_bigram import (
+    DEPTH,
+    WIDTHS,
+    batches,
+    by_theory,
+    exponent,
+    exponents,
+    generator,
+    sizes,
+    train,
+)
+from lra_ssm.width.bigram import Bigram, FirstOrder
+from lra_ssm.width.coordinates import rms
+from lra_ssm.width.parameterizations import KAPPA, PARAMETERIZATIONS, with_rates
+
+STEPS, C = 10, 0.1
+PAIRS = (("sp", "ntk"), ("mup", "mean_field"), ("sp", "mup"))
+
+
+def _same(pair: tuple[str, str]) -> Any:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        found = rows[(rows["one"] == pair[0]) & (rows["other"] == pair[1])].groupby("optimizer")["difference"].max()
+        told = ", ".join(f"{name} {value:.1e}" for name, value in found.items())
+        return Judgement.of(bool((found <= 1e-5).all() if pair[1] != "mup" else (found > 1e-5).all()), told)
+
+    return judge
+
+
+class Equivalent(Experiment):
+    """Table 1: parameterizations with the same a + b and c + κa train the same, step by step, and others do not.
+
+    From one random draw, in float64, d = 256: the losses of 20 steps of each optimizer of eq. 12, and of torch's Adam
+    with its memory and an epsilon of 1e-30. κ is 1 for Adam in the note; of SGD and Adafactor it follows from eq. 12.
+    """
+
+    claims = [
+        *(
+            Claim(f"{one} ≡ {other}", f"{one} and {other} are one trajectory",
+                  "the losses of 20 steps differ by 1e-5 at most, with every optimizer", _same((one, other)))
+            for one, other in PAIRS[:2]
+        ),
+        Claim("sp ≢ mup", "SP and muP are two classes", "their losses differ by more than 1e-5, with every optimizer",
+              _same(PAIRS[2])),
+    ]  # fmt: skip
+
+    def cells(self, form: Form) -> list[Cell]:
+        d = 64 if form == "quick" else 256
+        rules = ("adam",) if form == "quick" else (*KAPPA, "torch.optim.Adam")
+        return [{"one": a, "other": b, "optimizer": rule, "d": d} for a, b in PAIRS for rule in rules]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        one, other = (self._losses(cell[name], cell["optimizer"], cell["d"]) for name in ("one", "other"))
+        return [
+            {"step": step, "loss": a, "difference": abs(a - b)}
+            for step, (a, b) in enumerate(zip(one, other, strict=True))
+        ]
+
+    def _losses(self, name: Any, rule: str, d: int) -> list[float]:
+        kind: Any = "adam" if rule == "torch.optim.Adam" else rule
+        given = with_rates(PARAMETERIZATIONS[name], kind)
+        model = Bigram(d, 32, given, DEPTH, True, "tanh", generator=generator(0), dtype=torch.float64)
+        groups, data, losses = list(model.groups(0.05)), batches(32, 0), list[float]()
+        optimizer: Any = torch.optim.Adam(groups, eps=1e-30) if rule == "torch.optim.Adam" else FirstOrder(groups, kind)
+        for _ in range(20):
+            x, y = next(data)
+            loss = F.cross_entropy(model(x), y)
+            losses.append(float(loss.detach()))
+            model.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return losses
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        axes = figure.subplots()
+        for (one, other), color in zip(PAIRS, ("#1f77b4", "#2ca02c", "#c0392b"), strict=True):
+            for rule, each in rows[(rows["one"] == one) & (rows["other"] == other)].groupby("optimizer"):
+                drawn = each["difference"].clip(lower=1e-18)
+                axes.plot(each["step"], drawn, color=color, alpha=0.7, label=f"{one}, {other}: {rule}")
+        axes.axhline(1e-5, color="#222222", linestyle="--", linewidth=1)
+        axes.text(19, 1.3e-5, "the rule: 1e-5", ha="right", fontsize=8)
+        axes.set(yscale="log", xlabel="step", ylabel="difference of the two losses, nats")
+        axes.legend(frameon=False, fontsize=6, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+# Table 2: variances as powers of d, by (σ_0², σ_{L+1}²) and RMSNorm. h: h_1 … h_{L+1}, z: logits, z': their gradient.
+TABLE2: dict[str, tuple[float, float, dict[bool, tuple[float, ...]]]] = {
+    "1, 1/d": (0, 0.5, {False: (0, 0, 0, -1, 0, -1, -1), True: (0, 0, 0, -1, 0, -1, -1)}),
+    "1/d, 1/d": (0.5, 0.5, {False: (-1, -1, -1, -1, -1, -2, -1), True: (0, 0, 0, -1, 0, -1, 0)}),
+    "1, 1": (0, 0, {False: (0, 1, 0, 0, 0, 0, 0), True: (0, 1, 0, 0, 0, 0, 0)}),
+}  # fmt: skip
+QUANTITIES = ("h", "logits", "logits'", "h'", "W'_readout", "W'_hidden", "W'_embedding")
+NAMES = dict(zip(QUANTITIES, ("h3", "h4", "V'", "h'1", "W'3", "W'1", "W'0"), strict=True))
+
+
+def _table2(row: str, norm: bool) -> Any:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        theory = {name: half / 2 for name, half in zip(QUANTITIES, TABLE2[row][2][norm], strict=True)}
+        return Judgement.of(*by_theory(rows[(rows["row"] == row) & (rows["norm"] == norm)], theory, 0.1))
+
+    return judge
+
+
+class AtTheStart(Experiment):
+    """Table 2, as root mean squares, whose exponents are half the variances'; over 8 bigrams and 5 seeds."""
+
+    claims = [
+        Claim(f"σ² = {row}{', RMSNorm' if norm else ''}",
+              f"variances {row} of embedding and readout{', RMSNorm' if norm else ''}: RMS at the start is table 2's",
+              "every exponent of RMS within 0.1 of the table's half", _table2(row, norm))
+        for row in TABLE2 for norm in (False, True)
+    ]  # fmt: skip
+
+    def cells(self, form: Form) -> list[Cell]:
+        widths, seeds = ((64, 256), 2) if form == "quick" else (WIDTHS, 5)
+        return [
+            {"row": row, "norm": norm, "d": d, "seeds": seeds}
+            for row in TABLE2
+            for norm in (False, True)
+            for d in widths
+        ]
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        b_0, b_readout, _ = TABLE2[cell["row"]]
+        given, found = exponents((0, b_0, 0), (0, 0.5, 0), (0, b_readout, 0)), []
+        for seed in range(cell["seeds"]):
+            model = Bigram(cell["d"], 32, given, DEPTH, cell["norm"], generator=generator(seed), dtype=torch.float64)
+            measured = sizes(model, *next(batches(32, seed)))
+            found.append({"seed": seed, **{name: measured[key] for name, key in NAMES.items()}})
+        return found
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(10, 5.5)
+        panels = [(row, norm) for norm in (False, True) for row in TABLE2]
+        for axes, (row, norm) in zip(figure.subplots(2, 3, sharex=True).flat, panels, strict=True):
+            chosen = rows[(rows["row"] == row) & (rows["norm"] == norm)]
+            _lines(axes, chosen, dict(zip(QUANTITIES, (half / 2 for half in TABLE2[row][2][norm]), strict=True)))
+            axes.set_title(f"σ² = {row}{', RMSNorm' if norm else ''}", fontsize=9)
+
+
+def _ticks(axes: Any, rows: pd.DataFrame) -> None:
+    widths = sorted(rows["d"].unique())
+    axes.minorticks_off()
+    axes.set_xticks(widths, [str(width) for width in widths])
+
+
+def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
+    """RMS over d, dashed what theory says from the first width on; the legend has both exponents."""
+    for i, (name, wanted) in enumerate(theory.items()):
+        means = rows.groupby("d")[name].mean()
+        label = f"{name}: {exponent(rows, name):.2f} ({wanted:g})"
+        axes.plot(means.index, means, "o-", color=f"C{i}", markersize=3, linewidth=1, label=label)
+        axes.plot(
+            means.index, means.iloc[0] * (means.index / means.index[0]) ** wanted, "--", color=f"C{i}", linewidth=0.7
+        )
+    axes.set(xscale="log", yscale="log", xlabel="width d", ylabel="RMS")
+    _ticks(axes, rows)
+    axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6)
+
+
+# Table 3: (a, b, c) of the models, and RMS as powers of d that is to be maintained; change: of the logits.
+SP, READOUT, MUP = (
+    PARAMETERIZATIONS["sp"], exponents((0, 0, 0), (0, 0.5, 1), (0.5, 0.5, 0.5)), PARAMETERIZATIONS["mup"],
+)  # fmt: skip
+CHANGED = ("h", "logits'", "h'", "W'_readout", "W'_hidden", "W'_embedding")
+TABLE3: dict[str, tuple[Any, tuple[float, ...]]] = {
+    "SP": (SP, (0, 0, -0.5, 0, -0.5, -0.5)),
+    "SP+readout": (READOUT, (0, 0, -1, -0.5, -1, -1)),
+    "muP": (MUP, (0, 0, -1, -0.5, -1, -0.5)),
+}
+VOCABULARIES = (2, 4, 32, 256)
+
+
+def _of(rows: pd.DataFrame, model: str, V: int | None = None, norm: bool = False) -> pd.DataFrame:
+    chosen = rows[(rows["model"] == model) & (rows["norm"] == norm)]
+    return chosen if V is None else chosen[chosen["V"] == V]
+
+
+def _maintained(model: str) -> Any:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        theory, told, right = dict(zip(CHANGED, TABLE3[model][1], strict=True)), [], []
+        for norm in (False, True):
+            holds, numbers = by_theory(_of(rows, model, 32, norm), theory, 0.1)
+            right.append(holds)
+            told.append(f"{'RMSNorm' if norm else 'no norm'}: {numbers}")
+        return Judgement.of(all(right), "; ".join(told))
+
+    return judge
+
+
+def _change(model: str, wanted: float) -> Any:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        found = {V: exponent(_of(rows, model, V), "change") for V in sorted(rows["V"].unique())}
+        told = ", ".join(f"V {V}: {value:.2f}" for V, value in found.items())
+        return Judgement.of(
+            all(abs(value - wanted) <= 0.1 for value in found.values()), f"{told}; {wanted:g} in theory"
+        )
+
+    return judge
+
+
+def predicted(rows: pd.DataFrame) -> float:
+    """Exponent of the logits' change, from measured alignments (15-17): the largest of its three terms'."""
+    return max(exponent(rows, name) for name in ("W Δh", "ΔW h", "ΔW Δh"))
+
+
+def _explained(rows: pd.DataFrame) -> Judgement:
+    off, told = 0.0, []
+    for model in TABLE3:
+        for V in sorted(rows["V"].unique()):
+            chosen = _of(rows, model, V)
+            found, wanted = exponent(chosen, "change"), predicted(chosen)
+            alignments = ", ".join(f"{name} {exponent(chosen, name):.2f}" for name in ("α", "u", "ω"))
+            told.append(f"{model}, V {V}: {found:.2f}, {wanted:.2f} by {alignments}")
+            off = max(off, abs(found - wanted))
+    return Judgement.of(off <= 0.1, "; ".join(told))
+
+
+class AfterTenSteps(Experiment):
+    """Table 3: what ten steps of sign descent leave of the start's exponents, and with which alignment.
+
+    Of the readout are measured its alignments α, u and ω (15-17), as exponents of RMS(ΔW h) / (RMS(ΔW) RMS(h)) and so
+    on, and the three terms of the logits' change that they are of. How many tokens there are decides them: an update
+    is the sign of a sum over the batch's bigrams, and the more differ the less of it is aligned with any.
+    """
+
+    claims = [
+        *(
+            Claim(f"{model} maintained", f"ten steps of {model} leave RMS with table 3's exponents",
+                  "every exponent within 0.1, V = 32, with RMSNorm and without", _maintained(model))
+            for model in TABLE3
+        ),
+        Claim("SP (A.2)", "under condition A.2 the logits of SP change by as much at every width",
+              "exponent of the change in ten steps 0 within 0.1, at every V", _change("SP", 0)),
+        Claim("SP (31)", "under (31), ω = 1, the logits of SP change by √d", "exponent 0.5 within 0.1, at every V",
+              _change("SP", 0.5)),
+        Claim("muP", "the logits of muP change by as much at every width", "exponent 0 within 0.1, at every V",
+              _change("muP", 0)),
+        Claim("alignment", "the change is what α, u and ω as measured make of it (15-17)",
+              "exponent of the change within 0.1 of the largest of its three terms', of every model at every V",
+              _explained),
+    ]  # fmt: skip
+
+    def cells(self, form: Form) -> list[Cell]:
+        widths, seeds, sizes_of_V = ((64, 256), 1, (32,)) if form == "quick" else (WIDTHS, 3, VOCABULARIES)
+        kinds = [(V, False) for V in sizes_of_V] + [(32, True)]
+        return [
+            {"model": model, "V": V, "norm": norm, "d": d, "seeds": seeds}
+            for model in TABLE3 for V, norm in kinds for d in widths
+        ]  # fmt: skip
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        return [{"seed": seed, **self._one(cell, seed)} for seed in range(cell["seeds"])]
+
+    def _one(self, cell: Cell, seed: int) -> dict[str, float]:
+        V, data = cell["V"], batches(cell["V"], seed)
+        model = Bigram(cell["d"], V, TABLE3[cell["model"]][0], DEPTH, cell["norm"], generator=generator(seed))
+        x, y = next(data)
+        with torch.no_grad():
+            *_, h, logits = model.activations(x)
+            W = model.weights[-1].clone()
+        train(model, data, STEPS, C)
+        measured = sizes(model, x, y)
+        with torch.no_grad():
+            *_, new_h, new_logits = model.activations(x)
+            dW, dh = model.weights[-1] - W, new_h - h
+        scale, terms = model.multipliers[-1], {"ω": (W, dh), "α": (dW, h), "u": (dW, dh)}
+        found = {name: measured[key] for name, key in (NAMES | {"logits'": "h'4"}).items()} | {
+            "change": rms(new_logits - logits)
+        }
+        for (name, (weight, value)), term in zip(terms.items(), ("W Δh", "ΔW h", "ΔW Δh"), strict=True):
+            moved = rms(F.linear(value, weight))
+            found |= {name: moved / (rms(weight) * rms(value)), term: scale * moved}
+        return found
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(11, 6)
+        upper, lower = figure.subplots(2, 3)
+        for axes, (model, (_, theory)) in zip(upper, TABLE3.items(), strict=True):
+            _lines(axes, _of(rows, model, 32), dict(zip(CHANGED, theory, strict=True)))
+            axes.set_title(f"{model}, V = 32, after {STEPS} steps", fontsize=9)
+        for axes, model in zip(lower, TABLE3, strict=True):
+            for i, V in enumerate(sorted(rows["V"].unique())):
+                chosen = _of(rows, model, V)
+                means = chosen.groupby("d")["change"].mean()
+                label = f"V = {V}: {exponent(chosen, 'change'):+.2f} (by alignment {predicted(chosen):+.2f})"
+                axes.plot(means.index, means, "o-", color=f"C{i}", markersize=3, label=label)
+            axes.set(xscale="log", yscale="log", xlabel="width d", ylabel="RMS of the logits' change")
+            _ticks(axes, rows)
+            axes.legend(frameon=False, fontsize=6)

@@ -1,0 +1,227 @@
+"""Whether a learning rate that is best for a narrow model is best for a wide one, as Everett et al. 2024 ask.
+
+The bigram model of the note, and a small language model of characters with S6 or B2S6 in Mamba's block. Everett et al.
+train transformers of up to 26.8 billion parameters; data, sizes and steps here are ours. At width 64 all
+parameterizations are one model; "as it is" widens it without any, as PyTorch does: one rate for all.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from lra_ssm.datamodules import Corpus
+from lra_ssm.errors import InputError
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator
+from lra_ssm.layers import B2S6, S6, LayerSpec
+from lra_ssm.models import LanguageModel
+from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
+from lra_ssm.width.bigram import Bigram
+from lra_ssm.width.parameterizations import PARAMETERIZATIONS, Exponents
+from lra_ssm.width.scaling import WidthSettings, scale_initial_values, width_factors
+
+BASE, AS_IT_IS = 64, "as it is"
+Best = dict[int, float]  # width -> best rate
+
+
+def best_rates(rows: pd.DataFrame) -> Best:
+    """By width the rate with the least mean loss."""
+    means = rows.groupby(["d", "lr"])["loss"].mean()
+    return {int(d): float(means[d].idxmin()) for d in means.index.levels[0]}
+
+
+def _told(best: Best) -> str:
+    return ", ".join(f"d {d}: {rate:g}" for d, rate in best.items())
+
+
+def stays(rows: pd.DataFrame) -> Judgement:
+    """The best rate of the widest within a factor of 2, which is a step of the grid, of the narrowest one's."""
+    best = best_rates(rows)
+    ratio = best[max(best)] / best[min(best)]
+    return Judgement.of(0.49 < ratio < 2.1, f"best rates {_told(best)}")
+
+
+def falls(rows: pd.DataFrame) -> Judgement:
+    """It is a quarter at most."""
+    best = best_rates(rows)
+    return Judgement.of(best[max(best)] / best[min(best)] < 0.26, f"best rates {_told(best)}")
+
+
+def improves(rows: pd.DataFrame) -> Judgement:
+    """At the narrowest one's best rate the loss never grows by more than 0.01 from a width to the next."""
+    best = best_rates(rows)
+    losses = rows[rows["lr"] == best[min(best)]].groupby("d")["loss"].mean()
+    told = ", ".join(f"d {d}: {loss:.3f}" for d, loss in losses.items())
+    return Judgement.of(bool((losses.diff().dropna() <= 0.01).all()), told)
+
+
+RULES = {
+    falls: "the best rate of the widest is a quarter of the narrowest one's at most",
+    stays: "the best rate of the widest is within a factor of 2, a step of the grid, of the narrowest one's",
+    improves: "at the narrowest one's best rate the loss grows by 0.01 at most from a width to the next",
+}
+STATEMENTS = {
+    (AS_IT_IS, falls): "with one rate for all and no parameterization, the best rate falls with the width",
+    ("sp", stays): "with SP's rates by layer the best rate stays",
+    ("mup", stays): "with muP the best rate stays",
+    ("mup", improves): "with muP a wider model is no worse at the same rate",
+}
+
+
+def _claims(layer: str = "") -> list[Claim]:
+    found = []
+    for (variant, judge), statement in STATEMENTS.items():
+
+        def of(rows: pd.DataFrame, variant: str = variant, judge: Any = judge) -> Judgement:
+            chosen = rows[rows["variant"] == variant]
+            return judge(chosen[chosen["layer"] == layer] if layer else chosen)
+
+        name = " ".join(filter(None, [layer, variant, judge.__name__]))
+        found.append(Claim(name, f"{layer}: {statement}" if layer else statement, RULES[judge], of))
+    return found
+
+
+class BigramTransfer(Experiment):
+    """200 steps of Adam (betas 0.9 and 0.95, epsilon 1e-12), its rate going down to 0 in a line; V = 64, RMSNorm, two
+    seeds. The loss is the mean of the last 20 steps."""
+
+    claims = _claims()
+
+    def cells(self, form: Form) -> list[Cell]:
+        widths, rates, seeds, steps = WIDTHS, [0.001 * 2**i for i in range(8)], 2, 200
+        if form == "quick":
+            widths, rates, seeds, steps = (64, 128), rates[2:6:2], 1, 20
+        return [
+            {"variant": variant, "d": d, "lr": lr, "seeds": seeds, "steps": steps}
+            for d in widths for variant in (AS_IT_IS, "sp", "mup") for lr in rates
+        ]  # fmt: skip
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        return [{"seed": seed, "loss": self._loss(cell, seed)} for seed in range(cell["seeds"])]
+
+    def _loss(self, cell: Cell, seed: int) -> float:
+        given = PARAMETERIZATIONS["sp" if cell["variant"] == AS_IT_IS else cell["variant"]]
+        if cell["variant"] == AS_IT_IS:
+            given = {layer: Exponents(a, b, 0) for layer, (a, b, _) in given.items()}
+        model = Bigram(cell["d"], 64, given, DEPTH, rms_norm=True, base=BASE, generator=generator(seed))
+        optimizer = torch.optim.Adam(list(model.groups(cell["lr"])), betas=(0.9, 0.95), eps=1e-12)
+        down = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, cell["steps"])
+        data, losses = batches(64, seed), []
+        for _ in range(cell["steps"]):
+            x, y = next(data)
+            loss = F.cross_entropy(model(x), y)
+            losses.append(float(loss.detach()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            down.step()
+        return sum(losses[-20:]) / len(losses[-20:])
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(10, 3.4)
+        variants = list(dict.fromkeys(rows["variant"]))
+        for axes, variant in zip(figure.subplots(1, len(variants), sharey=True), variants, strict=True):
+            _curves(axes, rows[rows["variant"] == variant])
+            axes.set_title(variant, fontsize=9)
+
+
+def _curves(axes: Any, rows: pd.DataFrame) -> None:
+    """Loss over rate, a line for each width, the best one marked."""
+    widths = sorted(rows["d"].unique())
+    lowest = rows.groupby(["d", "lr"])["loss"].mean().min()
+    for i, d in enumerate(widths):
+        means = rows[rows["d"] == d].groupby("lr")["loss"].mean()
+        color = (0.85 - 0.8 * i / max(1, len(widths) - 1), 0.35, 0.2 + 0.6 * i / max(1, len(widths) - 1))
+        axes.plot(means.index, means, "o-", color=color, markersize=3, linewidth=1, label=f"d = {d}")
+        axes.plot([means.idxmin()], [means.min()], "*", color=color, markersize=11)
+    axes.set(xscale="log", xlabel="learning rate (best: star)", ylabel="loss, nats", ylim=(lowest - 0.05, lowest + 1.5))
+    axes.legend(frameon=False, fontsize=7)
+
+
+TEXT = Path("data/tinyshakespeare/input.txt")
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    AS_IT_IS: None,
+    "sp": {"parameterization": "sp"},
+    "mup": {"parameterization": "mup", "states": "hidden"},
+    "mup, states readout": {"parameterization": "mup", "states": "readout"},
+}
+LAYERS = {"S6": LayerSpec(S6), "B2S6": LayerSpec(B2S6)}
+
+
+class LanguageModelTransfer(Experiment):
+    """Two blocks, head untied, windows of 64 characters of tinyshakespeare, 8 of them a step; 200 steps of AdamW
+    (betas 0.9 and 0.95, no decay), 20 of them warm-up, then a cosine to a tenth; one rate for all roles. The loss is
+    the mean of the last 20 steps, on the same batches in every run; one seed.
+
+    "mup" scales what maps channels to states (B, C and Δ) as a hidden layer, "mup, states readout" as a readout.
+    Vankadara et al. 2024 ("On Feature Learning in Structured State Space Models") have exponents of their own for
+    Mamba, which we could not find in what is public.
+    """
+
+    claims = [claim for layer in LAYERS for claim in _claims(layer)]
+
+    def cells(self, form: Form) -> list[Cell]:
+        widths, rates, steps, text = (64, 128, 256, 512), [0.0005 * 2**i for i in range(7)], 200, TEXT.parent.name
+        if form == "quick":
+            widths, rates, steps, text = (64, 128), rates[3:4], 1, "random"
+        return [
+            {"layer": layer, "variant": variant, "d": d, "lr": lr, "steps": steps, "text": text}
+            for d in widths for layer in LAYERS for variant in VARIANTS for lr in rates
+        ]  # fmt: skip
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        data = _random_text() if cell["text"] == "random" else _text()
+        torch.manual_seed(0)
+        model = LanguageModel(LAYERS[cell["layer"]], 67, cell["d"], 2, tie_embeddings=False, pad_vocab_size_multiple=1)
+        variant, factors = VARIANTS[cell["variant"]], None
+        if variant is not None:
+            factors = width_factors(model, cell["d"], WidthSettings(base_d_model=BASE, **variant))
+            scale_initial_values(model, factors)
+        settings = OptimizerSettings(
+            cell["lr"], recurrent_lr=cell["lr"], weight_decay=0, warmup_steps=20, min_lr_factor=0.1, betas=(0.9, 0.95)
+        )
+        made = optimizer_and_schedule(model, settings, cell["steps"], width=factors)
+        optimizer, schedule, losses = made["optimizer"], made["lr_scheduler"]["scheduler"], []
+        for _ in range(cell["steps"]):
+            inputs, targets = next(data)
+            loss = model.negative_log_likelihood(inputs, targets, reduction="sum")[0] / targets.numel()
+            losses.append(float(loss.detach()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        return [{"loss": sum(losses[-20:]) / len(losses[-20:]), "first": losses[0]}]
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(12, 6)
+        layers, variants = (list(dict.fromkeys(rows[name])) for name in ("layer", "variant"))
+        panels = figure.subplots(len(layers), len(variants), sharey=True, squeeze=False)
+        for line, layer in zip(panels, layers, strict=True):
+            for axes, variant in zip(line, variants, strict=True):
+                _curves(axes, rows[(rows["layer"] == layer) & (rows["variant"] == variant)])
+                axes.set_title(f"{layer}, {variant}", fontsize=9)
+
+
+def _text() -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of the text, in the same order in every run. Raises InputError: it is not here."""
+    if not TEXT.exists():
+        raise InputError(f"{TEXT} is missing: the file of karpathy/char-rnn's data/tinyshakespeare, or a link to it")
+    data = Corpus(source=str(TEXT), tokenizer="characters", length=64, batch_size=8, val_fraction=0.1, splits="tail")
+    data.prepare_data()
+    data.setup("fit")
+    while True:
+        for batch in data.train_dataloader():
+            yield batch.inputs, batch.targets
+
+
+def _random_text() -> Iterator[tuple[Tensor, Tensor]]:
+    drawn = generator(0)
+    while True:
+        ids = torch.randint(67, (2, 17), generator=drawn)
+        yield ids[:, :-1], ids[:, 1:]

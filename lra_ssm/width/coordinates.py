@@ -1,0 +1,163 @@
+"""The coordinate check: how large activations, their updates and gradients are at several widths, in a few steps.
+
+Source: Yang et al. 2021, "Tensor Programs V", appendix D.1, and the public microsoft/mup's coord_check; here the root
+mean square, whose exponents the theory of `parameterizations` gives.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers.dropout import TiedDropout
+from lra_ssm.layers.roles import width_roles
+from lra_ssm.width.parameterizations import Optimizer, gradient_exponent, without_multipliers
+from lra_ssm.width.scaling import WidthSettings, layer_of, tied_multipliers
+
+Row = dict[str, Any]  # width, step, what ("activation", "update" or "gradient"), name, rms
+LOGITS = "logits"
+_SILENT = (nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, TiedDropout)
+
+
+def rms(x: Tensor) -> float:
+    """Root mean square."""
+    return float(x.detach().abs().square().mean().sqrt())
+
+
+def measure(
+    network: nn.Module,
+    probe: Callable[[], Tensor],
+    loss: Callable[[int], Tensor],
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+) -> Iterator[Row]:
+    """Rows of one width, without it, before the first step and after each.
+
+    Args:
+        network: what is trained; its modules' outputs are the activations.
+        probe: the network's outputs for inputs that stay the same.
+        loss: of a step's batch.
+        optimizer: over the network's parameters.
+        steps: how many.
+    """
+    network.train()
+    first = _activations(network, probe)
+    for step in range(steps + 1):
+        now = _activations(network, probe) if step else first
+        for name, value in now.items():
+            yield {"step": step, "what": "activation", "name": name, "rms": rms(value)}
+            if step:
+                yield {"step": step, "what": "update", "name": name, "rms": rms(value - first[name])}
+        if step == steps:
+            return
+        optimizer.zero_grad()
+        loss(step).backward()
+        for name, parameter in network.named_parameters():
+            if parameter.grad is not None:
+                yield {"step": step, "what": "gradient", "name": name, "rms": rms(parameter.grad)}
+        optimizer.step()
+
+
+@torch.no_grad()
+def _activations(network: nn.Module, probe: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Every module's output by its name, and the network's; of a module that is called again the last."""
+    found: dict[str, Tensor] = {}
+    with _recording(network, found), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same dropout
+        found[LOGITS] = probe().clone()
+    return found
+
+
+@contextmanager
+def _recording(network: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
+    def hook(name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            if isinstance(value, Tensor) and value.is_floating_point():
+                found[name] = value.clone()
+            sizes = getattr(module, "step_sizes", None)  # a layer's Δ
+            if sizes is not None and inputs:
+                found[f"{name}.Δ"] = sizes(inputs[0]).clone()
+
+        return keep
+
+    with ExitStack() as stack:
+        for name, module in network.named_modules():
+            if name and not isinstance(module, _SILENT):
+                stack.callback(module.register_forward_hook(hook(name)).remove)
+        yield
+
+
+class Slope(NamedTuple):
+    """How an activation or a gradient goes with the width: as its powers."""
+
+    name: str
+    what: str  # "activation" at the start, "activation" and "update" after the steps, "gradient" at the start
+    step: int
+    found: float  # slope of log RMS over log width
+    promised: float | None
+
+    def verdict(self, tolerance: float) -> str:
+        """ "grows" or "shrinks" where it is further than that from what is promised, else nothing."""
+        if self.promised is None or math.isnan(self.found) or abs(self.found - self.promised) <= tolerance:
+            return ""
+        return "grows" if self.found > self.promised else "shrinks"
+
+
+def slopes(rows: Iterable[Row], promises: Mapping[tuple[str, str, str], float]) -> list[Slope]:
+    """Of the first and the last step; RMS is the mean over what else differs, as seeds. In the order of the rows.
+
+    promises: by (what, "first" or "last", name), where name may be "*".
+    """
+    by: dict[tuple[str, int, str], dict[int, list[float]]] = {}
+    for row in rows:
+        by.setdefault((row["what"], row["step"], row["name"]), {}).setdefault(row["width"], []).append(row["rms"])
+    last = max(step for _, step, _ in by)
+    found = []
+    for (what, step, name), values in by.items():
+        if step not in (0, last) or len(values) < 2:
+            continue
+        when = "last" if step else "first"
+        promised = promises.get((what, when, name), promises.get((what, when, "*")))
+        found.append(Slope(name, what, step, log_slope(values), promised))
+    return found
+
+
+def log_slope(values: Mapping[int, Sequence[float]]) -> float:
+    """Of log mean over log width, by least squares; NaN where something is 0 or not finite."""
+    means = np.array([np.mean(many) for many in values.values()])
+    if not (np.isfinite(means).all() and (means > 0).all()):
+        return math.nan
+    return float(np.polyfit(np.log(list(values)), np.log(means), 1)[0])
+
+
+def promises(
+    network: nn.Module, settings: WidthSettings | None, optimizer: Optimizer
+) -> dict[tuple[str, str, str], float]:
+    """What `slopes` are compared with.
+
+    Activations and their updates are to stay as they are, width by width: what each parameterization is for, and what a
+    model without one is measured against. Logits may start smaller, and gradients go as (10) has it.
+    """
+    found = {("activation", "first", "*"): 0.0, ("activation", "last", "*"): 0.0, ("update", "last", "*"): 0.0}
+    if settings is None:
+        return found
+    exponents = settings.exponents(optimizer)
+    readout = exponents["readout"]
+    found["activation", "first", LOGITS] = 0.5 - readout.a - readout.b
+    folded = without_multipliers(exponents, optimizer)
+    for name, (kind, _) in width_roles(network).items():
+        layer = layer_of(kind, settings)
+        if layer is not None and kind in ("embedding", "hidden", "vector", "readout"):
+            found["gradient", "first", name] = -gradient_exponent(folded, layer)
+    for name, a in tied_multipliers(network, folded, optimizer).items():
+        found["gradient", "first", name] = 0.0
+        parts = name.split(".")[:-1]  # of the norm, and what ends with it
+        for module in (".".join(parts[:i]) for i in range(1, len(parts) + 1)):
+            for key in (("activation", "first"), ("activation", "last"), ("update", "last")):
+                found[*key, module] = -a
+    return found

@@ -1,0 +1,172 @@
+"""SP, NTK, muP and mean-field as exponents of the width, and when such exponents keep a network stable.
+
+Layer l computes h_{l+1} = d^{-a_l} W_l h_l, its weights start with variance d^{-2 b_l}, its learning rate is C
+d^{-c_l}. A layer is the embedding (l = 0), hidden (l = 1 … L) or the readout (l = L + 1).
+
+Sources: the note "Scale-Invariant Parameterizations" (K. Stratos), whose equations the numbers in brackets are, on
+Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers" (ICML).
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Layer = Literal["embedding", "hidden", "readout"]
+Name = Literal["sp", "ntk", "mup", "mean_field"]
+Optimizer = Literal["sgd", "adam", "adafactor"]
+Aligned = Literal["full", "none"]
+LAYERS: tuple[Layer, ...] = ("embedding", "hidden", "readout")
+_EXACT = 1e-9  # of sums of halves
+
+
+class Exponents(NamedTuple):
+    """Of a layer: multiplier d^-a, initial variance d^-2b, learning rate d^-c."""
+
+    a: float
+    b: float
+    c: float
+
+
+Parameterization = Mapping[Layer, Exponents]
+
+# The note's table 1: c of Adam (its limit is sign descent, eq. 12) with full alignment.
+PARAMETERIZATIONS: dict[Name, Parameterization] = {
+    "sp": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0, 0.5, 1), "readout": Exponents(0, 0.5, 1)},
+    "ntk": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0.5, 0, 0.5), "readout": Exponents(0.5, 0, 0.5)},
+    "mup": {
+        "embedding": Exponents(-0.5, 0.5, 0.5), "hidden": Exponents(0, 0.5, 1), "readout": Exponents(0.5, 0.5, 0.5),
+    },
+    "mean_field": {"embedding": Exponents(0, 0, 0), "hidden": Exponents(0.5, 0, 0.5), "readout": Exponents(1, 0, 0)},
+}  # fmt: skip
+
+# (a + θ, b − θ, c − κθ) trains the same (section 1.2.1, there for Adam): a gradient is d^-θ of what it was, and its
+# update has to change by d^θ.
+KAPPA: dict[Optimizer, int] = {"sgd": 2, "adam": 1, "adafactor": 0}
+
+
+class Alignment(NamedTuple):
+    """How strongly updates and activations act together, as exponents of the width (15-17)."""
+
+    alpha: float  # ΔW h, of hidden layers and the readout
+    u: float  # ΔW Δh
+    omega_hidden: float  # W Δh
+    omega_readout: float
+
+
+# Section 1.2: α = u = 1 is full alignment, 1/2 none. ω of a hidden layer is taken to be 1/2 (23); of the readout muP
+# takes 1, the worst case, Everett et al. 1/2.
+ALIGNMENTS: dict[Aligned, Alignment] = {"full": Alignment(1, 1, 0.5, 0.5), "none": Alignment(0.5, 0.5, 0.5, 0.5)}
+
+
+def gradient_exponent(parameterization: Parameterization, layer: Layer) -> float:
+    """g of RMS(∂loss/∂W) = Θ(d^-g) at the start, in a network that is stable then (10)."""
+    readout = parameterization["readout"]
+    return readout.a if layer == "readout" else readout.a + readout.b + parameterization[layer].a
+
+
+def update_exponent(parameterization: Parameterization, layer: Layer, optimizer: Optimizer) -> float:
+    """e of RMS(ΔW) = Θ(d^-(c + e)) (12): g of SGD, 0 of Adam, b of Adafactor."""
+    if optimizer == "sgd":
+        return gradient_exponent(parameterization, layer)
+    return parameterization[layer].b if optimizer == "adafactor" else 0.0
+
+
+def with_rates(
+    parameterization: Parameterization, optimizer: Optimizer = "adam", alignment: Aligned = "full"
+) -> Parameterization:
+    """The same with the largest learning rates that are stable: equality in (14) and (19), a + c + e = α, for the
+    embedding 0. The note has those of Adam with full alignment; the others are derived in the same way."""
+    alpha = ALIGNMENTS[alignment].alpha
+    found: dict[Layer, Exponents] = {}
+    for layer, (a, b, _) in parameterization.items():
+        aligned = 0.0 if layer == "embedding" else alpha
+        found[layer] = Exponents(a, b, aligned - a - update_exponent(parameterization, layer, optimizer))
+    return found
+
+
+def equivalent(
+    parameterization: Parameterization, theta: Mapping[Layer, float], optimizer: Optimizer = "adam"
+) -> Parameterization:
+    """(a + θ, b − θ, c − κθ), layer by layer: trains the same from the same random draw rescaled.
+
+    Exact for Adam whose epsilon is 0 or scaled as the gradients are, and for weight decay that is scaled against the
+    learning rate. theta: of layers that are named; of others 0.
+    """
+    kappa = KAPPA[optimizer]
+    return {
+        layer: Exponents(a + theta.get(layer, 0.0), b - theta.get(layer, 0.0), c - kappa * theta.get(layer, 0.0))
+        for layer, (a, b, c) in parameterization.items()
+    }
+
+
+def without_multipliers(parameterization: Parameterization, optimizer: Optimizer = "adam") -> Parameterization:
+    """The equivalent one in which every a is 0."""
+    return equivalent(parameterization, {layer: -parameterization[layer].a for layer in LAYERS}, optimizer)
+
+
+class Condition(NamedTuple):
+    """One that a stable parameterization meets."""
+
+    equation: str
+    text: str
+    holds: bool
+
+
+def conditions(
+    parameterization: Parameterization,
+    optimizer: Optimizer = "adam",
+    alignment: Alignment = ALIGNMENTS["full"],
+    depth: int = 1,
+) -> list[Condition]:
+    """Every condition of stability, in the note's order: at the start (6-8), of an update (14, 18-20). Under full
+    alignment they imply (21-24), whose numbers then stand beside theirs.
+
+    For SGD and Adafactor c is c + e of `update_exponent` throughout, as (12) has it. depth: L.
+    """
+    start = [
+        _equal("6", "a_0 + b_0", _sum(parameterization["embedding"]), 0),
+        _equal("7", "a_h + b_h", _sum(parameterization["hidden"]), 0.5),
+        _at_least("8", "a_{L+1} + b_{L+1}", _sum(parameterization["readout"]), 0.5),
+    ]
+    embedding = parameterization["embedding"]
+    r = embedding.a + embedding.c + update_exponent(parameterization, "embedding", optimizer)
+    found = [*start, _at_least("14, 21", "r_1 = a_0 + c_0", r, 0)]
+    for layer, name in [*[("hidden", "h")] * depth, ("readout", "{L+1}")]:
+        left = _margins(parameterization, layer, optimizer, alignment, r)  # type: ignore[arg-type]
+        texts = (f"a_{name} + b_{name} + r − ω_{name}", f"a_{name} + c_{name} − α", f"a_{name} + c_{name} + r − u")
+        equations = ("18, 23" if layer == "hidden" else "18, 24", "19, 22", "20, 22")
+        found += [_at_least(eq, text, value, 0) for eq, text, value in zip(equations, texts, left, strict=True)]
+        r = min(left)
+    return list(dict.fromkeys(found))
+
+
+def failed(
+    parameterization: Parameterization,
+    optimizer: Optimizer = "adam",
+    alignment: Alignment = ALIGNMENTS["full"],
+) -> list[str]:
+    """What of `conditions` does not hold, each with its equation and the value that it has."""
+    return [
+        f"({one.equation}) {one.text}" for one in conditions(parameterization, optimizer, alignment) if not one.holds
+    ]
+
+
+def _margins(
+    parameterization: Parameterization, layer: Layer, optimizer: Optimizer, alignment: Alignment, r: float
+) -> tuple[float, float, float]:
+    """By how much (18), (19) and (20) hold, where RMS of what comes in changes by d^-r; the least is the next r."""
+    a, b, c = parameterization[layer]
+    c += update_exponent(parameterization, layer, optimizer)
+    omega = alignment.omega_hidden if layer == "hidden" else alignment.omega_readout
+    return a + b + r - omega, a + c - alignment.alpha, a + c + r - alignment.u
+
+
+def _sum(exponents: Exponents) -> float:
+    return exponents.a + exponents.b
+
+
+def _equal(equation: str, text: str, value: float, wanted: float) -> Condition:
+    return Condition(equation, f"{text} = {wanted:g}, and it is {value:g}", abs(value - wanted) < _EXACT)
+
+
+def _at_least(equation: str, text: str, value: float, least: float) -> Condition:
+    return Condition(equation, f"{text} ≥ {least:g}, and it is {value:g}", value > least - _EXACT)

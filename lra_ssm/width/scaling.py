@@ -1,0 +1,177 @@
+"""A width parameterization applied to any model: factors on initial values, learning rates, decay and epsilon.
+
+Multipliers are folded in: (a, b, c) becomes the equivalent (0, a + b, c + κa), so that no forward pass changes and what
+is saved loads without it. A readout that is tied to an embedding has no initial values and no rate of its own: its
+multiplier is folded into the weight of the norm in front of it, which has both.
+
+With m = width / base width, a parameter of the folded exponents (0, b, c) has
+
+- initial values times m^-(b + e), where those of the model as it is go with m^e (`layers.roles`);
+- its learning rate times m^-c and its weight decay times m^c: AdamW multiplies the two, and so the share of a weight
+  that decays in a step is the same at every width, as equivalence asks too;
+- Adam's epsilon times m^-g, as its gradients go: else it is too large for a wide model's (Everett et al. 2024).
+
+At the base width every factor is 1.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import nn
+
+from lra_ssm.errors import hint
+from lra_ssm.layers.roles import WidthKind, width_roles
+from lra_ssm.layers.spec import ModuleSpec
+from lra_ssm.width.parameterizations import (
+    ALIGNMENTS,
+    KAPPA,
+    LAYERS,
+    PARAMETERIZATIONS,
+    Aligned,
+    Exponents,
+    Layer,
+    Name,
+    Optimizer,
+    Parameterization,
+    failed,
+    gradient_exponent,
+    with_rates,
+    without_multipliers,
+)
+
+
+@dataclass(frozen=True)
+class WidthSettings:
+    """How a model is scaled against the width at which its settings were tuned.
+
+    Args:
+        parameterization: "sp", "ntk", "mup" or "mean_field"; or exponents of your own, {embedding: [a, b, c],
+            hidden: …, readout: …}, c of the optimizer that trains.
+        base_d_model: the d_model at which the model and its rates are as they are.
+        alignment: of updates and activations, "full" or "none", which the rates are made for.
+        states: what maps channels to a fixed number of states (B, C and Δ of selective layers, B of LRU and S5) is
+            scaled as a "hidden" layer or as a "readout": see docs/width.md.
+
+    Raises:
+        ValueError: what none of this can be, and a parameterization that is not stable, naming the condition.
+    """
+
+    parameterization: str | dict[str, tuple[float, float, float]]
+    base_d_model: int
+    alignment: Aligned = "full"
+    states: Literal["hidden", "readout"] = "hidden"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base_d_model, bool) or not isinstance(self.base_d_model, int) or self.base_d_model < 1:
+            raise ValueError(f"width base_d_model is {self.base_d_model!r}; it must be a whole number of at least 1")
+        for name, known in {"alignment": ALIGNMENTS, "states": ("hidden", "readout")}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"width {name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
+        given = self.parameterization
+        if isinstance(given, str):
+            if given not in get_args(Name):
+                raise ValueError(f"width parameterization {given!r} is unknown; {hint(given, list(PARAMETERIZATIONS))}")
+            return
+        if set(given) != set(LAYERS) or any(len(exponents) != 3 for exponents in given.values()):
+            raise ValueError(f"width parameterization {given}: it must have [a, b, c] of {', '.join(LAYERS)}")
+        own = {layer: tuple(map(float, exponents)) for layer, exponents in given.items()}
+        object.__setattr__(self, "parameterization", own)  # plain values, as a checkpoint has them
+
+    @classmethod
+    def of(cls, settings: "WidthSettings | Mapping[str, Any] | None") -> "WidthSettings | None":
+        """From itself, its values by name, as they stand in a checkpoint, or None. Raises ValueError for others."""
+        if settings is None or isinstance(settings, WidthSettings):
+            return settings
+        known = list(inspect.signature(cls).parameters)
+        for name in settings:
+            if name not in known:
+                raise ValueError(f"{name!r} is no setting of width; {hint(name, known)}")
+        return cls(**settings)
+
+    def exponents(self, optimizer: Optimizer = "adam") -> Parameterization:
+        """Those of an optimizer. Raises ValueError where they are one's own and not stable with it."""
+        if isinstance(self.parameterization, str):
+            named = PARAMETERIZATIONS[cast(Name, self.parameterization)]
+            return with_rates(named, optimizer, self.alignment)
+        own = {layer: Exponents(*self.parameterization[layer]) for layer in LAYERS}
+        if wrong := failed(own, optimizer, ALIGNMENTS[self.alignment]):
+            raise ValueError(f"width parameterization is not stable with {optimizer}: {'; '.join(wrong)}")
+        return own
+
+
+class Factors(NamedTuple):
+    """What a parameter's settings are multiplied with."""
+
+    kind: WidthKind
+    initial: float = 1.0
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    eps: float = 1.0
+
+
+def width_of(spec: ModuleSpec) -> int:
+    """A network's d_model, given or its class's default. Raises ValueError where it has none."""
+    parameter = inspect.signature(spec.cls).parameters.get("d_model")
+    found = spec.init_args.get("d_model", None if parameter is None else parameter.default)
+    if not isinstance(found, int):
+        raise ValueError(f"{spec.class_path} takes no d_model: a width parameterization needs the network's width")
+    return found
+
+
+def width_factors(
+    network: nn.Module, d_model: int, settings: WidthSettings, optimizer: Optimizer = "adam"
+) -> dict[str, Factors]:
+    """Full parameter name -> its factors.
+
+    Raises ValueError: a parameter has no width role, exponents are not stable, or a readout is tied to the embedding
+    under a parameterization that scales it otherwise.
+    """
+    ratio, exponents = d_model / settings.base_d_model, settings.exponents(optimizer)
+    folded = without_multipliers(exponents, optimizer)
+    found = {}
+    for name, (kind, own) in width_roles(network).items():
+        layer = layer_of(kind, settings)
+        b, c = (0.0, 0.0) if layer is None else (folded[layer].b, folded[layer].c)
+        b = 0.0 if kind == "vector" else b
+        g = 0.0 if layer is None else gradient_exponent(folded, layer)
+        found[name] = Factors(kind, ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)
+    for name, a in tied_multipliers(network, folded, optimizer).items():
+        lr = found[name].lr * ratio ** -(KAPPA[optimizer] * a)
+        found[name] = Factors("readout", found[name].initial * ratio**-a, lr, 1 / lr, 1.0)
+    return found
+
+
+def layer_of(kind: WidthKind, settings: WidthSettings) -> Layer | None:
+    """Whose exponents a parameter has; a vector trains as a column of the embedding. None for what is fixed."""
+    if kind == "state":
+        return settings.states
+    layers: dict[str, Layer] = {"vector": "embedding", **{layer: layer for layer in get_args(Layer)}}
+    return layers.get(kind)
+
+
+def tied_multipliers(network: nn.Module, folded: Parameterization, optimizer: Optimizer) -> dict[str, float]:
+    """What a network names in `scales_of_a_tied_readout`, and the a of d^-a that is folded into it: with it the weight
+    of the embedding starts and trains as the readout's would.
+
+    folded: exponents without multipliers. Raises ValueError where there is no such a.
+    """
+    declare = getattr(network, "scales_of_a_tied_readout", None)
+    names = declare() if callable(declare) else []
+    (_, b_0, c_0), (_, b, c) = folded["embedding"], folded["readout"]
+    if names and abs(KAPPA[optimizer] * (b - b_0) - (c - c_0)) > 1e-9:
+        raise ValueError(
+            "the head is tied to the embedding, whose weight no multiplier makes start and train as a readout of this"
+            " width parameterization: take mup or mean_field, where one does, or untie them (tie_embeddings: false)"
+        )
+    return dict.fromkeys(names, b - b_0)
+
+
+@torch.no_grad()
+def scale_initial_values(network: nn.Module, factors: Mapping[str, Factors]) -> None:
+    """Multiplies initial values; parameters whose factor is 1 are left as they are."""
+    for name, parameter in network.named_parameters():
+        if factors[name].initial != 1:
+            parameter *= factors[name].initial

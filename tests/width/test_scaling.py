@@ -1,0 +1,168 @@
+"""A width parameterization on a task: factors, initial values, groups, checkpoints; at the base width no change."""
+
+import copy
+import io
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from lra_ssm.layers import LRU, S6, LayerSpec, NetworkSpec
+from lra_ssm.models import Classifier, LanguageModel
+from lra_ssm.tasks import Classification, LanguageModelling
+from lra_ssm.tasks.optim import OptimizerSettings, format_groups, optimizer_and_schedule
+from lra_ssm.width.parameterizations import PARAMETERIZATIONS
+from lra_ssm.width.scaling import WidthSettings
+from tests.each import each
+
+UNTIED = {"tie_embeddings": False}
+MUP = {"parameterization": "mup", "base_d_model": 16}
+
+
+def task(width=None, d_model=64, optimizer=None, **settings):
+    torch.manual_seed(0)
+    spec = NetworkSpec(LanguageModel, layer=LayerSpec(S6), vocab_size=7, d_model=d_model, n_layers=1, **settings)
+    return LanguageModelling(spec, optimizer or OptimizerSettings(lr=0.01, weight_decay=0.1), width=width)
+
+
+def optimizer_of(made):
+    return optimizer_and_schedule(made.network, made.optimizer_settings, 10, width=made.width_factors)["optimizer"]
+
+
+def trained(made, steps=3):
+    ids, optimizer = torch.arange(14).reshape(2, 7) % 7, optimizer_of(made)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        made.network.negative_log_likelihood(ids, ids.roll(1, 1), reduction="sum")[0].backward()
+        optimizer.step()
+    return made.network.state_dict()
+
+
+@each("name", PARAMETERIZATIONS)
+@each("algorithm", ["AdamW", "SGD", "Muon"])
+def test_at_the_base_width_it_is_the_model_as_it_is(name, algorithm):
+    optimizer = OptimizerSettings(lr=0.01, weight_decay=0.1, algorithm=algorithm, warmup_steps=0)
+    before = trained(task(optimizer=optimizer, **UNTIED))
+    after = trained(task({"parameterization": name, "base_d_model": 64}, optimizer=optimizer, **UNTIED))
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+
+
+def test_factors_of_mup_at_four_times_the_width():
+    """lr / m, decay · m and initial values of a readout / √m more, as mamba.py's muP has them of hidden weights."""
+    factors = task(MUP, **UNTIED).width_factors
+    shown = {name.rpartition("layer.")[2]: tuple(found) for name, found in factors.items()}
+    assert shown["backbone.embedding.weight"] == ("embedding", 1, 1, 1, 0.25)
+    assert shown["backbone.blocks.0.in_proj.weight"] == ("hidden", 1, 0.25, 4, 0.25)
+    assert shown["head.weight"] == ("readout", 0.5, 0.25, 4, 1)
+    assert shown["A_log"] == shown["D"] == shown["delta_bias"] == ("vector", 1, 1, 1, 0.25)
+    assert shown["B"] == shown["C"] == ("state", 1, 0.25, 4, 0.25)
+    readout = task({**MUP, "states": "readout"}, **UNTIED).width_factors["backbone.blocks.0.layer.B"]
+    assert tuple(readout) == ("state", 0.5, 0.25, 4, 1)
+
+
+def test_initial_values_are_multiplied_and_drawn_as_before():
+    plain, scaled = task(**UNTIED), task(MUP, **UNTIED)
+    for (name, before), after in zip(plain.network.named_parameters(), scaled.network.parameters(), strict=True):
+        assert torch.equal(before * scaled.width_factors[name].initial, after), name
+
+
+def test_equivalent_parameterizations_are_the_same_factors():
+    for one, other in (("sp", "ntk"), ("mup", "mean_field")):
+        pair = [task({**MUP, "parameterization": name}, **UNTIED).width_factors for name in (one, other)]
+        assert pair[0].keys() == pair[1].keys()
+        for name in pair[0]:
+            assert pair[0][name][1:] == pytest.approx(pair[1][name][1:]), name
+
+
+def test_a_tied_head_is_scaled_by_the_norm_before_it():
+    """Its logits start at 1/m of theirs, the embedding as large as ever."""
+    made = task(MUP)
+    assert tuple(made.width_factors["backbone.norm.weight"]) == ("readout", 0.25, 0.25, 4, 1)
+    assert tuple(made.width_factors["backbone.embedding.weight"])[:4] == ("embedding", 1, 1, 1)
+    ids = torch.arange(7)[None]
+    assert torch.allclose(made(ids), task()(ids) / 4, atol=1e-7)
+    for name in ("sp", "ntk"):
+        with pytest.raises(ValueError, match="tied to the embedding.* take mup or mean_field"):
+            task({**MUP, "parameterization": name})
+
+
+def test_groups_show_the_factors():
+    made = task(MUP, **UNTIED)
+    groups = optimizer_of(made).param_groups
+    names = {id(p): name for name, p in made.network.named_parameters()}
+    by = {names[id(p)]: group for group in groups for p in group["params"]}
+    hidden, head = by["backbone.blocks.0.in_proj.weight"], by["head.weight"]
+    assert (hidden["initial_lr"], hidden["weight_decay"], hidden["eps"]) == pytest.approx((0.0025, 0.4, 2.5e-9))
+    assert (head["initial_lr"], head["weight_decay"], head["eps"]) == pytest.approx((0.0025, 0.4, 1e-8))
+    shown = format_groups(groups)
+    assert torch.load(_saved(optimizer_of(made)), weights_only=True)["param_groups"][0]["width"]["kind"] == "embedding"
+    assert "× lr" in shown and "readout" in shown and "width" not in format_groups(optimizer_of(task()).param_groups)
+
+
+def _saved(optimizer):
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return file
+
+
+def test_a_checkpoint_says_what_it_was_trained_with():
+    assert "width" not in task().hparams
+    made = task(MUP)
+    again = LanguageModelling(**copy.deepcopy(dict(made.hparams)))
+    assert again.hparams["width"] == made.hparams["width"] == asdict(WidthSettings(**MUP))
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again(torch.arange(7)[None]), made(torch.arange(7)[None]))
+    alone = LanguageModel(S6, 7, 64, 1)  # without the parameterization
+    alone.load_state_dict(made.network.state_dict())
+    assert torch.equal(alone(torch.arange(7)[None]), made(torch.arange(7)[None]))
+
+
+OWN = {"embedding": [0, 0, 0], "hidden": [0, 0.5, 1], "readout": [0, 1, 1]}
+
+
+def test_exponents_of_ones_own():
+    own, mup = (task({**MUP, "parameterization": one}, **UNTIED).width_factors for one in (OWN, "mup"))
+    assert own == mup
+    with pytest.raises(ValueError, match=r"not stable with adam: \(7\) a_h \+ b_h = 0.5, and it is 1"):
+        task({**MUP, "parameterization": {**OWN, "hidden": [0, 1, 1]}}, **UNTIED)
+
+
+@each(
+    "width, message",
+    [
+        ({"parameterization": "mupp", "base_d_model": 4}, "did you mean 'mup'"),
+        ({"parameterization": "mup", "base_d_model": 0}, "base_d_model is 0"),
+        ({"parameterization": "mup", "base_dmodel": 4}, "did you mean 'base_d_model'"),
+        ({"parameterization": {"hidden": [0, 0, 0]}, "base_d_model": 4}, "must have"),
+        ({**MUP, "states": "vector"}, "states is 'vector'; it must be one of hidden, readout"),
+    ],
+)
+def test_wrong_settings_are_one_line(width, message):
+    with pytest.raises(ValueError, match=message):
+        task(width)
+
+
+def test_rates_of_an_algorithm_that_theory_has_nothing_on():
+    with pytest.raises(ValueError, match=r"no learning rates of algorithm torch\.optim\.Rprop by width"):
+        task(MUP, optimizer=OptimizerSettings(algorithm="torch.optim.Rprop"))
+
+
+class Plain(torch.nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x, lengths=None):
+        return self.scale * x
+
+
+def test_a_layer_without_roles_trains_without_a_parameterization_alone():
+    def classifier(layer, width):
+        spec = NetworkSpec(Classifier, layer=LayerSpec(layer), num_classes=2, vocab_size=5, d_model=8, n_layers=1)
+        return Classification(spec, width=width)
+
+    assert classifier(Plain, None).width_factors is None
+    with pytest.raises(ValueError, match=r"backbone\.blocks\.0\.layer\.scale has no width role.* of Plain"):
+        classifier(Plain, MUP)
+    assert classifier(LRU, MUP).width_factors
