@@ -109,7 +109,7 @@ class Check:
             except InputError:  # its source is missing
                 ready = False
         size = f"batches of {examples} sequences of at most {length} positions"
-        if not ready:
+        if data is None or not ready:
             why = "as asked for" if self.given.random else "as the data is not prepared here"
             return self._random(number), f"random inputs, {why}: {size}"
         data.setup("fit")

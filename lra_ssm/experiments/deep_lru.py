@@ -53,7 +53,7 @@ def teacher(nu: float, seed: int, tests: int) -> TeacherStudent:
     h = diagonal_response([moduli * np.exp(1j * phases)], [B], [C], LENGTH)
     C /= np.sqrt(((1 - np.arange(LENGTH) / LENGTH) * h**2).sum())
     systems = {"eigenvalues": moduli, "phases": phases, "B": B, "C": C}
-    layers = {name: [value.tolist()] for name, value in systems.items()}
+    layers: dict[str, Any] = {name: [value.tolist()] for name, value in systems.items()}
     return TeacherStudent(
         **layers, length=LENGTH, batch_size=8, num_train=8000, num_val=8, num_test=tests, generator_seed=seed
     )

@@ -55,7 +55,9 @@ def sizes(model: Bigram, x: Tensor, y: Tensor) -> dict[str, float]:
         V = h[-1].shape[-1]
         for i, each in enumerate(h, 1):
             squares[f"h{i}"].append(rms(each) ** 2)
+            assert each.grad is not None
             squares[f"h'{i}"].append(rms(each.grad) ** 2)
+        assert h[-1].grad is not None
         squares["V'"].append(rms(h[-1].grad - 1 / V + F.one_hot(label, V)) ** 2)
         for i, weight in enumerate(model.weights):
             squares[f"W'{i}"].append(rms(weight.grad[:, token] if i == 0 else weight.grad) ** 2)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import Corpus
+from lra_ssm.datamodules.loading.batches import TokenBatch
 from lra_ssm.errors import InputError
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
 from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator
@@ -94,7 +95,8 @@ class BigramTransfer(Experiment):
     claims = _claims()
 
     def cells(self, form: Form) -> list[Cell]:
-        widths, rates, seeds, steps = WIDTHS, [0.001 * 2**i for i in range(8)], 2, 200
+        widths: tuple[int, ...] = WIDTHS
+        rates, seeds, steps = [0.001 * 2**i for i in range(8)], 2, 200
         if form == "quick":
             widths, rates, seeds, steps = (64, 128), rates[2:6:2], 1, 20
         return [
@@ -167,7 +169,8 @@ class LanguageModelTransfer(Experiment):
     claims = [claim for layer in LAYERS for claim in _claims(layer)]
 
     def cells(self, form: Form) -> list[Cell]:
-        widths, rates, steps, text = (64, 128, 256, 512), [0.0005 * 2**i for i in range(7)], 200, TEXT.parent.name
+        widths: tuple[int, ...] = (64, 128, 256, 512)
+        rates, steps, text = [0.0005 * 2**i for i in range(7)], 200, TEXT.parent.name
         if form == "quick":
             widths, rates, steps, text = (64, 128), rates[3:4], 1, "random"
         return [
@@ -217,6 +220,7 @@ def _text() -> Iterator[tuple[Tensor, Tensor]]:
     data.setup("fit")
     while True:
         for batch in data.train_dataloader():
+            assert isinstance(batch, TokenBatch)
             yield batch.inputs, batch.targets
 
 

@@ -315,5 +315,7 @@ class MambaBlock(Block):
         return {name: "no_decay" for name, _ in self.named_parameters() if name in own}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        maps = {name: (getattr(self, name), "hidden") for name in ("in_proj", "out_proj", "glu")}
+        maps: dict[str, tuple[nn.Module | None, WidthRole]] = {
+            name: (getattr(self, name), "hidden") for name in ("in_proj", "out_proj", "glu")
+        }
         return linear_roles(**maps)

@@ -107,5 +107,7 @@ class Mamba2Block(Block):
 
     def width_roles(self) -> dict[str, WidthRole]:
         """in_proj's rows for B and C are maps to states, which are scaled as those to channels are."""
-        maps = {name: (getattr(self, name), "hidden") for name in ("in_proj", "delta_proj", "out_proj")}
+        maps: dict[str, tuple[nn.Module | None, WidthRole]] = {
+            name: (getattr(self, name), "hidden") for name in ("in_proj", "delta_proj", "out_proj")
+        }
         return linear_roles(**maps)

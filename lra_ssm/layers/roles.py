@@ -106,5 +106,5 @@ def linear_roles(**maps: tuple[nn.Module | None, WidthRole]) -> dict[str, WidthR
         kind, exponent = role if isinstance(role, tuple) else (role, INITIAL_EXPONENTS[role])
         found[f"{name}.weight"] = role
         if getattr(linear, "bias", None) is not None:
-            found[f"{name}.bias"] = ("fixed" if kind in ("readout", "state") else "vector", exponent)
+            found[f"{name}.bias"] = ("fixed" if kind in ("readout", "state", "fixed") else "vector", exponent)
     return found

@@ -173,7 +173,8 @@ class S6(RecurrentLayer):
         roles: dict[str, WidthRole] = {"B": "state", "C": "state", "D": "vector", "delta_bias": "vector"}
         if not self.low_rank:
             return {**roles, "A_log": "fixed", "delta_weight": "state"}
-        down, up = ("hidden", "hidden") if self.rank_grows else ("state", "embedding")
+        down: WidthRole = "hidden" if self.rank_grows else "state"
+        up: WidthRole = "hidden" if self.rank_grows else "embedding"
         return {**roles, "A_log": "vector", "delta_down": down, "delta_up": up}
 
 

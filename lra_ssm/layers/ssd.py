@@ -164,7 +164,7 @@ class SSD(RecurrentLayer):
         return roles if self.delta_weight is None else {**roles, "delta_weight": "delta"}
 
     def width_roles(self) -> dict[str, WidthRole]:
-        """Heads keep their size, a wider layer has more of them; B and C are maps to the states of G groups, which stay."""
+        """Heads keep their size, a wider layer has more; B and C are maps to the states of G groups, which stay."""
         roles: dict[str, WidthRole] = {"A_log": "vector", "delta_bias": "vector", "D": "vector"}
         if self.delta_weight is None:
             return roles

@@ -6,6 +6,8 @@ Each is built as `Head(d_model, num_classes)`; a classifier calls `head(x)`, a d
 Shapes: B batch, D channels.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -40,11 +42,14 @@ class MLPHead(nn.Sequential):
     optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
-        width = _positive(width, d_model)
-        super().__init__(nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, num_classes))
+        hidden = _positive(width, d_model)
+        super().__init__(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+        self.grows = width is None
 
     def width_roles(self) -> dict[str, WidthRole]:
-        return linear_roles(**{"0": (self[0], "hidden"), "2": (self[2], "readout")})
+        """A width of its own does not grow with the model's."""
+        roles: tuple[WidthRole, ...] = ("hidden", "readout") if self.grows else ("state", "fixed")
+        return _linear_roles(self, roles)
 
 
 class NLIHead(nn.Sequential):
@@ -60,7 +65,7 @@ class NLIHead(nn.Sequential):
         return super().forward(torch.cat([x, y, x - y, x * y], -1))
 
     def width_roles(self) -> dict[str, WidthRole]:
-        return linear_roles(**{"0": (self[0], "hidden"), "2": (self[2], "readout")})
+        return _linear_roles(self, ("hidden", "readout"))
 
 
 class LRAPairHead(nn.Sequential):
@@ -78,15 +83,18 @@ class LRAPairHead(nn.Sequential):
     optim_roles = biases_without_decay
 
     def __init__(self, d_model: int, num_classes: int, width: int | None = None) -> None:
-        width = _positive(width, d_model)
-        half = nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, num_classes)
-        super().__init__(nn.Linear(2 * d_model, width), nn.ReLU(), *half)
+        hidden = _positive(width, d_model)
+        half = nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, num_classes)
+        super().__init__(nn.Linear(2 * d_model, hidden), nn.ReLU(), *half)
+        self.grows = width is None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([x, y], -1))
 
     def width_roles(self) -> dict[str, WidthRole]:
-        return linear_roles(**{"0": (self[0], "hidden"), "2": (self[2], "hidden"), "4": (self[4], "readout")})
+        """A width of its own does not grow with the model's."""
+        roles: tuple[WidthRole, ...] = ("hidden", "hidden", "readout") if self.grows else ("state", "fixed", "fixed")
+        return _linear_roles(self, roles)
 
 
 class LogitPairHead(nn.Module):
@@ -115,3 +123,9 @@ def _positive(width: int | None, d_model: int) -> int:
     if width is not None and width < 1:
         raise ValueError(f"head width is {width}; it must be at least 1, or None for d_model")
     return d_model if width is None else width
+
+
+def _linear_roles(maps: nn.Sequential, roles: Sequence[WidthRole]) -> dict[str, WidthRole]:
+    """Of the linear maps of a head, in their order."""
+    linear = [name for name, module in maps.named_children() if isinstance(module, nn.Linear)]
+    return linear_roles(**{name: (maps[int(name)], role) for name, role in zip(linear, roles, strict=True)})

@@ -174,4 +174,4 @@ def scale_initial_values(network: nn.Module, factors: Mapping[str, Factors]) -> 
     """Multiplies initial values; parameters whose factor is 1 are left as they are."""
     for name, parameter in network.named_parameters():
         if factors[name].initial != 1:
-            parameter *= factors[name].initial
+            parameter.mul_(factors[name].initial)

@@ -51,6 +51,10 @@ def configs():
 
 
 def of_width(class_path, arguments, width):
+    layer = arguments.get("layer")
+    if isinstance(layer, dict) and layer["init_args"].get("d_head"):  # a wider model has more heads of that size
+        heads = {**layer["init_args"], "n_heads": width // layer["init_args"]["d_head"]}
+        arguments = {**arguments, "layer": {**layer, "init_args": heads}}
     with torch.device("meta"):
         return NetworkSpec.of({"class_path": class_path, "init_args": {**arguments, "d_model": width}})()
 
