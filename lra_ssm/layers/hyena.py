@@ -33,6 +33,9 @@ class HalfGLU(nn.Module):
         gate: Tensor = self.gate(F.gelu(y))
         return y * gate.sigmoid()
 
+    def width_roles(self) -> dict[str, WidthRole]:
+        return linear_roles(gate=(self.gate, "hidden"))
+
 
 class HyenaBlock(MLPBlock):
     """Hyena's operator around any layer, then an MLP.
