@@ -114,6 +114,7 @@ def test_compiled_blocks_change_nothing(again, monkeypatch):
     """Over batches of several lengths, whose padding BatchNorm passes over; compiled for few of them."""
     monkeypatch.setattr("torch.nn.Module.compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of tests before this one
     usual, compiled = network(), network()
     with ComputeSettings(compile=True, recompute_blocks=again).applied(compiled, CPU):
         assert torch._inductor.config.fallback_random  # inductor's dropout drops the same
