@@ -186,7 +186,7 @@ def _scale_heads(node: Any, ratio: float) -> None:
 def picture(rows: pd.DataFrame, found: Sequence[Slope], tolerance: float, title: str) -> Figure:
     """Three panels over the width: activations and their changes after the steps, gradients before them."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    last, means = rows["step"].max(), rows.groupby(["what", "step", "name", "width"], sort=False)["rms"].mean()
+    last = rows["step"].max()
     panels = {
         f"activations after {last} steps": ("activation", last),
         f"their change in {last} steps": ("update", last),
@@ -195,7 +195,8 @@ def picture(rows: pd.DataFrame, found: Sequence[Slope], tolerance: float, title:
     widths = sorted(rows["width"].unique())
     for axes, (name, (what, step)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         wrong = {one.name: one for one in found if one.what == what and one.step == step and one.verdict(tolerance)}
-        drawn = means[what, step].unstack("width")[widths]
+        chosen = rows[(rows["what"] == what) & (rows["step"] == step)]
+        drawn = chosen.pivot_table("rms", "name", "width", sort=False)[widths]
         for each, line in drawn.iterrows():
             style = {"color": "#c0392b", "alpha": 0.9} if each in wrong else {"color": "#555555", "alpha": 0.5}
             axes.plot(widths, line, "o-", markersize=3, linewidth=1, **style)
