@@ -29,7 +29,7 @@ def _claim(name: str, statement: str, gains: bool) -> Claim:
     def judge(rows: pd.DataFrame) -> Judgement:
         ends = by_seed(rows[(rows["unit"] == name) & rows["test"].notna()], ["d"], "test").sort_values("d")
         ratio = ends["mean"].iloc[-1] / ends["mean"].iloc[0]
-        text = ", ".join(f"d {d}: {mean:.3g} ± {std:.2g}" for d, mean, std in ends[["d", "mean", "std"]].values)
+        text = ", ".join(f"d {d:g}: {mean:.3g} ± {std:.2g}" for d, mean, std in ends[["d", "mean", "std"]].values)
         return Judgement.of(bool(ratio <= 0.5 if gains else ratio >= 0.8), f"{text}; ratio {ratio:.3g}")
 
     rule = "at most half of" if gains else "at least 0.8 of"

@@ -122,7 +122,8 @@ class InductiveBias(Experiment):
             image = axes.imshow(errors, origin="lower", cmap="RdYlGn_r", norm=norm)
             for y, line in enumerate(errors.to_numpy()):
                 for x, value in enumerate(line):
-                    axes.text(x, y, f"{value:.2g}", ha="center", va="center")
+                    color = "white" if value > 4 or value < 0.02 else "black"
+                    axes.text(x, y, f"{value:.2g}", ha="center", va="center", color=color)
             axes.set(xticks=range(errors.shape[1]), yticks=range(errors.shape[0]), xlabel="σ1 of the first input")
             axes.set_xticklabels([f"{value:g}" for value in errors.columns])
             axes.set_yticklabels([f"{value:g}" for value in errors.index])
