@@ -191,21 +191,21 @@ class FusedAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, attention = kwargs or {}, torch.nn.functional.scaled_dot_product_attention
         if func is attention and args and args[0].device.type == "cuda" and not kwargs.get("enable_gqa"):
-            return self._fused(*args, **kwargs)
+            return _fused_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
-    @staticmethod
-    def _fused(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
-        bias = attn_mask
-        if bias is not None and bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill_(bias.logical_not(), -math.inf)
-        if bias is not None:
-            bias = bias.expand(*q.shape[:-1], k.shape[-2])
-        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-        return kernel(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[0]
+
+def _fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    bias = attn_mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill_(bias.logical_not(), -math.inf)
+    if bias is not None:
+        bias = bias.expand(*q.shape[:-1], k.shape[-2])
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    return kernel(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[0]
 
 
 _WAITING = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2")

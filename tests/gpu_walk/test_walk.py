@@ -24,13 +24,13 @@ pytestmark = [
 ]
 
 
-def walked(configs: list[str]) -> list[dict[str, Any]]:
+def walked(configs: list[str], *flags: str) -> list[dict[str, Any]]:
     import torch
 
     if "+cpu" not in torch.__version__:
         pytest.skip("the stand-in is for a CPU build of torch")
     files = [str(ROOT / f"configs/{name}.yaml") if name != "known" else name for name in configs]
-    line = [sys.executable, "-m", "tests.gpu_walk.walk", *files]
+    line = [sys.executable, "-m", "tests.gpu_walk.walk", *flags, *files]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(text) for text in done.stdout.splitlines()]
@@ -58,6 +58,15 @@ def test_a_config_of_each_kind_and_what_is_known_to_wait() -> None:
     assert len(known["mixed"]) == 1
     for found in others:
         check(found)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_launch_fewer_kernels() -> None:
+    """And the same scans; inductor lowers what it is given, for a GPU that is not there."""
+    (found,) = walked(["cpu/listops200"], "--compiled")
+    compiled = found["compiled launches"]
+    assert sum(compiled.values()) < 0.7 * sum(found["launches"].values())
+    assert compiled["lra_ssm::selective_scan_triton"] == 2 and compiled["fused"] > 0 and compiled["others"] < 100
 
 
 def test_every_config_has_its_bounds() -> None:

@@ -1,5 +1,5 @@
 """Counts the training steps of configs at their real size on fake CUDA tensors: `python -m tests.gpu_walk.walk CONFIG…`
-prints a line of JSON for each."""
+prints a line of JSON for each; with --compiled also the kernels of a step whose blocks are compiled."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import json
 import time
 import warnings
+from collections import Counter
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -24,6 +25,7 @@ from lra_ssm.cli.estimate import GPUS, seconds_on
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.runs.cost import count_step
+from tests.gpu_walk.compiled import counting
 
 
 def count(path: Path) -> StepCost:
@@ -37,6 +39,14 @@ def count(path: Path) -> StepCost:
     precision, clip = str(trainer.get("precision", "32-true")), trainer.get("gradient_clip_val")
     with ComputeSettings(**config.get("compute", {})).applied(task, device):
         return count_step(task, batch, device, precision=precision, clip=clip)
+
+
+def compiled_launches(path: Path) -> dict[str, int]:
+    """Of the blocks compiled, by kind of kernel, and of what is around them as "others"."""
+    found: Counter[str] = Counter()
+    with counting(found):
+        others = count(path)
+    return {**found, "others": sum(others.launches.values())}
 
 
 def known() -> StepCost:
@@ -53,7 +63,8 @@ def known() -> StepCost:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    for name in sys.argv[1:]:
+    compile_too = "--compiled" in sys.argv
+    for name in (given for given in sys.argv[1:] if given != "--compiled"):
         start = time.perf_counter()
         cost = known() if name == "known" else count(Path(name))
         found = {
@@ -70,6 +81,7 @@ if __name__ == "__main__":
             "mixed": dict(cost.mixed),
             "bound": seconds_on(cost, GPUS["H100"], "high"),
             "largest": cost.moved.most_common(5),
+            **({"compiled launches": compiled_launches(Path(name))} if compile_too else {}),
             "seconds": time.perf_counter() - start,
         }
         print(json.dumps(found), flush=True)
