@@ -82,6 +82,13 @@ def grid(**settings: Iterable[Any]) -> list[Cell]:
     return [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
 
 
+def only(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
+    """The rows that have these settings."""
+    for name, value in settings.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
 def by_seed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
     """Mean, deviation (0 of a single one) and count of a column over seeds, by `keys`."""
     found = rows.groupby(list(keys), sort=False)[value].agg(["mean", "std", "count"]).reset_index()
