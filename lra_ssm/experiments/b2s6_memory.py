@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lra_ssm.analysis import relative_gradient
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, slope
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
 
 D, L, K0, BLOCKS, DRAWS = 8, 32, 15, 4, 10
 CASES = {"S4D": "S4D", "S6, wᵀu > 0": "S6", "S6, wᵀu < 0": "S6", "B2S6, both": "B2S6"}
@@ -26,7 +26,7 @@ TINY = 1e-300  # stands for a share that is 0 in float64
 
 def _slopes(rows: pd.DataFrame, case: str, part: str, low: float = 100, high: float = 1e4) -> "pd.Series[float]":
     """Of the share of a part over c, log over log, by draw."""
-    chosen = rows[(rows["case"] == case) & rows["c"].between(low, high)]
+    chosen = only(rows[rows["c"].between(low, high)], case=case)
     return pd.Series([slope(one["c"], one[part].clip(lower=TINY)) for _, one in chosen.groupby("draw")])
 
 
@@ -96,7 +96,7 @@ class InputBias(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        return [{"case": case, "draws": 2 if form == "quick" else DRAWS} for case in CASES]
+        return grid(case=CASES, draws=[2 if form == "quick" else DRAWS])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         scales = [1, 3, 10, 30, 100, 200, 300, 500, 1000, 3000, 10000]

@@ -149,21 +149,21 @@ def _exponents(embedding: Any, hidden: Any, readout: Any) -> Parameterization:
     return {"embedding": Exponents(*embedding), "hidden": Exponents(*hidden), "readout": Exponents(*readout)}
 
 
-def _over_width(axes: Any, means: "pd.Series[float]", label: str, color: str, size: str) -> None:
-    """Of a column's mean, by d."""
-    axes.plot(means.index, means, "o-", color=color, markersize=3, linewidth=1, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="width d", ylabel=f"RMS{size}")
+def _over_width(axes: Any, size: str, widths: Any) -> None:
+    axes.set(xscale="log", yscale="log", xlabel="width d", ylabel=size)
     axes.minorticks_off()
-    axes.set_xticks(means.index, means.index)
+    axes.set_xticks(widths, widths)
 
 
 def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
     """RMS over d, dashed what theory says from the first width on; the legend has both exponents."""
     for i, (name, wanted) in enumerate(theory.items()):
         means = rows.groupby("d")[name].mean()
-        _over_width(axes, means, f"{name}: {exponent(rows, name):.2f} ({wanted:g})", f"C{i}", "")
+        label = f"{name}: {exponent(rows, name):.2f} ({wanted:g})"
+        axes.plot(means, "o-", color=f"C{i}", markersize=3, linewidth=1, label=label)
         expected = means.iloc[0] * (means.index / means.index[0]) ** wanted
         axes.plot(means.index, expected, "--", color=f"C{i}", linewidth=0.7)
+    _over_width(axes, "RMS", rows["d"].unique())
     axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6)
 
 
@@ -281,7 +281,8 @@ class AfterTenSteps(Experiment):
             _lines(axes, only(rows, model=model, V=32, norm=False), dict(zip(CHANGED, theory, strict=True)))
             axes.set_title(f"{model}, V = 32, after {STEPS} steps", fontsize=9)
         for axes, model in zip(lower, TABLE3, strict=True):
-            for i, (V, own) in enumerate(_changes(rows, model).items()):
+            for V, own in _changes(rows, model).items():
                 label = f"V = {V}: {exponent(own, 'change'):+.2f} (by alignment {predicted(own):+.2f})"
-                _over_width(axes, own.groupby("d")["change"].mean(), label, f"C{i}", " of the logits' change")
+                axes.plot(own.groupby("d")["change"].mean(), "o-", markersize=3, label=label)
+            _over_width(axes, "RMS of the logits' change", rows["d"].unique())
             axes.legend(frameon=False, fontsize=6)
