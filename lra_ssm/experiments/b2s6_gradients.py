@@ -47,9 +47,9 @@ class DeltaGradients(Experiment):
 
     def cells(self, form: Form) -> list[Cell]:
         if form == "quick":
-            trials, scales, lengths = 3, (1, 10), (50, 200)
+            trials, scales, lengths = 3, [1, 10], [50, 200]
         else:
-            trials, scales, lengths = 30, (1, 2, 5, 10, 20, 50, 100), (50, 100, 200, 400, 800, 1600, 3200)
+            trials, scales, lengths = 30, [1, 2, 5, 10, 20, 50, 100], [50, 100, 200, 400, 800, 1600, 3200]
         by_c = grid(varied="c", c=scales, L=[100], trials=[trials])
         return by_c + grid(varied="L", c=[1], L=lengths, trials=[trials])
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import SCIFAR
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
 from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
 from lra_ssm.experiments.train import train
 from lra_ssm.layers import B2S6, S4D, S4Block
@@ -129,7 +129,7 @@ class Ablation(Experiment):
             "blocks",
             "8 blocks are better than 1",
             "mean higher by more than the larger deviation",
-            lambda rows: _gain(rows[rows["variant"] == WHOLE], "h", 8, 1),
+            lambda rows: _gain(only(rows, variant=WHOLE), "h", 8, 1),
         ),
     ]
 

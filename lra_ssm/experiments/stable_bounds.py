@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, slope
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
 from lra_ssm.ops import Parameterization, linear_scan
 from lra_ssm.ops.parameterization import Time
 
@@ -185,7 +185,7 @@ class GradientScale(Experiment):
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 6)
         for line, time in zip(figure.subplots(2, 3), TIMES, strict=True):
-            for form, own in rows[rows["time"] == time].groupby("form", sort=False):
+            for form, own in only(rows, time=time).groupby("form", sort=False):
                 for axes, name in zip(line, ("eigenvalue", "bound", "ratio"), strict=True):
                     shown = own[own["ratio"].notna() & (own["ratio"] > 0)]
                     for _, side in shown.groupby(shown["w"] > 0):
@@ -209,10 +209,6 @@ CASES: dict[tuple[Time, bool], tuple[str, tuple[str, ...]]] = {
     ("discrete", False): ("0 < λ < 1", ("direct", "relu", "exp", "softplus", "tanh", "best")),
     ("discrete", True): ("-1 < λ < 0", ("direct", "tanh", "best")),
 }
-
-
-def _case(rows: pd.DataFrame, time: Time, negative: bool) -> pd.DataFrame:
-    return rows[(rows["time"] == time) & (rows["negative"] == negative)]
 
 
 def _draw_states(trial: int, time: Time, negative: bool) -> tuple[Tensor, Tensor]:
@@ -246,7 +242,7 @@ def _share(f: Parameterization, values: Tensor, readout: Tensor) -> float:
 
 def _within_bound(time: Time, negative: bool) -> Claim:
     def judge(rows: pd.DataFrame) -> Judgement:
-        worst = _case(rows, time, negative).groupby("form", sort=False)["share"].max()
+        worst = only(rows, time=time, negative=negative).groupby("form", sort=False)["share"].max()
         said = ", ".join(f"{form} {value:.3g}" for form, value in worst.items())
         return Judgement.of(worst.max() <= 1.001, f"largest share of the bound: {said}")
 
@@ -279,11 +275,11 @@ class GradientBound(Experiment):
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)
         for axes, (case, (where, forms)) in zip(figure.subplots(1, 3, sharey=True), CASES.items(), strict=True):
-            part = _case(rows, *case)
+            time, negative = case
             for place, form in enumerate(forms):
-                shares = part["share"][part["form"] == form]
+                shares = only(rows, time=time, negative=negative, form=form)["share"]
                 axes.plot(np.linspace(-0.25, 0.25, len(shares)) + place, shares, ".", color=COLORS[form], markersize=3)
             axes.axhline(1, color="#222222", linestyle="--", linewidth=1)
-            axes.set(yscale="log", title=f"{case[0]} time, {where}")
+            axes.set(yscale="log", title=f"{time} time, {where}")
             axes.set_xticks(range(len(forms)), forms)
         figure.axes[0].set_ylabel("|∂Loss/∂w| over its bound (a dot a model)")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import LinearFunctional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed, draw_mean, grid
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import HyenaBlock, LayerSpec, StableSSM
@@ -168,7 +168,7 @@ def _loss_at_start(task: str, form: str, seed: int) -> tuple[nn.Module, Tensor]:
 
 
 def _stable_are_less(task: str, value: str) -> Callable[[pd.DataFrame], Judgement]:
-    return lambda rows: _less(rows[rows["task"] == task], value, STABLE, UNSTABLE)
+    return lambda rows: _less(only(rows, task=task), value, STABLE, UNSTABLE)
 
 
 class AtInitialization(Experiment):
@@ -212,7 +212,7 @@ class AtInitialization(Experiment):
         figure.set_size_inches(9, 3.6)
         for axes, task in zip(figure.subplots(1, 2), TASKS, strict=True):
             for place, form in enumerate(FORMS):
-                own = rows[(rows["task"] == task) & (rows["form"] == form)]
+                own = only(rows, task=task, form=form)
                 places = place + (own["seed"] - len(own) / 2) * 0.06
                 axes.vlines(places, 10 ** own["log_least"], 10 ** own["log_largest"], COLORS[form], linewidth=1)
             axes.set_xticks(range(len(FORMS)), FORMS)

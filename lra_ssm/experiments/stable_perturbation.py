@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lra_ssm.analysis import perturbation_error
 from lra_ssm.datamodules.synthetic.linear_functional import Functional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.layers import StableSSM
 from lra_ssm.ops import Form as FormOfWeights
@@ -75,7 +75,7 @@ def _target(steps: int) -> Callable[[Tensor], Tensor]:
 
 def _curves(rows: pd.DataFrame, reading: str, form: str) -> pd.DataFrame:
     """E_m(β): a row a β above 0, a column an m."""
-    part = rows[(rows["reading"] == reading) & (rows["form"] == form) & (rows["beta"] > 0)]
+    part = only(rows[rows["beta"] > 0], reading=reading, form=form)
     return part.pivot(index="beta", columns="m", values="error")
 
 
@@ -155,8 +155,7 @@ class Perturbation(Experiment):
         panels = figure.subplots(len(readings), len(FORMS), sharex=True, sharey=True, squeeze=False)
         for line, reading in zip(panels, readings, strict=True):
             for axes, form in zip(line, FORMS, strict=True):
-                own = rows[(rows["reading"] == reading) & (rows["form"] == form)]
-                for m, curve in own.groupby("m"):
+                for m, curve in only(rows, reading=reading, form=form).groupby("m"):
                     axes.plot(curve["beta"][1:], curve["error"][1:], color=SHADES[m], label=f"m = {m}")
                     axes.plot(7e-4, curve["error"].iloc[0], "<", color=SHADES[m], markersize=4)
                 axes.set(xscale="log", yscale="log", ylim=(1e-7, 1e6))
@@ -187,7 +186,7 @@ def _is_stable(form: str) -> Claim:
     rule, bound = BOUNDS[form]
 
     def judge(rows: pd.DataFrame) -> Judgement:
-        largest = rows[rows["form"] == form].groupby("beta")["size"].max()
+        largest = only(rows, form=form).groupby("beta")["size"].max()
         limits = largest.index.map(bound)
         found = zip(largest.index, largest, limits, strict=True)
         said = "; ".join(f"β {beta:g}: {size:.4g} of {limit:.4g}" for beta, size, limit in found)
@@ -198,7 +197,7 @@ def _is_stable(form: str) -> Claim:
 
 
 def _judge_direct(rows: pd.DataFrame) -> Judgement:
-    largest = rows[rows["form"] == "direct"].groupby("beta")["size"].max()
+    largest = only(rows, form="direct").groupby("beta")["size"].max()
     said = "; ".join(f"β {beta:g}: {size:.4g}" for beta, size in largest.items())
     return Judgement.of(bool(np.isinf(largest).all()), said)
 
@@ -237,7 +236,7 @@ class Definition(Experiment):
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)
         for axes, beta in zip(figure.subplots(1, 3), BETAS, strict=True):
-            for form, own in rows[rows["beta"] == beta].groupby("form", sort=False):
+            for form, own in only(rows, beta=beta).groupby("form", sort=False):
                 style = "--" if form == "softplus" else "-"
                 axes.plot(own["eigenvalue"].abs(), own["size"], style, color=COLORS[str(form)], label=form)
             axes.set(xscale="log", yscale="log", title=f"β = {beta:g}", xlabel="|λ|, λ = f(w)")

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import AssociativeRecall
 from lra_ssm.datamodules.loading.batches import Batch
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, draw_mean, grid
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import S5, HyenaBlock, LayerSpec
@@ -58,7 +58,7 @@ def _right(network: nn.Module, data: AssociativeRecall, split: str) -> Tensor:
 
 def _final(rows: pd.DataFrame, first: str, second: str) -> tuple[Any, Any, str]:
     """The means of two forms at the end, their deviations, and both as text."""
-    found = by_seed(rows[rows["step"] == rows["step"].max()], ["form"], "test").set_index("form").loc[[first, second]]
+    found = by_seed(only(rows, step=rows["step"].max()), ["form"], "test").set_index("form").loc[[first, second]]
     said = ", ".join(f"{one.Index} {one.mean:.1f} ± {one.std:.1f}" for one in found.itertuples())
     return found["mean"], found["std"], said
 
@@ -119,7 +119,7 @@ class Recall(Experiment):
         left, right = figure.subplots(1, 2)
         for form, published in PUBLISHED.items():
             for axes, name, percent in zip((left, right), ("train", "test"), published, strict=True):
-                draw_mean(axes, rows[rows["form"] == form], "step", name, color=COLORS[form], label=form)
+                draw_mean(axes, only(rows, form=form), "step", name, color=COLORS[form], label=form)
                 axes.plot(rows["step"].max() * 1.04, percent, "<", color=COLORS[form], markersize=6)
         left.set(xlabel="step", ylabel="right in training, %", title="every next token")
         right.set(xlabel="step", ylabel="right in testing, %", title="the value that was asked for")
