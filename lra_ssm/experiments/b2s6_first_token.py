@@ -12,6 +12,7 @@ constant's error is 0.48 for the mean square (0.47 for the error itself).
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.colors import LogNorm
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from lra_ssm.datamodules import FirstToken
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
 from lra_ssm.experiments.train import batches, evaluate, train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
@@ -34,7 +35,7 @@ HARD = (min(FIRST), max(LAST))
 
 def _errors(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     """Mean and deviation over seeds, by (σ1, σ2)."""
-    found = by_seed(rows[rows["unit"] == name], ["first", "last"], "error")
+    found = by_seed(only(rows, unit=name), ["first", "last"], "error")
     return found.set_index(["first", "last"])
 
 
@@ -56,9 +57,7 @@ def _worst(rows: pd.DataFrame) -> Judgement:
     text = ", ".join(f"{name} {one['mean']:.3g} ± {one['std']:.2g}" for name, one in found.items())
     over = [found["S6"]["mean"] - found[other]["mean"] for other in ("S4D", "B2S6")]
     spread = max(one["std"] for one in found.values())
-    if min(over) > 0 and min(over) <= spread:
-        return Judgement("undecided", text)
-    return Judgement.of(bool(min(over) > spread), text)
+    return Judgement.beyond(min(over), spread, text) if min(over) > 0 else Judgement.of(False, text)
 
 
 CORNER = f"σ1 = {HARD[0]:g}, σ2 = {HARD[1]:g}"
@@ -85,16 +84,8 @@ class InductiveBias(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        quick = form == "quick"
-        first, last = (FIRST[::2], LAST[::2]) if quick else (FIRST, LAST)
-        seeds, steps = ((0,), 2) if quick else ((0, 1, 2), 1500)
-        return [
-            {"unit": name, "first": one, "last": other, "seed": seed, "steps": steps}
-            for seed in seeds
-            for one in first
-            for other in reversed(last)
-            for name in UNITS
-        ]
+        first, last, seeds, steps = (FIRST[::2], LAST[::2], 1, 2) if form == "quick" else (FIRST, LAST, 3, 1500)
+        return grid(seed=range(seeds), first=first, last=last[::-1], unit=UNITS, steps=[steps])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         torch.manual_seed(cell["seed"])
@@ -120,14 +111,12 @@ class InductiveBias(Experiment):
         for axes, name in zip(figure.subplots(1, 3, sharey=True), UNITS, strict=True):
             errors = _errors(rows, name)["mean"].unstack("first").sort_index().sort_index(axis=1)
             image = axes.imshow(errors, origin="lower", cmap="RdYlGn_r", norm=norm)
-            for y, line in enumerate(errors.to_numpy()):
-                for x, value in enumerate(line):
-                    color = "white" if value > 4 or value < 0.02 else "black"
-                    axes.text(x, y, f"{value:.2g}", ha="center", va="center", color=color)
-            axes.set(xticks=range(errors.shape[1]), yticks=range(errors.shape[0]), xlabel="σ1 of the first input")
-            axes.set_xticklabels([f"{value:g}" for value in errors.columns])
-            axes.set_yticklabels([f"{value:g}" for value in errors.index])
-            axes.set_title(name, fontsize=10)
+            for (y, x), value in np.ndenumerate(errors):
+                color = "white" if value > 4 or value < 0.02 else "black"
+                axes.text(x, y, f"{value:.2g}", ha="center", va="center", color=color)
+            axes.set_xticks(range(errors.shape[1]), errors.columns)
+            axes.set_yticks(range(errors.shape[0]), errors.index)
+            axes.set(title=name, xlabel="σ1 of the first input")
         figure.axes[0].set_ylabel("σ2 of the last input")
         bar = figure.colorbar(image, ax=figure.axes, label="|G − G̃| / σ1, mean over seeds")
         bar.ax.axhline(0.48, color="black")

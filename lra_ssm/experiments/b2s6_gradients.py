@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lra_ssm.analysis import delta_gradient_ratios
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, slope
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
 
 STATES, INPUTS = 16, 64
 PANELS = {  # which ratio, over what, the slope that theorem 3 gives it
@@ -22,42 +22,36 @@ PANELS = {  # which ratio, over what, the slope that theorem 3 gives it
 }
 
 
-def _mean(rows: pd.DataFrame, panel: str) -> pd.DataFrame:
+def _means(rows: pd.DataFrame, panel: str) -> "pd.Series[float]":
+    """Of a panel's ratio over draws, by what is varied."""
     ratio, over, _ = PANELS[panel]
-    varied = rows[rows["varied"] == over]
-    return varied.groupby(over)[ratio].mean().reset_index()
+    return only(rows, varied=over).groupby(over)[ratio].mean()
 
 
-def _judge(panel: str) -> Any:
+def _claim(panel: str) -> Claim:
+    _, over, wanted = PANELS[panel]
+
     def judge(rows: pd.DataFrame) -> Judgement:
-        ratio, over, wanted = PANELS[panel]
-        means = _mean(rows, panel)
-        found = slope(means[over], means[ratio])
+        means = _means(rows, panel)
+        found = slope(means.index, means)
         return Judgement.of(abs(found - wanted) <= 0.1, f"slope {found:.3f}, {wanted:g} in the paper")
 
-    return judge
+    statement = f"E|∂y_S6/∂{panel[0]}| / E|∂y_S4D/∂b| grows as {over}^{wanted:g}"
+    return Claim(panel, statement, "slope of the log of the mean over draws within 0.1", judge)
 
 
 class DeltaGradients(Experiment):
     """E|∂y_S6/∂w| and E|∂y_S6/∂b| over E|∂y_S4D/∂b| at w = 0, one channel, the mean of 30 draws of A, B and C."""
 
-    claims = [
-        Claim(
-            panel,
-            f"E|∂y_S6/∂{panel[0]}| / E|∂y_S4D/∂b| grows as {over}^{wanted:g}",
-            "slope of the log of the mean over draws within 0.1",
-            _judge(panel),
-        )
-        for panel, (_, over, wanted) in PANELS.items()
-    ]
+    claims = [_claim(panel) for panel in PANELS]
 
     def cells(self, form: Form) -> list[Cell]:
-        quick = form == "quick"
-        trials = 10 if quick else 30
-        scales = (1, 10, 100) if quick else (1, 2, 5, 10, 20, 50, 100)
-        lengths = (50, 200, 800) if quick else (50, 100, 200, 400, 800, 1600, 3200)
-        by_c = [{"varied": "c", "c": c, "L": 100, "trials": trials} for c in scales]
-        return by_c + [{"varied": "L", "c": 1, "L": L, "trials": trials} for L in lengths]
+        if form == "quick":
+            trials, scales, lengths = 3, [1, 10], [50, 200]
+        else:
+            trials, scales, lengths = 30, [1, 2, 5, 10, 20, 50, 100], [50, 100, 200, 400, 800, 1600, 3200]
+        by_c = grid(varied="c", c=scales, L=[100], trials=[trials])
+        return by_c + grid(varied="L", c=[1], L=lengths, trials=[trials])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         L, rows = cell["L"], []
@@ -75,12 +69,11 @@ class DeltaGradients(Experiment):
         figure.set_size_inches(9.5, 3.2)
         names = {"c": "scale c of the input (L = 100)", "L": "length L (c = 1, L exp(b) = 1)"}
         for axes, (panel, (ratio, over, wanted)) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-            means = _mean(rows, panel)
-            x, y = means[over], means[ratio]
-            varied = rows[rows["varied"] == over]
+            means, varied = _means(rows, panel), only(rows, varied=over)
+            expected = means.iloc[0] * (means.index / means.index[0]) ** wanted
             axes.plot(varied[over], varied[ratio], ".", color="#bbbbbb", markersize=3, label="a draw")
-            axes.plot(x, y, "o-", color="#222222", markersize=4, label="mean")
-            axes.plot(x, y.iloc[0] * (x / x.iloc[0]) ** wanted, "--", color="#c0392b", label=f"slope {wanted:g}")
+            axes.plot(means, "o-", color="#222222", markersize=4, label="mean")
+            axes.plot(means.index, expected, "--", color="#c0392b", label=f"slope {wanted:g}")
             axes.set(xscale="log", yscale="log", xlabel=names[over])
             axes.set_ylabel(rf"|∂y$_{{S6}}$/∂{panel[0]}| over |∂y$_{{S4D}}$/∂b|")
             axes.legend(frameon=False, fontsize=8)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lra_ssm.analysis import relative_gradient
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, slope
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
 
 D, L, K0, BLOCKS, DRAWS = 8, 32, 15, 4, 10
 CASES = {"S4D": "S4D", "S6, wᵀu > 0": "S6", "S6, wᵀu < 0": "S6", "B2S6, both": "B2S6"}
@@ -24,15 +24,12 @@ PARTS = {"before": "k < k₀", "at": "k = k₀", "after": "k > k₀"}
 TINY = 1e-300  # stands for a share that is 0 in float64
 
 
-def _slopes(rows: pd.DataFrame, case: str, part: str, low: float = 100, high: float = 1e4) -> "pd.Series[float]":
-    """Of the share of a part over c, log over log, by draw."""
-    chosen = rows[(rows["case"] == case) & rows["c"].between(low, high)]
-    return pd.Series([slope(one["c"], one[part].clip(lower=TINY)) for _, one in chosen.groupby("draw")])
-
-
 def _judge(case: str, part: str, fits: Callable[["pd.Series[float]"], bool], high: float = 1e4) -> Any:
+    """Of the slopes of a part's share over c, log over log, by draw."""
+
     def judge(rows: pd.DataFrame) -> Judgement:
-        found = _slopes(rows, case, part, high=high)
+        draws = only(rows[rows["c"].between(100, high)], case=case).groupby("draw")
+        found = pd.Series([slope(one["c"], one[part].clip(lower=TINY)) for _, one in draws])
         return Judgement.of(fits(found), f"slopes {found.min():.3g} to {found.max():.3g}, median {found.median():.3g}")
 
     return judge
@@ -43,7 +40,7 @@ def _near(wanted: float) -> Callable[["pd.Series[float]"], bool]:
 
 
 def _unchanged(rows: pd.DataFrame) -> Judgement:
-    shares = rows[rows["case"] == "S4D"].groupby("draw")[list(PARTS)]
+    shares = only(rows, case="S4D").groupby("draw")[list(PARTS)]
     change = float(((shares.max() - shares.min()) / shares.max()).max().max())
     return Judgement.of(change <= 1e-9, f"largest relative change {change:.1g}")
 
@@ -96,7 +93,7 @@ class InputBias(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        return [{"case": case, "draws": 2 if form == "quick" else DRAWS} for case in CASES]
+        return grid(case=CASES, draws=[2 if form == "quick" else DRAWS])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         scales = [1, 3, 10, 30, 100, 200, 300, 500, 1000, 3000, 10000]
@@ -120,10 +117,9 @@ class InputBias(Experiment):
         figure.set_size_inches(11, 3.2)
         colors = ["#1f6fb4", "#c0392b", "#2e8b57"]
         for axes, case in zip(figure.subplots(1, 4, sharey=True), CASES, strict=True):
-            chosen = rows[rows["case"] == case]
+            medians = only(rows, case=case).groupby("c")[list(PARTS)].median().clip(lower=TINY)
             for (part, label), color in zip(PARTS.items(), colors, strict=True):
-                median = chosen.groupby("c")[part].median()
-                axes.plot(median.index, median.clip(lower=TINY), "o-", color=color, markersize=3, label=label)
+                axes.plot(medians[part], "o-", color=color, markersize=3, label=label)
             axes.set(xscale="log", yscale="log", ylim=(1e-12, 3), title=case, xlabel="size c of the input at k₀")
         first = figure.axes[0]
         first.set_ylabel("share of the relative gradient\n(median of the draws)")

@@ -6,27 +6,23 @@ at 0.004 (0.001 for A and S4D's B, 0.0004 for Δ), as configs/cpu/scifar16.yaml 
 Section 3 has gray images, table 1 does not say.
 """
 
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import SCIFAR
-from lra_ssm.datamodules.loading.batches import Batch
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed
-from lra_ssm.experiments.images import Images, images_of, made_up
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
+from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
 from lra_ssm.experiments.train import train
 from lra_ssm.layers import B2S6, S4D, S4Block
 from lra_ssm.layers.spec import LayerSpec
 from lra_ssm.models import Classifier
 from lra_ssm.tasks.optim import OptimizerSettings
 
-BATCH = 50
 OPTIMIZER = OptimizerSettings(lr=0.004, recurrent_lr=0.001, delta_lr_factor=0.1, weight_decay=0.01, warmup_steps=0.1)
 
 
@@ -44,46 +40,28 @@ def accuracy(layer: LayerSpec, cell: Cell, grayscale: bool) -> dict[str, Any]:
         num_classes=10, d_input=1 if grayscale else 3, d_model=cell["d"], n_layers=2, layer=layer,
         block=LayerSpec(S4Block, norm="batch", prenorm=True, dropout=0.0),
     )  # fmt: skip
-    train(network, _batches(images.splits["train"], cell["seed"]), cell["steps"], OPTIMIZER, _cross_entropy)
-    network.eval()
-    test = images.splits["test"]
-    with torch.no_grad():
-        right = [
-            (network(inputs).argmax(-1) == labels).sum()
-            for inputs, labels in zip(test.inputs.split(200), test.labels.split(200), strict=True)
-        ]
-    return {"accuracy": 100 * float(sum(right)) / len(test.labels), "pixels": images.pixels}
+    data, test = shuffled(images.splits["train"], 50, cell["seed"]), images.splits["test"]
+    train(network, data, cell["steps"], OPTIMIZER, F.cross_entropy)
+    right = logits(network, test).argmax(-1) == test.labels
+    return {"accuracy": 100 * float(right.sum()) / len(right), "pixels": images.pixels}
 
 
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, labels)
-
-
-def _batches(split: Batch, seed: int) -> Iterator[Batch]:
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        for part in torch.randperm(len(split.labels), generator=generator).split(BATCH):
-            yield Batch(split.inputs[part], None, split.labels[part])
-
-
-def _gain(rows: pd.DataFrame, better: "pd.Series[bool]", worse: "pd.Series[bool]", least: float = 0.0) -> Judgement:
+def _gain(rows: pd.DataFrame, by: str, better: Any, worse: Any, least: float = 0.0) -> Judgement:
     """Whether one part's mean accuracy is above another's by `least`, and by more than the larger deviation."""
-    found = [rows[chosen]["accuracy"] for chosen in (better, worse)]
-    (mean, std), (other, other_std) = [(one.mean(), one.std() if len(one) > 1 else 0.0) for one in found]
+    found = by_seed(rows, [by], "accuracy").set_index(by)
+    (mean, std, _), (other, other_std, _) = found.loc[better], found.loc[worse]
     pixels = ", ".join(rows["pixels"].unique())
     text = f"{mean:.2f} ± {std:.2f} against {other:.2f} ± {other_std:.2f} %, {pixels} pixels"
-    if abs(mean - other - least) <= max(std, other_std):
-        return Judgement("undecided", text)
-    return Judgement.of(bool(mean - other > least), text)
+    return Judgement.beyond(mean - other - least, max(std, other_std), text)
+
+
+def _sizes(form: Form, steps: int) -> dict[str, list[Any]]:
+    if form == "quick":  # without data, and of a stand-in
+        return {"seed": [0], "images": ["made up"], "d": [8], "steps": [2]}
+    return {"seed": [0, 1, 2], "images": ["real"], "d": [64], "steps": [steps]}
 
 
 # -- section 3 ---------------------------------------------------------------------------------------------------------
-
-TIED = {"B and C by channel": False, "B and C tied": True}
-
-
-def _drop(least: float) -> Any:
-    return lambda rows: _gain(rows, ~rows["tied"], rows["tied"], least)
 
 
 class TiedS4D(Experiment):
@@ -94,20 +72,18 @@ class TiedS4D(Experiment):
             "loses",
             "S4D loses accuracy where B and C are tied across channels",
             "mean over seeds lower by more than the larger deviation",
-            _drop(0.0),
+            lambda rows: _gain(rows, "tied", False, True),
         ),
         Claim(
             "8 points",
             "it loses 8 points and more (about 88 % to below 80 % at full size)",
             "mean over seeds lower by 8 points; undecided within the larger deviation of it",
-            _drop(8.0),
+            lambda rows: _gain(rows, "tied", False, True, least=8.0),
         ),
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        size = _sizes(form, steps=900)
-        seeds = (0,) if form == "quick" else (0, 1, 2)
-        return [{"tied": tied, "seed": seed, **size} for seed in seeds for tied in TIED.values()]
+        return grid(**_sizes(form, steps=900), tied=[False, True])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         tied = cell["tied"]
@@ -117,39 +93,27 @@ class TiedS4D(Experiment):
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(4.5, 3.5)
         axes = figure.subplots()
-        for place, tied in enumerate(TIED.values()):
-            found = rows[rows["tied"] == tied]["accuracy"]
-            color = "#c0392b" if tied else "#1f6fb4"
-            axes.errorbar(place, found.mean(), found.std() if len(found) > 1 else 0, fmt="o", color=color, capsize=4)
-            axes.plot([place + 0.08] * len(found), found, ".", color=color, alpha=0.5)
-            axes.annotate(f"{found.mean():.1f} %", (place - 0.1, found.mean()), ha="right", va="center", color=color)
-        axes.set(xticks=range(len(TIED)), xticklabels=list(TIED), xlim=(-0.6, 1.4))
+        axes.plot(rows["tied"] + 0.08, rows["accuracy"], ".", color="#bbbbbb")
+        for place, mean, std, _ in by_seed(rows, ["tied"], "accuracy").itertuples(index=False):
+            axes.errorbar(place, mean, std, fmt="o", color=f"C{place:d}", capsize=4)
+            axes.annotate(f"{mean:.1f} %", (place - 0.1, mean), ha="right", va="center")
+        axes.set(xticks=[0, 1], xticklabels=["B and C by channel", "B and C tied"], xlim=(-0.6, 1.4), title="S4D")
         axes.set_ylabel("test accuracy in %, gray 16 × 16\n(mean ± deviation; dots: seeds)")
-        axes.set_title("S4D", fontsize=10)
 
 
 # -- table 1 -----------------------------------------------------------------------------------------------------------
 
+WHOLE = "complex, with bias"
 VARIANTS = {  # complex, bias
-    "complex, with bias": (True, True),
+    WHOLE: (True, True),
     "complex, without bias": (True, False),
     "real, with bias": (False, True),
 }
-VARIANT_COLORS = ["#2e8b57", "#e08a1e", "#c0392b"]
 
 
-def _by_part(better: str, worse: str) -> Any:
-    return lambda rows: _gain(_block_means(rows), *(_block_means(rows)["variant"] == name for name in (better, worse)))
-
-
-def _block_means(rows: pd.DataFrame) -> pd.DataFrame:
-    """The mean over numbers of blocks, for every seed and variant."""
-    return rows.groupby(["variant", "seed", "pixels"], sort=False)["accuracy"].mean().reset_index()
-
-
-def _blocks(rows: pd.DataFrame) -> Judgement:
-    chosen = rows[rows["variant"] == "complex, with bias"]
-    return _gain(chosen, chosen["h"] == 8, chosen["h"] == 1)
+def _over(rows: pd.DataFrame, other: str) -> Judgement:
+    means = rows.groupby(["variant", "seed", "pixels"], sort=False)["accuracy"].mean().reset_index()
+    return _gain(means, "variant", WHOLE, other)
 
 
 BY_PART = "mean over numbers of blocks, then over seeds, higher by more than the larger deviation over seeds"
@@ -159,18 +123,19 @@ class Ablation(Experiment):
     """B2S6's accuracy by number of blocks, complex or real, with its bias or without."""
 
     claims = [
-        Claim("bias", "B2S6 needs its bias", BY_PART, _by_part("complex, with bias", "complex, without bias")),
-        Claim("complex", "complex is better than real", BY_PART, _by_part("complex, with bias", "real, with bias")),
-        Claim("blocks", "8 blocks are better than 1", "mean higher by more than the larger deviation", _blocks),
+        Claim("bias", "B2S6 needs its bias", BY_PART, lambda rows: _over(rows, "complex, without bias")),
+        Claim("complex", "complex is better than real", BY_PART, lambda rows: _over(rows, "real, with bias")),
+        Claim(
+            "blocks",
+            "8 blocks are better than 1",
+            "mean higher by more than the larger deviation",
+            lambda rows: _gain(only(rows, variant=WHOLE), "h", 8, 1),
+        ),
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        size, quick = _sizes(form, steps=1800), form == "quick"
-        blocks: Sequence[int] = (1, 8) if quick else (1, 8, 64)
-        seeds = (0,) if quick else (0, 1, 2)
-        return [
-            {"variant": variant, "h": h, "seed": seed, **size} for seed in seeds for h in blocks for variant in VARIANTS
-        ]
+        blocks = (1, 8) if form == "quick" else (1, 8, 64)
+        return grid(**_sizes(form, steps=1800), h=blocks, variant=VARIANTS)
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         complex_A, bias = VARIANTS[cell["variant"]]
@@ -179,18 +144,13 @@ class Ablation(Experiment):
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         axes = figure.subplots()
-        for (name, color), shift in zip(zip(VARIANTS, VARIANT_COLORS, strict=True), (-0.06, 0, 0.06), strict=True):
-            found = by_seed(rows[rows["variant"] == name], ["h"], "accuracy")
-            places = found["h"].map({h: place for place, h in enumerate(sorted(rows["h"].unique()))}) + shift
-            axes.errorbar(places, found["mean"], found["std"], fmt="o-", color=color, capsize=3, label=name)
+        for shift, (name, own) in zip((0.94, 1, 1.06), rows.groupby("variant", sort=False), strict=True):
+            found = by_seed(own, ["h"], "accuracy")
+            axes.errorbar(found["h"] * shift, found["mean"], found["std"], fmt="o-", capsize=3, label=name)
         blocks = sorted(rows["h"].unique())
-        axes.set(xticks=range(len(blocks)), xticklabels=[f"{h} × {rows['d'].iloc[0] // h}" for h in blocks])
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xticks(blocks, [f"{h} × {rows['d'].iloc[0] // h}" for h in blocks])
         axes.set_xlabel("blocks × channels of each")
         axes.set_ylabel("test accuracy in %, RGB 16 × 16\n(mean ± deviation over seeds)")
         axes.legend(frameon=False)
-
-
-def _sizes(form: Form, steps: int) -> Cell:
-    if form == "quick":  # without data, and of a stand-in
-        return {"images": "made up", "d": 8, "steps": 2}
-    return {"images": "real", "d": 64, "steps": steps}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lra_ssm.datamodules.loading.batches import Batch
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
 from lra_ssm.experiments.train import train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
@@ -48,13 +48,11 @@ def spikes(losses: Sequence[float], width: int = 10) -> int:
 
 def _claim(inputs: str, other: str, statement: str) -> Claim:
     def judge(rows: pd.DataFrame) -> Judgement:
-        chosen = rows[(rows["inputs"] == inputs) & rows["spikes"].notna()]
-        found = by_seed(chosen, ["model"], "spikes").set_index("model")
+        found = by_seed(only(rows, inputs=inputs).dropna(subset="spikes"), ["model"], "spikes").set_index("model")
         texts = [f"{name} {found['mean'][name]:.3g} ± {found['std'][name]:.2g} spikes" for name in ("S6", other)]
         difference, spread = found["mean"]["S6"] - found["mean"][other], max(found["std"]["S6"], found["std"][other])
-        if difference > 0 and difference <= spread:
-            return Judgement("undecided", "; ".join(texts))
-        return Judgement.of(bool(difference > spread), "; ".join(texts))
+        said = "; ".join(texts)
+        return Judgement.beyond(difference, spread, said) if difference > 0 else Judgement.of(False, said)
 
     return Claim(f"{other}, {INPUTS[inputs]}", statement, RULE, judge)
 
@@ -72,13 +70,8 @@ class Spikes(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        seeds, steps = ((0,), 10) if form == "quick" else ((0, 1, 2), 2000)
-        return [
-            {"inputs": inputs, "model": model, "seed": seed, "steps": steps}
-            for seed in seeds
-            for inputs in INPUTS
-            for model in MODELS
-        ]
+        seeds, steps = (1, 10) if form == "quick" else (3, 2000)
+        return grid(seed=range(seeds), inputs=INPUTS, model=MODELS, steps=[steps])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         torch.manual_seed(cell["seed"])
@@ -103,7 +96,7 @@ class Spikes(Experiment):
         grid = figure.subplots(2, 3, sharex=True, sharey="row")
         for line, (inputs, text) in zip(grid, INPUTS.items(), strict=True):
             for axes, model in zip(line, MODELS, strict=True):
-                chosen = rows[(rows["inputs"] == inputs) & (rows["model"] == model)]
+                chosen = only(rows, inputs=inputs, model=model)
                 for _, curve in chosen.groupby("seed"):
                     color = COLORS[MODELS[model][0]]
                     axes.plot(curve["step"], curve["loss"], color=color, linewidth=1, label=f"median of {BIN} steps")

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
 from lra_ssm.ops import inverse_softplus
 
 RANKED: dict[str, dict[str, Any]] = {  # by name: unit, its arguments; blocks of 4 channels
@@ -29,7 +29,7 @@ DELTA = 0.1
 
 def _wants_rank(name: str, wanted: str, statement: str) -> Claim:
     def judge(rows: pd.DataFrame) -> Judgement:
-        chosen = rows[rows["unit"] == name]
+        chosen = only(rows, unit=name)
         expected = {"1": chosen["d"] * 0 + 1, "d": chosen["d"], "h": chosen["d"] // 4}[wanted]
         found = chosen.groupby("d")["rank"].agg(["min", "max"])
         text = ", ".join(f"d {d}: {low}" + f" to {high}" * (high != low) for d, low, high in found.itertuples())
@@ -51,7 +51,7 @@ class Ranks(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         widths = [4, 16] if form == "quick" else [4, 8, 12, 16, 20, 24]
         seeds = 2 if form == "quick" else 5
-        return [{"unit": name, "widths": widths, "seeds": seeds} for name in RANKED]
+        return grid(unit=RANKED, widths=[widths], seeds=[seeds])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         rows = []
@@ -65,7 +65,7 @@ class Ranks(Experiment):
         axes = figure.subplots()
         markers = dict(zip(RANKED, ["o-", "s-", "^-", "x--"], strict=True))
         for name, marker in markers.items():
-            mean = by_seed(rows[rows["unit"] == name], ["d"], "rank")
+            mean = by_seed(only(rows, unit=name), ["d"], "rank")
             axes.plot(mean["d"], mean["mean"], marker, color=COLORS[RANKED[name]["name"]], label=name, markersize=5)
         axes.set(xlabel="channels d (blocks of 4)", ylabel="rank of the last outputs over inputs, Δ fixed")
         axes.legend(frameon=False)

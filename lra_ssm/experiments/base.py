@@ -6,11 +6,14 @@ in each; claims and the figure are made of that table alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Form = Literal["default", "quick", "long"]
@@ -27,6 +30,11 @@ class Judgement(NamedTuple):
     @classmethod
     def of(cls, holds: bool, numbers: str) -> "Judgement":
         return cls("holds" if holds else "does not hold", numbers)
+
+    @classmethod
+    def beyond(cls, difference: float, spread: float, numbers: str) -> "Judgement":
+        """Whether a difference is positive; undecided where it is no larger than the spread."""
+        return cls("undecided", numbers) if abs(difference) <= spread else cls.of(difference > 0, numbers)
 
 
 @dataclass(frozen=True)
@@ -69,14 +77,35 @@ class Experiment(ABC):
         """The figure, for a reader who sees nothing else. Its size may be set."""
 
 
+def grid(**settings: Iterable[Any]) -> list[Cell]:
+    """A cell for every combination; the last setting changes first."""
+    return [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
+
+
+def only(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
+    """The rows that have these settings."""
+    for name, value in settings.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
 def by_seed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
     """Mean, deviation (0 of a single one) and count of a column over seeds, by `keys`."""
     found = rows.groupby(list(keys), sort=False)[value].agg(["mean", "std", "count"]).reset_index()
     return found.fillna({"std": 0.0})
 
 
-def slope(x: "pd.Series[float]", y: "pd.Series[float]") -> float:
-    """Of log y over log x, by least squares."""
-    import numpy as np
+def draw_mean(axes: Axes, rows: pd.DataFrame, x: str, y: str, style: str = "-", **line: Any) -> None:
+    """The mean of a column over another, and its deviation over seeds as a band, cut where an axis of logarithms would
+    lose it."""
+    found = by_seed(rows, [x], y)
+    low, high = found["mean"] - found["std"], found["mean"] + found["std"]
+    if axes.get_yscale() == "log":
+        low = low.clip(lower=found["mean"] / 10)
+    (drawn,) = axes.plot(found[x], found["mean"], style, **line)
+    axes.fill_between(found[x], low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
 
+
+def slope(x: "pd.Series[float] | pd.Index[float]", y: "pd.Series[float]") -> float:
+    """Of log y over log x, by least squares."""
     return float(np.polyfit(np.log(x.to_numpy(float)), np.log(y.to_numpy(float)), 1)[0])

@@ -1,10 +1,12 @@
 """Images in memory, for trainings without a Trainer: n images of L pixels and C channels."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from lra_ssm.datamodules.images.published import PublishedImages
 from lra_ssm.datamodules.loading.batches import Batch
@@ -37,6 +39,21 @@ def made_up(data: PublishedImages, count: int = 60) -> Images:
     noise = torch.randn(3, count, data.longest, data.d_input or 1, generator=torch.Generator().manual_seed(0))
     made = (Batch(values + labels[:, None, None] / 5 - 1, None, labels) for values in noise)
     return Images(dict(zip(SPLITS, made, strict=True)), "made up")
+
+
+def shuffled(images: Batch, size: int, seed: int) -> Iterator[Batch]:
+    """Batches without end, every epoch in another order; the last of an epoch may be smaller."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for part in torch.randperm(len(images.labels), generator=generator).split(size):
+            yield Batch(images.inputs[part], None, images.labels[part])
+
+
+@torch.no_grad()
+def logits(network: nn.Module, images: Batch) -> Tensor:
+    """What a classifier says of each: (n, K)."""
+    network.eval()
+    return torch.cat([network(part) for part in images.inputs.split(200)])
 
 
 def _prepared(data: PublishedImages) -> PreparedDataset:

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, slope
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
 from lra_ssm.ops import Parameterization, linear_scan
 from lra_ssm.ops.parameterization import Time
 
@@ -25,22 +25,18 @@ COLORS = {
 TIMES: tuple[Time, Time] = ("continuous", "discrete")
 
 
-def _judge_bounds(positive: bool) -> Callable[[pd.DataFrame], Judgement]:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        part = rows[(rows["eigenvalue"] >= 0) == positive]
-        worst = max((part[name] * (1 - part["eigenvalue"]) ** power).max() for name, power in _POWERS.items())
-        return Judgement.of(worst <= 1 + 1e-9, f"at most {worst:.4g} of the bound")
-
-    return judge
+POWERS = {"output": 1, "gradient": 2}  # of 1/(1 - λ) in the bounds
 
 
-_POWERS = {"output": 1, "gradient": 2}
+def _judge_bounds(rows: pd.DataFrame) -> Judgement:
+    worst = max((rows[name] * (1 - rows["eigenvalue"]) ** power).max() for name, power in POWERS.items())
+    return Judgement.of(worst <= 1 + 1e-9, f"at most {worst:.4g} of the bound")
 
 
 def _judge_growth(rows: pd.DataFrame) -> Judgement:
     near = rows[rows["eigenvalue"] >= 0.9]
-    found = {name: slope(1 - near["eigenvalue"], near[name]) for name in _POWERS}
-    holds = all(abs(found[name] + power) <= 0.1 for name, power in _POWERS.items())
+    found = {name: slope(1 - near["eigenvalue"], near[name]) for name in POWERS}
+    holds = all(abs(found[name] + power) <= 0.1 for name, power in POWERS.items())
     return Judgement.of(holds, f"exponents of 1 - λ: {found['output']:.3f} and {found['gradient']:.3f}")
 
 
@@ -52,13 +48,13 @@ class OutputAndGradient(Experiment):
             "positive",
             "|y| ≤ c/(1 - λ) and |dy/dλ| ≤ c/(1 - λ)² for 0 ≤ λ < 1",
             "the largest share of a bound is at most 1 + 1e-9",
-            _judge_bounds(True),
+            lambda rows: _judge_bounds(rows[rows["eigenvalue"] >= 0]),
         ),
         Claim(
             "negative",
             "the same for -1 < λ < 0, the left half of the figure",
             "the largest share of a bound is at most 1 + 1e-9",
-            _judge_bounds(False),
+            lambda rows: _judge_bounds(rows[rows["eigenvalue"] < 0]),
         ),
         Claim(
             "growth",
@@ -77,13 +73,13 @@ class OutputAndGradient(Experiment):
         x = torch.where(values[:, None] < 0, -1.0, 1.0) ** back  # (N, L)
         last = linear_scan(values, x[None], return_last_state=True)[1][0]
         (gradient,) = torch.autograd.grad(last.sum(), values)
-        columns = values.tolist(), last.abs().tolist(), gradient.abs().tolist()
-        return [{"eigenvalue": v, "output": y, "gradient": g} for v, y, g in zip(*columns, strict=True)]
+        columns = {"eigenvalue": values.detach(), "output": last.detach().abs(), "gradient": gradient.abs()}
+        return pd.DataFrame(columns).to_dict("records")
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         axes, x = figure.subplots(), rows["eigenvalue"]
         for name, label, color in (("output", "|y|", "#1f77b4"), ("gradient", "|dy/dλ|", "#d62728")):
-            power = _POWERS[name]
+            power = POWERS[name]
             axes.plot(x, rows[name], color=color, label=f"largest {label}, |x| ≤ 1")
             bound = "1/(1 - λ)" + ("²" if power == 2 else "")
             axes.plot(x, (1 - x) ** -power, "--", color=color, label=f"the paper's bound {bound}")
@@ -166,7 +162,7 @@ class GradientScale(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        return [{"time": time, "points": 10 if form == "quick" else 30} for time in TIMES]
+        return grid(time=TIMES, points=[10 if form == "quick" else 30])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         time: Time = cell["time"]
@@ -182,15 +178,14 @@ class GradientScale(Experiment):
             bound = torch.where(derivative == 0, 0.0, derivative.abs() / distance.square())
             printed = PRINTED[time].get(form, lambda w: w * math.nan)(w)
             ratio = torch.where(stable, bound / w.abs(), math.nan)
-            columns = [part.tolist() for part in (w, value, bound, printed, ratio)]
-            names = ("w", "eigenvalue", "bound", "printed", "ratio")
-            found += [{"form": form, **dict(zip(names, each, strict=True))} for each in zip(*columns, strict=True)]
-        return found
+            columns = {"w": w, "eigenvalue": value, "bound": bound, "printed": printed, "ratio": ratio}
+            found.append(pd.DataFrame({"form": form, **columns}))
+        return pd.concat(found).to_dict("records")
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 6)
         for line, time in zip(figure.subplots(2, 3), TIMES, strict=True):
-            for form, own in rows[rows["time"] == time].groupby("form", sort=False):
+            for form, own in only(rows, time=time).groupby("form", sort=False):
                 for axes, name in zip(line, ("eigenvalue", "bound", "ratio"), strict=True):
                     shown = own[own["ratio"].notna() & (own["ratio"] > 0)]
                     for _, side in shown.groupby(shown["w"] > 0):
@@ -203,16 +198,22 @@ class GradientScale(Experiment):
             line[0].set_ylim(*((-10, 0) if time == "continuous" else (-1, 1)))
             for axes in line[1:]:
                 axes.set(yscale="log", ylim=(1e-10, 1e8))  # the paper's axis
-        handles = {
-            label: handle
-            for axes in figure.axes
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=6, frameon=False)
+        handles, labels = figure.axes[-1].get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))  # a form has a line on either side
+        figure.legend(unique.values(), unique, loc="outside lower center", ncols=6, frameon=False)
 
 
-def _draw_states(generator: torch.Generator, time: Time, negative: bool) -> tuple[Tensor, Tensor]:
+# Theorem 3.6: where eigenvalues are, by time and whether they are negative in discrete time; the forms that reach them.
+CASES: dict[tuple[Time, bool], tuple[str, tuple[str, ...]]] = {
+    ("continuous", False): ("λ < 0", ("direct", "relu", "exp", "softplus", "best")),
+    ("discrete", False): ("0 < λ < 1", ("direct", "relu", "exp", "softplus", "tanh", "best")),
+    ("discrete", True): ("-1 < λ < 0", ("direct", "tanh", "best")),
+}
+
+
+def _draw_states(trial: int, time: Time, negative: bool) -> tuple[Tensor, Tensor]:
     """Eigenvalues (4,), timescales log-uniform from 1.1 to 100 steps, and readouts (4,), N(0, 1)."""
+    generator = torch.Generator().manual_seed(trial)
     steps = 1.1 * torch.exp(torch.rand(4, dtype=torch.float64, generator=generator) * math.log(100 / 1.1))
     readout = torch.randn(4, dtype=torch.float64, generator=generator)
     if time == "continuous":
@@ -232,68 +233,53 @@ def _loss(values: Tensor, readout: Tensor, time: Time) -> Tensor:
     return torch.trapezoid(error, t) if time == "continuous" else error.sum()
 
 
-def _judge_bound(time: Time, negative: bool) -> Callable[[pd.DataFrame], Judgement]:
+def _share(f: Parameterization, values: Tensor, readout: Tensor) -> float:
+    """The largest share of its bound that a gradient has."""
+    w = f.inverse(values).requires_grad_()
+    (gradient,) = torch.autograd.grad(_loss(f.f(w), readout, f.time), w)
+    return float((gradient.abs() / (readout.abs() * f.gradient_bound(w.detach()))).max())
+
+
+def _within_bound(time: Time, negative: bool) -> Claim:
     def judge(rows: pd.DataFrame) -> Judgement:
-        part = rows[(rows["time"] == time) & (rows["negative"] == negative)]
-        worst = part.groupby("form", sort=False)["share"].max()
+        worst = only(rows, time=time, negative=negative).groupby("form", sort=False)["share"].max()
         said = ", ".join(f"{form} {value:.3g}" for form, value in worst.items())
         return Judgement.of(worst.max() <= 1.001, f"largest share of the bound: {said}")
 
-    return judge
-
-
-_THEOREM = [("continuous", False, "λ < 0"), ("discrete", False, "0 < λ < 1"), ("discrete", True, "-1 < λ < 0")]
-_REACH = {  # the forms that reach those eigenvalues
-    ("continuous", False): ("direct", "relu", "exp", "softplus", "best"),
-    ("discrete", False): ("direct", "relu", "exp", "softplus", "tanh", "best"),
-    ("discrete", True): ("direct", "tanh", "best"),
-}
+    where, _ = CASES[time, negative]
+    return Claim(
+        f"{time} time, {where}",
+        f"|∂Loss/∂w| ≤ C |f'(w)|/{'f(w)' if time == 'continuous' else '(1 - f(w))'}², C of no f, for {where}",
+        "the largest share of the bound, C = |c|, over all draws is at most 1.001 under every f",
+        judge,
+    )
 
 
 class GradientBound(Experiment):
     """Theorem 3.6: |∂Loss/∂w| over its bound |c| G_f(w), four states a model, the loss of the theorem's proof."""
 
-    claims = [
-        Claim(
-            f"{time} time, {where}",
-            f"|∂Loss/∂w| ≤ C |f'(w)|/{'f(w)' if time == 'continuous' else '(1 - f(w))'}², C of no f, for {where}",
-            "the largest share of the bound, C = |c|, over all draws is at most 1.001 under every f",
-            _judge_bound(time, negative),  # type: ignore[arg-type]
-        )
-        for time, negative, where in _THEOREM
-    ]
+    claims = [_within_bound(time, negative) for time, negative in CASES]
 
     def cells(self, form: Form) -> list[Cell]:
         trials = 10 if form == "quick" else 60
-        return [{"time": time, "negative": negative, "trials": trials} for time, negative, _ in _THEOREM]
+        return [{"time": time, "negative": negative, "trials": trials} for time, negative in CASES]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
-        time, negative, found = cell["time"], cell["negative"], []
-        for form in _REACH[time, negative]:
-            f = Parameterization(form, time)
-            shares = [self._share(f, *self._drawn(trial, time, negative)) for trial in range(cell["trials"])]
-            found += [{"form": form, "trial": trial, "share": share} for trial, share in enumerate(shares)]
-        return found
-
-    @staticmethod
-    def _drawn(trial: int, time: Time, negative: bool) -> tuple[Tensor, Tensor]:
-        return _draw_states(torch.Generator().manual_seed(trial), time, negative)
-
-    @staticmethod
-    def _share(f: Parameterization, values: Tensor, readout: Tensor) -> float:
-        w = f.inverse(values).requires_grad_()
-        (gradient,) = torch.autograd.grad(_loss(f.f(w), readout, f.time), w)
-        bound = readout.abs() * f.gradient_bound(w.detach())
-        return float((gradient.abs() / bound).max())
+        time, negative = cell["time"], cell["negative"]
+        return [
+            {"form": form, "trial": i, "share": _share(Parameterization(form, time), *_draw_states(i, time, negative))}
+            for form in CASES[time, negative][1]
+            for i in range(cell["trials"])
+        ]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)
-        for axes, (time, negative, where) in zip(figure.subplots(1, 3, sharey=True), _THEOREM, strict=True):
-            part = rows[(rows["time"] == time) & (rows["negative"] == negative)]
-            for place, (form, own) in enumerate(part.groupby("form", sort=False)):
-                spread = np.linspace(-0.25, 0.25, len(own))
-                axes.plot(place + spread, own["share"], ".", color=COLORS[str(form)], markersize=3)
+        for axes, (case, (where, forms)) in zip(figure.subplots(1, 3, sharey=True), CASES.items(), strict=True):
+            time, negative = case
+            for place, form in enumerate(forms):
+                shares = only(rows, time=time, negative=negative, form=form)["share"]
+                axes.plot(np.linspace(-0.25, 0.25, len(shares)) + place, shares, ".", color=COLORS[form], markersize=3)
             axes.axhline(1, color="#222222", linestyle="--", linewidth=1)
             axes.set(yscale="log", title=f"{time} time, {where}")
-            axes.set_xticks(range(part["form"].nunique()), part["form"].unique())
+            axes.set_xticks(range(len(forms)), forms)
         figure.axes[0].set_ylabel("|∂Loss/∂w| over its bound (a dot a model)")

@@ -9,7 +9,7 @@ one of the same blocks, 4 of width 64, reads random tokens, beside the linear fu
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import LinearFunctional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import HyenaBlock, LayerSpec, StableSSM
@@ -30,8 +30,8 @@ from lra_ssm.models import LanguageModel
 from lra_ssm.ops import Parameterization
 from lra_ssm.tasks.optim import OptimizerSettings
 
-FORMS = ("direct", "relu", "exp", "softplus", "tanh", "best")
-STABLE = ("exp", "softplus", "tanh", "best")
+UNSTABLE, STABLE = ("direct", "relu"), ("exp", "softplus", "tanh", "best")
+FORMS = (*UNSTABLE, *STABLE)
 OPTIMIZER = OptimizerSettings(
     lr=0.01, recurrent_lr=0.01, weight_decay=0.01, decay_biases_and_norms=True, recurrent_weight_decay=0.01,
     warmup_steps=0, min_lr_factor=1.0,
@@ -41,8 +41,7 @@ BINS = 40
 
 
 def _functional(form: str) -> nn.Module:
-    layer = LayerSpec(StableSSM, d_state=8, form="real", parameterization=form, readout="tanh")
-    return _from_common_eigenvalues(layer(1))
+    return LayerSpec(StableSSM, d_state=8, form="real", parameterization=form, readout="tanh")(1)
 
 
 def _from_common_eigenvalues(network: nn.Module) -> nn.Module:
@@ -64,46 +63,30 @@ def _recurrent_ratios(network: nn.Module) -> Tensor:
     return torch.cat([(p.grad / p.detach()).abs().flatten() for p in recurrent if p.grad is not None])
 
 
-def _below(rows: pd.DataFrame, value: str, low: str, high: str) -> Outcome:
-    """Whether the mean of `value` is less under one form than under another, beyond the deviations over seeds."""
+def _less(rows: pd.DataFrame, value: str, lows: Sequence[str], highs: Sequence[str]) -> Judgement:
+    """Whether the mean of a logarithm is less under each of the first forms than under each of the others, beyond the
+    deviations over seeds of both; the worst pair decides."""
     found = by_seed(rows, ["form"], value).set_index("form")
-    difference = found["mean"][high] - found["mean"][low]
-    if abs(difference) <= found["std"][high] + found["std"][low]:
-        return "undecided"
-    return "holds" if difference > 0 else "does not hold"
-
-
-def _all_hold(outcomes: list[Outcome], numbers: str) -> Judgement:
-    worst: Outcome = "undecided" if "undecided" in outcomes else "holds"
-    return Judgement("does not hold" if "does not hold" in outcomes else worst, numbers)
-
-
-def _powers(rows: pd.DataFrame, value: str) -> str:
-    found = by_seed(rows, ["form"], value)
-    return ", ".join(f"{one.form} 10^{one.mean:.2f} ± {one.std:.2f}" for one in found.itertuples())
+    mean, std = found["mean"], found["std"]
+    said = ", ".join(f"{form} 10^{mean[form]:.2f} ± {std[form]:.2f}" for form in found.index)
+    pairs = [Judgement.beyond(mean[b] - mean[a], std[a] + std[b], said) for a in lows for b in highs]
+    order: list[Outcome] = ["does not hold", "undecided", "holds"]
+    return min(pairs, key=lambda pair: order.index(pair.outcome))
 
 
 def _of_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a run, of its steps from SETTLED on: logs of the mean and of the largest ratio, and the loss."""
+    """A row a run, of its steps from SETTLED on: logs of the mean and of the largest ratio, and the last loss."""
     late = rows[rows["step"] >= SETTLED * rows["steps"] / 4000]
     runs = late.groupby(["form", "seed"], sort=False)
-    found = runs.agg(level=("log_ratio", "mean"), peak=("log_peak", "max")).reset_index()
-    found["loss"] = rows.groupby(["form", "seed"], sort=False)["loss"].last().to_numpy()
-    return found
+    return runs.agg(level=("log_ratio", "mean"), peak=("log_peak", "max"), loss=("loss", "last")).reset_index()
 
 
-def _judge_smallest(value: str) -> Callable[[pd.DataFrame], Judgement]:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        runs = _of_runs(rows)
-        judged = [_below(runs, value, "best", f) for f in ("relu", "exp", "softplus", "tanh")]
-        return _all_hold(judged, _powers(runs, value))
-
-    return judge
+def _best_is_least(value: str) -> Callable[[pd.DataFrame], Judgement]:
+    return lambda rows: _less(_of_runs(rows), value, ["best"], ["relu", "exp", "softplus", "tanh"])
 
 
 def _judge_losses(rows: pd.DataFrame) -> Judgement:
-    runs = _of_runs(rows)
-    losses = runs[runs["form"] != "direct"].groupby("form", sort=False)["loss"].mean()
+    losses = _of_runs(rows).groupby("form", sort=False)["loss"].mean().drop("direct")
     said = ", ".join(f"{form} {loss:.3g}" for form, loss in losses.items())
     return Judgement.of(bool(losses.max() <= 2 * losses.min()), said)
 
@@ -117,13 +100,13 @@ class InTraining(Experiment):
             "in training best has the smallest gradients over weights of relu, softplus, exp, best and tanh",
             "the mean of log10 max(|gradient|/|weight|) from step 1,000 on is least under best, by more than the "
             "deviations over seeds; else undecided",
-            _judge_smallest("level"),
+            _best_is_least("level"),
         ),
         Claim(
             "peak",
             "and the smallest largest one",
             "the same of the log of the largest ratio from step 1,000 on",
-            _judge_smallest("peak"),
+            _best_is_least("peak"),
         ),
         Claim(
             "loss",
@@ -135,14 +118,14 @@ class InTraining(Experiment):
 
     def cells(self, form: Form) -> list[Cell]:
         steps, seeds, batch = (BINS, 1, 32) if form == "quick" else (4000, 3, 512)
-        return [{"form": f, "seed": seed, "steps": steps, "batch": batch} for seed in range(seeds) for f in FORMS]
+        return grid(seed=range(seeds), form=FORMS, steps=[steps], batch=[batch])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         torch.manual_seed(cell["seed"])
         steps, batch = cell["steps"], cell["batch"]
         data = LinearFunctional(num_train=250 * batch, batch_size=batch)
         made = cycle(list(islice(batches(data, seed=cell["seed"]), min(steps, 250))))
-        network, seen = _functional(cell["form"]), []
+        network, seen = _from_common_eigenvalues(_functional(cell["form"])), []
 
         def watch(step: int, loss: float) -> None:
             seen.append((float(_recurrent_ratios(network).max()), loss))
@@ -158,17 +141,11 @@ class InTraining(Experiment):
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(9, 3.6)
         left, right = figure.subplots(1, 2)
-        for form in FORMS:
-            own = rows[rows["form"] == form]
-            for axes, name in ((left, "log_ratio"), (right, "loss")):
-                curve = by_seed(own, ["step"], name)
-                low, mean, high = (curve["mean"] + sign * curve["std"] for sign in (-1, 0, 1))
-                if name == "log_ratio":
-                    low, mean, high = 10**low, 10**mean, 10**high
-                axes.plot(curve["step"], mean, color=COLORS[form], label=form)
-                axes.fill_between(curve["step"], low, high, color=COLORS[form], alpha=0.15, linewidth=0)
-        left.set(yscale="log", xlabel="step", ylabel="max |gradient| / |weight|")
+        left.set(xlabel="step", ylabel="log₁₀ of max |gradient| / |weight|")
         right.set(yscale="log", xlabel="step", ylabel="training loss")
+        for form, own in rows.groupby("form", sort=False):
+            for axes, name in ((left, "log_ratio"), (right, "loss")):
+                draw_mean(axes, own, "step", name, color=COLORS[str(form)], label=form)
         right.legend(frameon=False, fontsize=8, title="mean ± deviation of seeds,\nof 100 steps", title_fontsize=8)
 
 
@@ -190,20 +167,17 @@ def _loss_at_start(task: str, form: str, seed: int) -> tuple[nn.Module, Tensor]:
     return network, F.cross_entropy(network(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def _judge_start(task: str, value: str) -> Callable[[pd.DataFrame], Judgement]:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        own = rows[rows["task"] == task]
-        judged = [_below(own, value, f, other) for f in STABLE for other in ("direct", "relu")]
-        return _all_hold(judged, _powers(own, value))
-
-    return judge
+def _stable_are_less(task: str, value: str) -> Callable[[pd.DataFrame], Judgement]:
+    return lambda rows: _less(only(rows, task=task), value, STABLE, UNSTABLE)
 
 
 class AtInitialization(Experiment):
     """Figure 4 (a): the largest and the least ratio of |gradient| to |weight| over all recurrent weights."""
 
     claims = [
-        Claim(f"{what}, {task}", f"{said} ({task})", f"{rule}; undecided within deviations", _judge_start(task, value))
+        Claim(
+            f"{what}, {task}", f"{said} ({task})", f"{rule}; undecided within deviations", _stable_are_less(task, value)
+        )
         for task in TASKS
         for what, value, said, rule in (
             (
@@ -222,8 +196,7 @@ class AtInitialization(Experiment):
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        seeds = 1 if form == "quick" else 10
-        return [{"task": task, "form": f, "seeds": seeds} for task in TASKS for f in FORMS]
+        return grid(task=TASKS, form=FORMS, seeds=[1 if form == "quick" else 10])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         found = []
@@ -239,10 +212,9 @@ class AtInitialization(Experiment):
         figure.set_size_inches(9, 3.6)
         for axes, task in zip(figure.subplots(1, 2), TASKS, strict=True):
             for place, form in enumerate(FORMS):
-                own = rows[(rows["task"] == task) & (rows["form"] == form)]
-                for _, one in own.iterrows():
-                    ends = [10 ** one["log_least"], 10 ** one["log_largest"]]
-                    axes.plot([place + (one["seed"] - len(own) / 2) * 0.06] * 2, ends, color=COLORS[form], linewidth=1)
+                own = only(rows, task=task, form=form)
+                places = place + (own["seed"] - len(own) / 2) * 0.06
+                axes.vlines(places, 10 ** own["log_least"], 10 ** own["log_largest"], COLORS[form], linewidth=1)
             axes.set_xticks(range(len(FORMS)), FORMS)
             axes.set(yscale="log", title=f"{task}, at initialization")
         figure.axes[0].set_ylabel("|gradient| / |weight|, from least to largest\n(a line a seed)")

@@ -15,7 +15,8 @@ weights it perturbed:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,19 +27,16 @@ from torch import Tensor
 
 from lra_ssm.analysis import perturbation_error
 from lra_ssm.datamodules.synthetic.linear_functional import Functional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.layers import StableSSM
 from lra_ssm.ops import Form as FormOfWeights
 from lra_ssm.ops import Parameterization
 
-EXPONENT, SIZES = 1.1, (8, 16, 32, 64)
-FORMS: dict[str, FormOfWeights] = {
-    "direct": "direct",
-    "softplus": "softplus",
-    "exp": "exp",
-    "best": {"name": "best", "b": 0.02},
-}
+EXPONENT = 1.1
+SHADES = {8: "0.8", 16: "0.55", 32: "0.35", 64: "0.1"}  # of m in the figure
+REPARAMETERIZED: dict[str, FormOfWeights] = {"softplus": "softplus", "exp": "exp", "best": {"name": "best", "b": 0.02}}
+FORMS: dict[str, FormOfWeights] = {"direct": "direct", **REPARAMETERIZED}
 READINGS = {"as run": (2.0, 100), "as proved": (math.inf, 10_000)}  # the norm's order, steps
 
 
@@ -77,103 +75,79 @@ def _target(steps: int) -> Callable[[Tensor], Tensor]:
 
 def _curves(rows: pd.DataFrame, reading: str, form: str) -> pd.DataFrame:
     """E_m(β): a row a β above 0, a column an m."""
-    part = rows[(rows["reading"] == reading) & (rows["form"] == form) & (rows["beta"] > 0)]
+    part = only(rows[rows["beta"] > 0], reading=reading, form=form)
     return part.pivot(index="beta", columns="m", values="error")
 
 
-_NOT_RUN = Judgement("undecided", "this form does not run it")
+def _crossings(curves: pd.DataFrame) -> Judgement:
+    found = []
+    for small, large in pairwise(curves.columns):
+        above = curves.index[(curves[large] > 1.1 * curves[small]) & np.isfinite(curves[small])]
+        found.append(min(above, default=math.inf))
+    said = ", ".join(f"{beta:.2g}" if beta < math.inf else "never" for beta in found)
+    falls = all(later <= earlier for earlier, later in pairwise(found))
+    return Judgement.of(max(found) < math.inf and falls and found[-1] < found[0], f"β of the crossings: {said}")
 
 
-def _judge_crossing(reading: str) -> Callable[[pd.DataFrame], Judgement]:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        curves = _curves(rows, reading, "direct")
-        if curves.empty:
-            return _NOT_RUN
-        sizes, found = list(curves.columns), []
-        for small, large in zip(sizes, sizes[1:], strict=False):
-            above = curves.index[(curves[large] > 1.1 * curves[small]) & np.isfinite(curves[small])]
-            found.append(float(above[0]) if len(above) else math.inf)
-        said = ", ".join(f"{beta:.2g}" if beta < math.inf else "never" for beta in found)
-        falls = all(later <= earlier for earlier, later in zip(found, found[1:], strict=False))
-        return Judgement.of(max(found) < math.inf and falls and found[-1] < found[0], f"β of the crossings: {said}")
-
-    return judge
+def _stable(curves: pd.DataFrame) -> Judgement:
+    small, large = curves.iloc[:, 0], curves.iloc[:, -1]
+    growth = float((large / small).max())  # NaN, which fails, where both are infinite
+    fall = float(large.iloc[0] / large[large.index <= 0.1].iloc[-1])
+    said = f"E_{curves.columns[-1]}/E_{curves.columns[0]} at most {growth:.3g}; E(0.001)/E(0.1) {fall:.2g}"
+    return Judgement.of(bool(np.isfinite(large).all()) and growth <= 2 and fall <= 0.1, said)
 
 
-def _judge_stable(reading: str, form: str, wanted: bool = True) -> Callable[[pd.DataFrame], Judgement]:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        curves = _curves(rows, reading, form)
-        if curves.empty:
-            return _NOT_RUN
-        small, large = curves.iloc[:, 0], curves.iloc[:, -1]
-        growth = float((large / small).max())  # NaN, which fails, where both are infinite
-        fall = float(large.iloc[0] / large[large.index <= 0.1].iloc[-1])
-        said = f"E_{curves.columns[-1]}/E_{curves.columns[0]} at most {growth:.3g}; E(0.001)/E(0.1) {fall:.2g}"
-        stable = bool(np.isfinite(large).all()) and growth <= 2 and fall <= 0.1
-        return Judgement.of(stable == wanted, said)
-
-    return judge
+def _unstable(curves: pd.DataFrame) -> Judgement:
+    outcome, said = _stable(curves)
+    return Judgement.of(outcome == "does not hold", said)
 
 
-_STABLE = (
+IS_STABLE = (
     "E of the largest m is finite and at most twice that of the least at every β, and at β = 0.001 at most a tenth of "
     "that near 0.1"
 )
 
 
+def _claims(reading: str) -> Iterator[Claim]:
+    def claim(name: str, statement: str, rule: str, form: str, judge: Callable[[pd.DataFrame], Judgement]) -> Claim:
+        def of(rows: pd.DataFrame) -> Judgement:
+            curves = _curves(rows, reading, form)
+            return Judgement("undecided", "this form does not run it") if curves.empty else judge(curves)
+
+        return Claim(f"{name}, {reading}", f"{statement} ({reading})", rule, of)
+
+    yield claim(
+        "direct",
+        "without reparameterization curves intersect, at β that go to 0 as m grows",
+        "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m",
+        "direct",
+        _crossings,
+    )
+    unstable = "without reparameterization the approximation is not stable"
+    yield claim("direct is unstable", unstable, f"not: {IS_STABLE}", "direct", _unstable)
+    for form in REPARAMETERIZED:
+        yield claim(form, f"{form} approximates stably", IS_STABLE, form, _stable)
+
+
 class Perturbation(Experiment):
     """E_m(β) of m = 8 … 64 states under four f."""
 
-    claims = [
-        claim
-        for reading in READINGS
-        for claim in [
-            Claim(
-                f"direct, {reading}",
-                f"without reparameterization curves intersect, at β that go to 0 as m grows ({reading})",
-                "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m",
-                _judge_crossing(reading),
-            ),
-            Claim(
-                f"direct is unstable, {reading}",
-                f"without reparameterization the approximation is not stable ({reading})",
-                f"not: {_STABLE}",
-                _judge_stable(reading, "direct", wanted=False),
-            ),
-            *(
-                Claim(
-                    f"{form}, {reading}",
-                    f"{form} approximates stably ({reading})",
-                    _STABLE,
-                    _judge_stable(reading, form),
-                )
-                for form in FORMS
-                if form != "direct"
-            ),
-        ]
-    ]
+    claims = [claim for reading in READINGS for claim in _claims(reading)]
 
     def cells(self, form: Form) -> list[Cell]:
-        quick = form == "quick"
-        sizes, readings = ((8, 32), ("as run",)) if quick else (SIZES, tuple(READINGS))
-        return [
-            {"reading": reading, "form": f, "m": m, "draws": 1 if quick else 30}
-            for reading in readings
-            for f in FORMS
-            for m in sizes
-        ]
+        if form == "quick":
+            return grid(reading=["as run"], form=FORMS, m=(8, 32), draws=[1])
+        return grid(reading=READINGS, form=FORMS, m=SHADES, draws=[30])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         order, steps = READINGS[cell["reading"]]
         model, x, target = _model(FORMS[cell["form"]], cell["m"]), _inputs(steps), _target(steps)
-        found = []
-        for beta in (0.0, *(1e-3 * 2 ** (k / 2) for k in range(21))):
-            error = perturbation_error(
-                target, model, x, beta, cell["draws"], ["system.eigenvalue_weight"],
-                torch.Generator().manual_seed(0), order,
-            )  # fmt: skip
-            found.append({"beta": beta, "error": error})
-        return found
+
+        def error(beta: float) -> float:
+            moved, directions = ["system.eigenvalue_weight"], torch.Generator().manual_seed(0)
+            return perturbation_error(target, model, x, beta, cell["draws"], moved, directions, order)
+
+        return [{"beta": beta, "error": error(beta)} for beta in (0.0, *(1e-3 * 2 ** (k / 2) for k in range(21)))]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         readings = list(rows["reading"].unique())
@@ -181,11 +155,9 @@ class Perturbation(Experiment):
         panels = figure.subplots(len(readings), len(FORMS), sharex=True, sharey=True, squeeze=False)
         for line, reading in zip(panels, readings, strict=True):
             for axes, form in zip(line, FORMS, strict=True):
-                curves = _curves(rows, reading, form)
-                start = rows[(rows["reading"] == reading) & (rows["form"] == form) & (rows["beta"] == 0)]
-                for shade, (m, curve) in zip(np.linspace(0.8, 0.1, len(curves.columns)), curves.items(), strict=True):
-                    axes.plot(curve.index, curve, color=str(shade), label=f"m = {m}")
-                    axes.plot(7e-4, start.set_index("m")["error"][m], "<", color=str(shade), markersize=4)
+                for m, curve in only(rows, reading=reading, form=form).groupby("m"):
+                    axes.plot(curve["beta"][1:], curve["error"][1:], color=SHADES[m], label=f"m = {m}")
+                    axes.plot(7e-4, curve["error"].iloc[0], "<", color=SHADES[m], markersize=4)
                 axes.set(xscale="log", yscale="log", ylim=(1e-7, 1e6))
                 axes.set_title(f"{form}, {reading}", color=COLORS[form])
             line[0].set_ylabel("error E(β), of output and change")
@@ -197,50 +169,54 @@ class Perturbation(Experiment):
 BETAS = (0.01, 0.1, 1.0)
 
 
-def _judge_definition(form: str) -> Callable[[pd.DataFrame], Judgement]:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        largest = rows[rows["form"] == form].groupby("beta")["size"].max()
-        bound = {  # remark C.4; of best the supremum over w of its second line, a(β² + 2βw)/(aw² + b)
-            "exp": largest.index.map(math.expm1),
-            "softplus": largest.index.map(math.expm1),
-            "best": largest.index.map(_bound_of_best),
-            "direct": largest.index * math.nan,
-        }[form]
-        said = "; ".join(
-            f"β {beta:g}: {size:.4g}" + (f" of {limit:.4g}" if limit == limit else "")
-            for (beta, size), limit in zip(largest.items(), bound, strict=True)
-        )
-        holds = np.isinf(largest).all() if form == "direct" else (largest <= bound * (1 + 1e-9)).all()
-        return Judgement.of(bool(holds), said)
-
-    return judge
-
-
 def _bound_of_best(beta: float, a: float = 1.0, b: float = 0.5) -> float:
     w = (math.sqrt(beta**2 + 4 * b / a) - beta) / 2  # where it is greatest
     return a * (beta**2 + 2 * beta * w) / (a * w**2 + b)
+
+
+# Remark C.4; of best the supremum over w of its second line.
+BOUNDS: dict[str, tuple[str, Callable[[float], float]]] = {
+    "exp": ("at most e^β - 1", math.expm1),
+    "softplus": ("at most e^β - 1", math.expm1),
+    "best": ("at most the supremum over w of a(β² + 2βw)/(aw² + b), which depends on β alone,", _bound_of_best),
+}
+
+
+def _is_stable(form: str) -> Claim:
+    rule, bound = BOUNDS[form]
+
+    def judge(rows: pd.DataFrame) -> Judgement:
+        largest = only(rows, form=form).groupby("beta")["size"].max()
+        limits = largest.index.map(bound)
+        found = zip(largest.index, largest, limits, strict=True)
+        said = "; ".join(f"β {beta:g}: {size:.4g} of {limit:.4g}" for beta, size, limit in found)
+        return Judgement.of(bool((largest <= limits * (1 + 1e-9)).all()), said)
+
+    statement = f"{form} is a stable reparameterization"
+    return Claim(form, statement, f"over w the size is {rule} at β of 0.01, 0.1 and 1", judge)
+
+
+def _judge_direct(rows: pd.DataFrame) -> Judgement:
+    largest = only(rows, form="direct").groupby("beta")["size"].max()
+    said = "; ".join(f"β {beta:g}: {size:.4g}" for beta, size in largest.items())
+    return Judgement.of(bool(np.isinf(largest).all()), said)
 
 
 class Definition(Experiment):
     """Definition 3.4: |f(w)| · sup over |w̃ - w| ≤ β of ∫ |exp(f(w̃)t) - exp(f(w)t)| dt, a = 1 and b = 0.5."""
 
     claims = [
+        *map(_is_stable, BOUNDS),
         Claim(
-            form,
-            f"{form} is {'not ' if form == 'direct' else ''}a stable reparameterization",
-            f"over w the size is {rule} at β of 0.01, 0.1 and 1",
-            _judge_definition(form),
-        )
-        for form, rule in {
-            "exp": "at most e^β - 1",
-            "softplus": "at most e^β - 1",
-            "best": "at most the supremum over w of a(β² + 2βw)/(aw² + b), which depends on β alone,",
-            "direct": "infinite",
-        }.items()
+            "direct",
+            "direct is not a stable reparameterization",
+            "over w the size is infinite at β of 0.01, 0.1 and 1",
+            _judge_direct,
+        ),
     ]
 
     def cells(self, form: Form) -> list[Cell]:
-        return [{"form": f, "points": 15 if form == "quick" else 60} for f in ("direct", "exp", "softplus", "best")]
+        return grid(form=("direct", *BOUNDS), points=[15 if form == "quick" else 60])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         form = cell["form"]
@@ -254,14 +230,13 @@ class Definition(Experiment):
             moved = f.f(near)
             # one exponential lies above the other: the integral is the difference of theirs
             size = torch.where(moved < 0, (1 / moved - 1 / values[:, None]).abs(), math.inf).amax(1) * values.abs()
-            columns = values.tolist(), w.tolist(), size.tolist()
-            found += [{"beta": beta, "eigenvalue": v, "w": at, "size": s} for v, at, s in zip(*columns, strict=True)]
-        return found
+            found.append(pd.DataFrame({"beta": beta, "eigenvalue": values, "w": w, "size": size}))
+        return pd.concat(found).to_dict("records")
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)
         for axes, beta in zip(figure.subplots(1, 3), BETAS, strict=True):
-            for form, own in rows[rows["beta"] == beta].groupby("form", sort=False):
+            for form, own in only(rows, beta=beta).groupby("form", sort=False):
                 style = "--" if form == "softplus" else "-"
                 axes.plot(own["eigenvalue"].abs(), own["size"], style, color=COLORS[str(form)], label=form)
             axes.set(xscale="log", yscale="log", title=f"β = {beta:g}", xlabel="|λ|, λ = f(w)")

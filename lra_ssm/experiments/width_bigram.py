@@ -5,19 +5,20 @@ names no data: this, V, batches of 64 and two hidden layers are ours.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lra_ssm.experiments.base import slope
 from lra_ssm.width.bigram import Bigram, FirstOrder
 from lra_ssm.width.coordinates import rms
-from lra_ssm.width.parameterizations import Exponents, Parameterization
 
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, x, y) -> ()
 BATCH, DEPTH, PROBED = 64, 2, 8
 WIDTHS = (64, 128, 256, 512, 1024)
 
@@ -32,11 +33,6 @@ def batches(V: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         x = torch.randint(V, (BATCH,), generator=drawn)
         yield x, torch.multinomial(table[x], 1, generator=drawn)[:, 0]
-
-
-def exponents(embedding: Any, hidden: Any, readout: Any) -> Parameterization:
-    """Of the three kinds of layers, each (a, b, c)."""
-    return {"embedding": Exponents(*embedding), "hidden": Exponents(*hidden), "readout": Exponents(*readout)}
 
 
 def sizes(model: Bigram, x: Tensor, y: Tensor) -> dict[str, float]:
@@ -64,27 +60,36 @@ def sizes(model: Bigram, x: Tensor, y: Tensor) -> dict[str, float]:
     return {name: float(np.mean(values)) ** 0.5 for name, values in squares.items()}
 
 
-def train(model: Bigram, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float) -> list[float]:
-    """Sign descent, which is Adam without memory; the loss of every step."""
-    optimizer, losses = FirstOrder(list(model.groups(lr))), list[float]()
+def train(
+    model: nn.Module,
+    data: Iterator[tuple[Tensor, Tensor]],
+    steps: int,
+    optimizer: torch.optim.Optimizer | FirstOrder,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    loss: Loss = lambda model, x, y: F.cross_entropy(model(x), y),
+) -> list[float]:
+    """The loss of every step, before it."""
+    losses = []
     for _ in range(steps):
-        x, y = next(data)
-        loss = F.cross_entropy(model(x), y)
-        losses.append(float(loss.detach()))
-        loss.backward()
+        value = loss(model, *next(data))
+        losses.append(float(value.detach()))
+        model.zero_grad()
+        value.backward()
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
     return losses
 
 
 def exponent(rows: pd.DataFrame, column: str) -> float:
     """Slope of the log of a column's mean over log d."""
     means = rows.groupby("d")[column].mean()
-    return float(np.polyfit(np.log(means.index.to_numpy(float)), np.log(means.to_numpy(float)), 1)[0])
+    return slope(means.index, means)
 
 
-def by_theory(rows: pd.DataFrame, theory: dict[str, float], tolerance: float) -> tuple[bool, str]:
-    """Whether every exponent is its theory's, and all of them as text."""
+def by_theory(rows: pd.DataFrame, theory: dict[str, float]) -> tuple[bool, str]:
+    """Whether every exponent is its theory's within 0.1, and all of them as text."""
     found = {name: exponent(rows, name) for name in theory}
-    off = [name for name in theory if not abs(found[name] - theory[name]) <= tolerance]
+    off = [name for name in theory if not abs(found[name] - theory[name]) <= 0.1]
     told = ", ".join(f"{name} {found[name]:.2f} ({theory[name]:g})" for name in theory)
     return not off, told + (f"; off: {', '.join(off)}" if off else "")

@@ -3,6 +3,7 @@
 The hidden layers' number, V, the data, the constant C = 0.1 of the learning rates d^-c, and ten steps are ours.
 """
 
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -10,33 +11,34 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
-from lra_ssm.experiments.width_bigram import (
-    DEPTH,
-    WIDTHS,
-    batches,
-    by_theory,
-    exponent,
-    exponents,
-    generator,
-    sizes,
-    train,
-)
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
+from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, by_theory, exponent, generator, sizes, train
 from lra_ssm.width.bigram import Bigram, FirstOrder
 from lra_ssm.width.coordinates import rms
-from lra_ssm.width.parameterizations import KAPPA, PARAMETERIZATIONS, with_rates
+from lra_ssm.width.parameterizations import KAPPA, PARAMETERIZATIONS, Exponents, Parameterization, with_rates
 
 STEPS, C = 10, 0.1
 PAIRS = (("sp", "ntk"), ("mup", "mean_field"), ("sp", "mup"))
 
 
-def _same(pair: tuple[str, str]) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found = rows[(rows["one"] == pair[0]) & (rows["other"] == pair[1])].groupby("optimizer")["difference"].max()
-        told = ", ".join(f"{name} {value:.1e}" for name, value in found.items())
-        return Judgement.of(bool((found <= 1e-5).all() if pair[1] != "mup" else (found > 1e-5).all()), told)
+def _largest(rows: pd.DataFrame, one: str, other: str) -> tuple["pd.Series[float]", str]:
+    """The largest difference with each optimizer, and all as text."""
+    found = only(rows, one=one, other=other).groupby("optimizer")["difference"].max()
+    return found, ", ".join(f"{name} {value:.1e}" for name, value in found.items())
 
-    return judge
+
+def _same(one: str, other: str) -> Claim:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        found, told = _largest(rows, one, other)
+        return Judgement.of(bool((found <= 1e-5).all()), told)
+
+    rule = "the losses of 20 steps differ by 1e-5 at most, with every optimizer"
+    return Claim(f"{one} ≡ {other}", f"{one} and {other} are one trajectory", rule, judge)
+
+
+def _two_classes(rows: pd.DataFrame) -> Judgement:
+    found, told = _largest(rows, "sp", "mup")
+    return Judgement.of(bool((found > 1e-5).all()), told)
 
 
 class Equivalent(Experiment):
@@ -47,19 +49,19 @@ class Equivalent(Experiment):
     """
 
     claims = [
-        *(
-            Claim(f"{one} ≡ {other}", f"{one} and {other} are one trajectory",
-                  "the losses of 20 steps differ by 1e-5 at most, with every optimizer", _same((one, other)))
-            for one, other in PAIRS[:2]
+        _same("sp", "ntk"),
+        _same("mup", "mean_field"),
+        Claim(
+            "sp ≢ mup",
+            "SP and muP are two classes",
+            "their losses differ by more than 1e-5, with every optimizer",
+            _two_classes,
         ),
-        Claim("sp ≢ mup", "SP and muP are two classes", "their losses differ by more than 1e-5, with every optimizer",
-              _same(PAIRS[2])),
-    ]  # fmt: skip
+    ]
 
     def cells(self, form: Form) -> list[Cell]:
-        d = 64 if form == "quick" else 256
-        rules = ("adam",) if form == "quick" else (*KAPPA, "torch.optim.Adam")
-        return [{"one": a, "other": b, "optimizer": rule, "d": d} for a, b in PAIRS for rule in rules]
+        d, rules = (64, ["adam"]) if form == "quick" else (256, [*KAPPA, "torch.optim.Adam"])
+        return [{"one": a, "other": b, **cell} for a, b in PAIRS for cell in grid(optimizer=rules, d=[d])]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         one, other = (self._losses(cell[name], cell["optimizer"], cell["d"]) for name in ("one", "other"))
@@ -72,21 +74,14 @@ class Equivalent(Experiment):
         kind: Any = "adam" if rule == "torch.optim.Adam" else rule
         given = with_rates(PARAMETERIZATIONS[name], kind)
         model = Bigram(d, 32, given, DEPTH, True, "tanh", generator=generator(0), dtype=torch.float64)
-        groups, data, losses = list(model.groups(0.05)), batches(32, 0), list[float]()
-        optimizer: Any = torch.optim.Adam(groups, eps=1e-30) if rule == "torch.optim.Adam" else FirstOrder(groups, kind)
-        for _ in range(20):
-            x, y = next(data)
-            loss = F.cross_entropy(model(x), y)
-            losses.append(float(loss.detach()))
-            model.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return losses
+        groups = list(model.groups(0.05))
+        optimizer = torch.optim.Adam(groups, eps=1e-30) if rule == "torch.optim.Adam" else FirstOrder(groups, kind)
+        return train(model, batches(32, 0), 20, optimizer)
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         axes = figure.subplots()
         for (one, other), color in zip(PAIRS, ("#1f77b4", "#2ca02c", "#c0392b"), strict=True):
-            for rule, each in rows[(rows["one"] == one) & (rows["other"] == other)].groupby("optimizer"):
+            for rule, each in only(rows, one=one, other=other).groupby("optimizer"):
                 drawn = each["difference"].clip(lower=1e-18)
                 axes.plot(each["step"], drawn, color=color, alpha=0.7, label=f"{one}, {other}: {rule}")
         axes.axhline(1e-5, color="#222222", linestyle="--", linewidth=1)
@@ -105,36 +100,36 @@ QUANTITIES = ("h", "logits", "logits'", "h'", "W'_readout", "W'_hidden", "W'_emb
 NAMES = dict(zip(QUANTITIES, ("h3", "h4", "V'", "h'1", "W'3", "W'1", "W'0"), strict=True))
 
 
-def _table2(row: str, norm: bool) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        theory = {name: half / 2 for name, half in zip(QUANTITIES, TABLE2[row][2][norm], strict=True)}
-        return Judgement.of(*by_theory(rows[(rows["row"] == row) & (rows["norm"] == norm)], theory, 0.1))
+def _at_the_start(row: str, norm: bool) -> dict[str, float]:
+    """Table 2's exponents of RMS."""
+    return {name: power / 2 for name, power in zip(QUANTITIES, TABLE2[row][2][norm], strict=True)}
 
-    return judge
+
+def _table2(row: str, norm: bool) -> Claim:
+    def judge(rows: pd.DataFrame) -> Judgement:
+        return Judgement.of(*by_theory(only(rows, row=row, norm=norm), _at_the_start(row, norm)))
+
+    name = f"{row}{', RMSNorm' if norm else ''}"
+    return Claim(
+        f"σ² = {name}",
+        f"variances {row} of embedding and readout{', RMSNorm' if norm else ''}: RMS at the start is table 2's",
+        "every exponent of RMS within 0.1 of the table's half",
+        judge,
+    )
 
 
 class AtTheStart(Experiment):
     """Table 2, as root mean squares, whose exponents are half the variances'; over 8 bigrams and 5 seeds."""
 
-    claims = [
-        Claim(f"σ² = {row}{', RMSNorm' if norm else ''}",
-              f"variances {row} of embedding and readout{', RMSNorm' if norm else ''}: RMS at the start is table 2's",
-              "every exponent of RMS within 0.1 of the table's half", _table2(row, norm))
-        for row in TABLE2 for norm in (False, True)
-    ]  # fmt: skip
+    claims = [_table2(row, norm) for row in TABLE2 for norm in (False, True)]
 
     def cells(self, form: Form) -> list[Cell]:
-        widths, seeds = ((64, 256), 2) if form == "quick" else (WIDTHS, 5)
-        return [
-            {"row": row, "norm": norm, "d": d, "seeds": seeds}
-            for row in TABLE2
-            for norm in (False, True)
-            for d in widths
-        ]
+        widths, seeds = ((64, 256), 1) if form == "quick" else (WIDTHS, 5)
+        return grid(row=TABLE2, norm=(False, True), d=widths, seeds=[seeds])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         b_0, b_readout, _ = TABLE2[cell["row"]]
-        given, found = exponents((0, b_0, 0), (0, 0.5, 0), (0, b_readout, 0)), []
+        given, found = _exponents((0, b_0, 0), (0, 0.5, 0), (0, b_readout, 0)), []
         for seed in range(cell["seeds"]):
             model = Bigram(cell["d"], 32, given, DEPTH, cell["norm"], generator=generator(seed), dtype=torch.float64)
             measured = sizes(model, *next(batches(32, seed)))
@@ -143,17 +138,21 @@ class AtTheStart(Experiment):
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 5.5)
-        panels = [(row, norm) for norm in (False, True) for row in TABLE2]
-        for axes, (row, norm) in zip(figure.subplots(2, 3, sharex=True).flat, panels, strict=True):
-            chosen = rows[(rows["row"] == row) & (rows["norm"] == norm)]
-            _lines(axes, chosen, dict(zip(QUANTITIES, (half / 2 for half in TABLE2[row][2][norm]), strict=True)))
+        panels = figure.subplots(2, 3, sharex=True)
+        for axes, (norm, row) in zip(panels.flat, product((False, True), TABLE2), strict=True):
+            _lines(axes, only(rows, row=row, norm=norm), _at_the_start(row, norm))
             axes.set_title(f"σ² = {row}{', RMSNorm' if norm else ''}", fontsize=9)
 
 
-def _ticks(axes: Any, rows: pd.DataFrame) -> None:
-    widths = sorted(rows["d"].unique())
+def _exponents(embedding: Any, hidden: Any, readout: Any) -> Parameterization:
+    """Of the three kinds of layers, each (a, b, c)."""
+    return {"embedding": Exponents(*embedding), "hidden": Exponents(*hidden), "readout": Exponents(*readout)}
+
+
+def _over_width(axes: Any, size: str, widths: Any) -> None:
+    axes.set(xscale="log", yscale="log", xlabel="width d", ylabel=size)
     axes.minorticks_off()
-    axes.set_xticks(widths, [str(width) for width in widths])
+    axes.set_xticks(widths, widths)
 
 
 def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
@@ -161,52 +160,49 @@ def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
     for i, (name, wanted) in enumerate(theory.items()):
         means = rows.groupby("d")[name].mean()
         label = f"{name}: {exponent(rows, name):.2f} ({wanted:g})"
-        axes.plot(means.index, means, "o-", color=f"C{i}", markersize=3, linewidth=1, label=label)
-        axes.plot(
-            means.index, means.iloc[0] * (means.index / means.index[0]) ** wanted, "--", color=f"C{i}", linewidth=0.7
-        )
-    axes.set(xscale="log", yscale="log", xlabel="width d", ylabel="RMS")
-    _ticks(axes, rows)
+        axes.plot(means, "o-", color=f"C{i}", markersize=3, linewidth=1, label=label)
+        expected = means.iloc[0] * (means.index / means.index[0]) ** wanted
+        axes.plot(means.index, expected, "--", color=f"C{i}", linewidth=0.7)
+    _over_width(axes, "RMS", rows["d"].unique())
     axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6)
 
 
-# Table 3: (a, b, c) of the models, and RMS as powers of d that is to be maintained; change: of the logits.
-SP, READOUT, MUP = (
-    PARAMETERIZATIONS["sp"], exponents((0, 0, 0), (0, 0.5, 1), (0.5, 0.5, 0.5)), PARAMETERIZATIONS["mup"],
-)  # fmt: skip
+# Table 3: (a, b, c) of the models, and RMS as powers of d that is to be maintained.
+READOUT = _exponents((0, 0, 0), (0, 0.5, 1), (0.5, 0.5, 0.5))
 CHANGED = ("h", "logits'", "h'", "W'_readout", "W'_hidden", "W'_embedding")
-TABLE3: dict[str, tuple[Any, tuple[float, ...]]] = {
-    "SP": (SP, (0, 0, -0.5, 0, -0.5, -0.5)),
+TABLE3: dict[str, tuple[Parameterization, tuple[float, ...]]] = {
+    "SP": (PARAMETERIZATIONS["sp"], (0, 0, -0.5, 0, -0.5, -0.5)),
     "SP+readout": (READOUT, (0, 0, -1, -0.5, -1, -1)),
-    "muP": (MUP, (0, 0, -1, -0.5, -1, -0.5)),
+    "muP": (PARAMETERIZATIONS["mup"], (0, 0, -1, -0.5, -1, -0.5)),
 }
 VOCABULARIES = (2, 4, 32, 256)
 
 
-def _of(rows: pd.DataFrame, model: str, V: int | None = None, norm: bool = False) -> pd.DataFrame:
-    chosen = rows[(rows["model"] == model) & (rows["norm"] == norm)]
-    return chosen if V is None else chosen[chosen["V"] == V]
-
-
-def _maintained(model: str) -> Any:
+def _maintained(model: str) -> Claim:
     def judge(rows: pd.DataFrame) -> Judgement:
-        theory, told, right = dict(zip(CHANGED, TABLE3[model][1], strict=True)), [], []
-        for norm in (False, True):
-            holds, numbers = by_theory(_of(rows, model, 32, norm), theory, 0.1)
-            right.append(holds)
-            told.append(f"{'RMSNorm' if norm else 'no norm'}: {numbers}")
-        return Judgement.of(all(right), "; ".join(told))
+        theory = dict(zip(CHANGED, TABLE3[model][1], strict=True))
+        plain, normed = (by_theory(only(rows, model=model, V=32, norm=norm), theory) for norm in (False, True))
+        return Judgement.of(plain[0] and normed[0], f"no norm: {plain[1]}; RMSNorm: {normed[1]}")
 
-    return judge
+    return Claim(
+        f"{model} maintained",
+        f"ten steps of {model} leave RMS with table 3's exponents",
+        "every exponent within 0.1, V = 32, with RMSNorm and without",
+        judge,
+    )
+
+
+def _changes(rows: pd.DataFrame, model: str) -> dict[int, pd.DataFrame]:
+    """A model's rows without RMSNorm, by V."""
+    return dict(list(only(rows, model=model, norm=False).groupby("V")))
 
 
 def _change(model: str, wanted: float) -> Any:
     def judge(rows: pd.DataFrame) -> Judgement:
-        found = {V: exponent(_of(rows, model, V), "change") for V in sorted(rows["V"].unique())}
+        found = {V: exponent(own, "change") for V, own in _changes(rows, model).items()}
         told = ", ".join(f"V {V}: {value:.2f}" for V, value in found.items())
-        return Judgement.of(
-            all(abs(value - wanted) <= 0.1 for value in found.values()), f"{told}; {wanted:g} in theory"
-        )
+        holds = all(abs(value - wanted) <= 0.1 for value in found.values())
+        return Judgement.of(holds, f"{told}; {wanted:g} in theory")
 
     return judge
 
@@ -219,10 +215,9 @@ def predicted(rows: pd.DataFrame) -> float:
 def _explained(rows: pd.DataFrame) -> Judgement:
     off, told = 0.0, []
     for model in TABLE3:
-        for V in sorted(rows["V"].unique()):
-            chosen = _of(rows, model, V)
-            found, wanted = exponent(chosen, "change"), predicted(chosen)
-            alignments = ", ".join(f"{name} {exponent(chosen, name):.2f}" for name in ("α", "u", "ω"))
+        for V, own in _changes(rows, model).items():
+            found, wanted = exponent(own, "change"), predicted(own)
+            alignments = ", ".join(f"{name} {exponent(own, name):.2f}" for name in ("α", "u", "ω"))
             told.append(f"{model}, V {V}: {found:.2f}, {wanted:.2f} by {alignments}")
             off = max(off, abs(found - wanted))
     return Judgement.of(off <= 0.1, "; ".join(told))
@@ -237,11 +232,7 @@ class AfterTenSteps(Experiment):
     """
 
     claims = [
-        *(
-            Claim(f"{model} maintained", f"ten steps of {model} leave RMS with table 3's exponents",
-                  "every exponent within 0.1, V = 32, with RMSNorm and without", _maintained(model))
-            for model in TABLE3
-        ),
+        *map(_maintained, TABLE3),
         Claim("SP (A.2)", "under condition A.2 the logits of SP change by as much at every width",
               "exponent of the change in ten steps 0 within 0.1, at every V", _change("SP", 0)),
         Claim("SP (31)", "under (31), ω = 1, the logits of SP change by √d", "exponent 0.5 within 0.1, at every V",
@@ -254,12 +245,10 @@ class AfterTenSteps(Experiment):
     ]  # fmt: skip
 
     def cells(self, form: Form) -> list[Cell]:
-        widths, seeds, sizes_of_V = ((64, 256), 1, (32,)) if form == "quick" else (WIDTHS, 3, VOCABULARIES)
-        kinds = [(V, False) for V in sizes_of_V] + [(32, True)]
-        return [
-            {"model": model, "V": V, "norm": norm, "d": d, "seeds": seeds}
-            for model in TABLE3 for V, norm in kinds for d in widths
-        ]  # fmt: skip
+        widths, seeds, vocabularies = ((64, 256), 1, (32,)) if form == "quick" else (WIDTHS, 3, VOCABULARIES)
+        kinds = [{"V": V, "norm": False} for V in vocabularies] + [{"V": 32, "norm": True}]
+        sizes = grid(d=widths, seeds=[seeds])
+        return [{"model": model, **kind, **size} for model in TABLE3 for kind in kinds for size in sizes]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         return [{"seed": seed, **self._one(cell, seed)} for seed in range(cell["seeds"])]
@@ -271,7 +260,7 @@ class AfterTenSteps(Experiment):
         with torch.no_grad():
             *_, h, logits = model.activations(x)
             W = model.weights[-1].clone()
-        train(model, data, STEPS, C)
+        train(model, data, STEPS, FirstOrder(list(model.groups(C))))
         measured = sizes(model, x, y)
         with torch.no_grad():
             *_, new_h, new_logits = model.activations(x)
@@ -289,14 +278,11 @@ class AfterTenSteps(Experiment):
         figure.set_size_inches(11, 6)
         upper, lower = figure.subplots(2, 3)
         for axes, (model, (_, theory)) in zip(upper, TABLE3.items(), strict=True):
-            _lines(axes, _of(rows, model, 32), dict(zip(CHANGED, theory, strict=True)))
+            _lines(axes, only(rows, model=model, V=32, norm=False), dict(zip(CHANGED, theory, strict=True)))
             axes.set_title(f"{model}, V = 32, after {STEPS} steps", fontsize=9)
         for axes, model in zip(lower, TABLE3, strict=True):
-            for i, V in enumerate(sorted(rows["V"].unique())):
-                chosen = _of(rows, model, V)
-                means = chosen.groupby("d")["change"].mean()
-                label = f"V = {V}: {exponent(chosen, 'change'):+.2f} (by alignment {predicted(chosen):+.2f})"
-                axes.plot(means.index, means, "o-", color=f"C{i}", markersize=3, label=label)
-            axes.set(xscale="log", yscale="log", xlabel="width d", ylabel="RMS of the logits' change")
-            _ticks(axes, rows)
+            for V, own in _changes(rows, model).items():
+                label = f"V = {V}: {exponent(own, 'change'):+.2f} (by alignment {predicted(own):+.2f})"
+                axes.plot(own.groupby("d")["change"].mean(), "o-", markersize=3, label=label)
+            _over_width(axes, "RMS of the logits' change", rows["d"].unique())
             axes.legend(frameon=False, fontsize=6)

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
 from lra_ssm.datamodules import Corpus
 from lra_ssm.datamodules.loading.batches import TokenBatch
 from lra_ssm.errors import InputError
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
-from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
+from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator, train
 from lra_ssm.layers import B2S6, S6, LayerSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
@@ -28,36 +28,30 @@ from lra_ssm.width.parameterizations import PARAMETERIZATIONS, Exponents
 from lra_ssm.width.scaling import WidthSettings, scale_initial_values, width_factors
 
 BASE, AS_IT_IS = 64, "as it is"
-Best = dict[int, float]  # width -> best rate
 
 
-def best_rates(rows: pd.DataFrame) -> Best:
-    """By width the rate with the least mean loss."""
-    means = rows.groupby(["d", "lr"])["loss"].mean()
-    return {int(d): float(means[d].idxmin()) for d in means.index.levels[0]}
-
-
-def _told(best: Best) -> str:
-    return ", ".join(f"d {d}: {rate:g}" for d, rate in best.items())
+def best_rates(rows: pd.DataFrame) -> tuple["pd.Series[float]", str]:
+    """By width the rate with the least mean loss, and all as text."""
+    best = rows.pivot_table("loss", "lr", "d").idxmin()
+    return best, "best rates " + ", ".join(f"d {d}: {rate:g}" for d, rate in best.items())
 
 
 def stays(rows: pd.DataFrame) -> Judgement:
     """The best rate of the widest within a factor of 2, which is a step of the grid, of the narrowest one's."""
-    best = best_rates(rows)
-    ratio = best[max(best)] / best[min(best)]
-    return Judgement.of(0.49 < ratio < 2.1, f"best rates {_told(best)}")
+    best, told = best_rates(rows)
+    return Judgement.of(0.49 < best.iloc[-1] / best.iloc[0] < 2.1, told)
 
 
 def falls(rows: pd.DataFrame) -> Judgement:
     """It is a quarter at most."""
-    best = best_rates(rows)
-    return Judgement.of(best[max(best)] / best[min(best)] < 0.26, f"best rates {_told(best)}")
+    best, told = best_rates(rows)
+    return Judgement.of(best.iloc[-1] / best.iloc[0] < 0.26, told)
 
 
 def improves(rows: pd.DataFrame) -> Judgement:
     """At the narrowest one's best rate the loss never grows by more than 0.01 from a width to the next."""
-    best = best_rates(rows)
-    losses = rows[rows["lr"] == best[min(best)]].groupby("d")["loss"].mean()
+    best, _ = best_rates(rows)
+    losses = only(rows, lr=best.iloc[0]).groupby("d")["loss"].mean()
     told = ", ".join(f"d {d}: {loss:.3f}" for d, loss in losses.items())
     return Judgement.of(bool((losses.diff().dropna() <= 0.01).all()), told)
 
@@ -76,15 +70,17 @@ STATEMENTS = {
 
 
 def _claims(layer: str = "") -> list[Claim]:
-    found = []
+    """Of the model, or of one with that layer."""
+    of_layer, found = {"layer": layer} if layer else {}, []
     for (variant, judge), statement in STATEMENTS.items():
 
         def of(rows: pd.DataFrame, variant: str = variant, judge: Any = judge) -> Judgement:
-            chosen = rows[rows["variant"] == variant]
-            return judge(chosen[chosen["layer"] == layer] if layer else chosen)
+            return judge(only(rows, variant=variant, **of_layer))
 
-        name = " ".join(filter(None, [layer, variant, judge.__name__]))
-        found.append(Claim(name, f"{layer}: {statement}" if layer else statement, RULES[judge], of))
+        name, said = f"{variant} {judge.__name__}", statement
+        if layer:
+            name, said = f"{layer} {name}", f"{layer}: {statement}"
+        found.append(Claim(name, said, RULES[judge], of))
     return found
 
 
@@ -95,14 +91,10 @@ class BigramTransfer(Experiment):
     claims = _claims()
 
     def cells(self, form: Form) -> list[Cell]:
-        widths: tuple[int, ...] = WIDTHS
-        rates, seeds, steps = [0.001 * 2**i for i in range(8)], 2, 200
+        variants, rates = (AS_IT_IS, "sp", "mup"), [0.001 * 2**i for i in range(8)]
         if form == "quick":
-            widths, rates, seeds, steps = (64, 128), rates[2:6:2], 1, 20
-        return [
-            {"variant": variant, "d": d, "lr": lr, "seeds": seeds, "steps": steps}
-            for d in widths for variant in (AS_IT_IS, "sp", "mup") for lr in rates
-        ]  # fmt: skip
+            return grid(d=(64, 128), variant=variants, lr=rates[2:6:2], seeds=[1], steps=[5])
+        return grid(d=WIDTHS, variant=variants, lr=rates, seeds=[2], steps=[200])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         return [{"seed": seed, "loss": self._loss(cell, seed)} for seed in range(cell["seeds"])]
@@ -114,34 +106,28 @@ class BigramTransfer(Experiment):
         model = Bigram(cell["d"], 64, given, DEPTH, rms_norm=True, base=BASE, generator=generator(seed))
         optimizer = torch.optim.Adam(list(model.groups(cell["lr"])), betas=(0.9, 0.95), eps=1e-12)
         down = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, cell["steps"])
-        data, losses = batches(64, seed), []
-        for _ in range(cell["steps"]):
-            x, y = next(data)
-            loss = F.cross_entropy(model(x), y)
-            losses.append(float(loss.detach()))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            down.step()
-        return sum(losses[-20:]) / len(losses[-20:])
+        return _last(train(model, batches(64, seed), cell["steps"], optimizer, down))
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)
-        variants = list(dict.fromkeys(rows["variant"]))
+        variants = rows["variant"].unique()
         for axes, variant in zip(figure.subplots(1, len(variants), sharey=True), variants, strict=True):
-            _curves(axes, rows[rows["variant"] == variant])
+            _curves(axes, only(rows, variant=variant))
             axes.set_title(variant, fontsize=9)
+
+
+def _last(losses: list[float]) -> float:
+    return sum(losses[-20:]) / len(losses[-20:])
 
 
 def _curves(axes: Any, rows: pd.DataFrame) -> None:
     """Loss over rate, a line for each width, the best one marked."""
-    widths = sorted(rows["d"].unique())
-    lowest = rows.groupby(["d", "lr"])["loss"].mean().min()
-    for i, d in enumerate(widths):
-        means = rows[rows["d"] == d].groupby("lr")["loss"].mean()
-        color = (0.85 - 0.8 * i / max(1, len(widths) - 1), 0.35, 0.2 + 0.6 * i / max(1, len(widths) - 1))
-        axes.plot(means.index, means, "o-", color=color, markersize=3, linewidth=1, label=f"d = {d}")
-        axes.plot([means.idxmin()], [means.min()], "*", color=color, markersize=11)
+    means = rows.pivot_table("loss", "lr", "d")
+    lowest, shades = means.min().min(), np.linspace(0, 1, len(means.columns))
+    for (d, curve), shade in zip(means.items(), shades, strict=True):
+        color = (0.85 - 0.8 * shade, 0.35, 0.2 + 0.6 * shade)
+        axes.plot(curve, "o-", color=color, markersize=3, linewidth=1, label=f"d = {d}")
+        axes.plot(curve.idxmin(), curve.min(), "*", color=color, markersize=11)
     axes.set(xscale="log", xlabel="learning rate (best: star)", ylabel="loss, nats", ylim=(lowest - 0.05, lowest + 1.5))
     axes.legend(frameon=False, fontsize=7)
 
@@ -169,14 +155,11 @@ class LanguageModelTransfer(Experiment):
     claims = [claim for layer in LAYERS for claim in _claims(layer)]
 
     def cells(self, form: Form) -> list[Cell]:
-        widths: tuple[int, ...] = (64, 128, 256, 512)
-        rates, steps, text = [0.0005 * 2**i for i in range(7)], 200, TEXT.parent.name
+        rates = [0.0005 * 2**i for i in range(7)]
         if form == "quick":
-            widths, rates, steps, text = (64, 128), rates[3:4], 1, "random"
-        return [
-            {"layer": layer, "variant": variant, "d": d, "lr": lr, "steps": steps, "text": text}
-            for d in widths for layer in LAYERS for variant in VARIANTS for lr in rates
-        ]  # fmt: skip
+            return grid(d=(16, 32), layer=LAYERS, variant=VARIANTS, lr=rates[3:4], steps=[1], text=["random"])
+        text = [TEXT.parent.name]
+        return grid(d=(64, 128, 256, 512), layer=LAYERS, variant=VARIANTS, lr=rates, steps=[200], text=text)
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         data = _random_text() if cell["text"] == "random" else _text()
@@ -190,25 +173,21 @@ class LanguageModelTransfer(Experiment):
             cell["lr"], recurrent_lr=cell["lr"], weight_decay=0, warmup_steps=20, min_lr_factor=0.1, betas=(0.9, 0.95)
         )
         made = optimizer_and_schedule(model, settings, cell["steps"], width=factors)
-        optimizer, schedule, losses = made["optimizer"], made["lr_scheduler"]["scheduler"], []
-        for _ in range(cell["steps"]):
-            inputs, targets = next(data)
-            loss = model.negative_log_likelihood(inputs, targets, reduction="sum")[0] / targets.numel()
-            losses.append(float(loss.detach()))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return [{"loss": sum(losses[-20:]) / len(losses[-20:]), "first": losses[0]}]
+        optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+        return [{"loss": _last(train(model, data, cell["steps"], optimizer, schedule, _of_text))}]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(12, 6)
-        layers, variants = (list(dict.fromkeys(rows[name])) for name in ("layer", "variant"))
+        layers, variants = rows["layer"].unique(), rows["variant"].unique()
         panels = figure.subplots(len(layers), len(variants), sharey=True, squeeze=False)
         for line, layer in zip(panels, layers, strict=True):
             for axes, variant in zip(line, variants, strict=True):
-                _curves(axes, rows[(rows["layer"] == layer) & (rows["variant"] == variant)])
+                _curves(axes, only(rows, layer=layer, variant=variant))
                 axes.set_title(f"{layer}, {variant}", fontsize=9)
+
+
+def _of_text(model: LanguageModel, inputs: Tensor, targets: Tensor) -> Tensor:
+    return model.negative_log_likelihood(inputs, targets, reduction="sum")[0] / targets.numel()
 
 
 def _text() -> Iterator[tuple[Tensor, Tensor]]:
