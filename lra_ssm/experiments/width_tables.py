@@ -18,6 +18,7 @@ from lra_ssm.width.coordinates import rms
 from lra_ssm.width.parameterizations import KAPPA, PARAMETERIZATIONS, Exponents, Parameterization, with_rates
 
 STEPS, C = 10, 0.1
+BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # a panel, where no line is
 PAIRS = (("sp", "ntk"), ("mup", "mean_field"), ("sp", "mup"))
 
 
@@ -137,7 +138,7 @@ class AtTheStart(Experiment):
         return found
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
-        figure.set_size_inches(10, 5.5)
+        figure.set_size_inches(13, 5.5)
         panels = figure.subplots(2, 3, sharex=True)
         for axes, (norm, row) in zip(panels.flat, product((False, True), TABLE2), strict=True):
             _lines(axes, only(rows, row=row, norm=norm), _at_the_start(row, norm))
@@ -164,7 +165,7 @@ def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
         expected = means.iloc[0] * (means.index / means.index[0]) ** wanted
         axes.plot(means.index, expected, "--", color=f"C{i}", linewidth=0.7)
     _over_width(axes, "RMS", rows["d"].unique())
-    axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6)
+    axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6, **BESIDE)
 
 
 # Table 3: (a, b, c) of the models, and RMS as powers of d that is to be maintained.
@@ -275,7 +276,7 @@ class AfterTenSteps(Experiment):
         return found
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
-        figure.set_size_inches(11, 6)
+        figure.set_size_inches(14, 6)
         upper, lower = figure.subplots(2, 3)
         for axes, (model, (_, theory)) in zip(upper, TABLE3.items(), strict=True):
             _lines(axes, only(rows, model=model, V=32, norm=False), dict(zip(CHANGED, theory, strict=True)))
@@ -285,4 +286,4 @@ class AfterTenSteps(Experiment):
                 label = f"V = {V}: {exponent(own, 'change'):+.2f} (by alignment {predicted(own):+.2f})"
                 axes.plot(own.groupby("d")["change"].mean(), "o-", markersize=3, label=label)
             _over_width(axes, "RMS of the logits' change", rows["d"].unique())
-            axes.legend(frameon=False, fontsize=6)
+            axes.legend(frameon=False, fontsize=6, **BESIDE)

@@ -72,7 +72,7 @@ def test_our_own_model_through_transformers(tmp_path: Path) -> None:
     """A model of ours as it is initialized, its vocabulary padded, its scan cut otherwise; it is read back as saved."""
     transformers = pytest.importorskip("transformers", reason=NEEDED)
     torch.manual_seed(1)
-    layer = LayerSpec(SSD, d_state=6, head_dim=10, chunk_size=4096)
+    layer = LayerSpec(SSD, d_state=6, head_dim=10, chunk_size=64)
     model = LanguageModel(layer, vocab_size=21, d_model=20, n_layers=2, block=Mamba2Block).eval()
     model.save_pretrained(tmp_path / "hf", format="hf")
     theirs = transformers.Mamba2ForCausalLM.from_pretrained(tmp_path / "hf")
