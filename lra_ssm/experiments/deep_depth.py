@@ -39,7 +39,7 @@ def drawn_teachers(layers: int, states: int, largest: float, count: int) -> Arra
 
 
 def with_failed(ends: pd.DataFrame) -> pd.DataFrame:
-    """A row a student, with its error and how many λ are outside [-1, 1]."""
+    """Students with their errors and how many λ are outside [-1, 1]: whether they failed, too."""
     return ends.assign(failed=~((ends["error"] < SUCCESS) & (ends["outside"] == 0)))
 
 
@@ -113,7 +113,8 @@ class _Depths(Experiment):
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The first student's states over time, and a row of each student at the end."""
         count = cell["students"]
-        teacher = np.stack([teacher_response(rates, cell["length"]) for rates in drawn_teachers(*self.teacher, count)])
+        drawn = drawn_teachers(*self.teacher, count).tolist()
+        teacher = np.stack([teacher_response(rates, cell["length"]) for rates in drawn])
         students = Students.of(started(cell["K"], cell["N"], count, cell["start"], cell["scale"]))
         first = [x.copy() for x in students]
         rows: list[dict[str, Any]] = []
@@ -125,20 +126,20 @@ class _Depths(Experiment):
                 rows += [{"what": "path"} | row for row in states(step, students, errors, [0])]
         moved = np.sqrt(np.mean([(a - b) ** 2 for a, b in zip(students, first, strict=True)], (0, 1, 3)))
         for student in range(count):
-            end = {"student": student, "error": short(errors[student]), "moved": short(moved[student])}
+            end = {"student": student, "error": short(errors[student]), "moved": round(float(moved[student]), 4)}
             counts = {"outside": int(outside[:, student].sum()), "ever": bool(ever[student])}
             rows.append({"what": "end", **end, **counts})
         return rows
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(2.6 * len(self.panels) + 2.6, 6)
-        left, right = figure.subfigures(1, 2, width_ratios=[len(self.panels), 1])
-        grid, axes = left.subplots(3, len(self.panels), sharex=True), right.subplots()
+        parts: Any = figure.subfigures(1, 2, width_ratios=[len(self.panels), 1])
+        grid, axes = parts[0].subplots(3, len(self.panels), sharex=True), parts[1].subplots()
         path = rows.query("what == 'path'")
         paths = {
             f"{K} × {N}, B and C of {scale:g}": path.query("K == @K and scale == @scale") for K, N, scale in self.panels
         }
-        draw_students(left, grid, paths, drawn_teachers(*self.teacher, 1).flatten())
+        draw_students(parts[0], grid, paths, drawn_teachers(*self.teacher, 1).flatten())
         for one in grid[0]:
             one.axhline(1, color="#999999", linewidth=0.6, linestyle=":")
         for start, mark, shift in (("normal", "o", -0.15), ("ones", "x", 0.15)):

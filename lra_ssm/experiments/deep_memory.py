@@ -16,14 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.analysis import (
-    autocorrelations,
-    frequency_response,
-    group_delay,
-    group_delay_of,
-    latent_variances,
-    response_of,
-)
+from lra_ssm.analysis import correlation, frequency
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
 from lra_ssm.experiments.deep_students import short
 from lra_ssm.layers import DeepLinearSSM
@@ -42,10 +35,6 @@ def _outputs(u: Tensor, normalize: bool = False) -> Tensor:
     for _ in range(LAYERS):
         found.append(layer(found[-1].unsqueeze(-1)).squeeze(-1))
     return torch.stack(found)
-
-
-def _impulse(length: int) -> Tensor:
-    return torch.eye(1, length, dtype=torch.float64)
 
 
 def _noise(length: int) -> Tensor:
@@ -141,8 +130,9 @@ class Correlation(Experiment):
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         layers, rho, lags = [cell["lambda"]] * LAYERS, cell["rho"], range(0, SHOWN + 1, 5)
         if cell["what"] == "growth":
-            return [{"layer": k, "power": power} for k, power in enumerate(latent_variances(layers, rho).tolist())]
-        exact = autocorrelations(layers, rho, SHOWN + 1)
+            powers = correlation.latent_variances(layers, rho).tolist()
+            return [{"layer": k, "power": power} for k, power in enumerate(powers)]
+        exact = correlation.autocorrelations(layers, rho, SHOWN + 1)
         columns = {"R": exact / exact[:, :1]}
         if cell["what"] == "noise":
             outputs = _outputs(_noise(cell["length"]))[..., 1000:]  # the start is no stationary noise
@@ -182,7 +172,7 @@ def _rise(layers: pd.DataFrame, *columns: str) -> bool:
 
 def _delay(rows: pd.DataFrame) -> Judgement:
     part = rows.query("what == 'layer'")
-    off, last = (part["delay"] - part["formula"]).abs().max(), _layers(rows, False).loc[LAYERS]
+    off, last = (part["delay"] - part["formula"]).abs().max(), part.query("layer == @LAYERS").iloc[0]
     return Judgement.of(off <= 1e-6, f"{last['delay']:.6f} and {last['formula']:g} after ten layers; apart {off:.0e}")
 
 
@@ -263,7 +253,8 @@ class Delay(Experiment):
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         if cell["what"] == "layer":
             return _measured(cell["length"], cell["normalize"])
-        outputs = _outputs(_impulse(300) if cell["what"] == "impulse" else _noise(300)[:1])[:, 0]
+        u = torch.eye(1, 300, dtype=torch.float64) if cell["what"] == "impulse" else _noise(300)[:1]
+        outputs = _outputs(u)[:, 0]
         kept = [(k, t) for k in SHOWN_LAYERS for t in range(0, 300, 5)]
         return [{"layer": k, "t": t, "y": short(outputs[k, t])} for k, t in kept]
 
@@ -271,7 +262,7 @@ class Delay(Experiment):
         figure.set_size_inches(10, 3.3)
         left, middle, right = figure.subplots(1, 3)
         shown = rows.query("what != 'layer'")
-        deviation = latent_variances([EIGENVALUE] * LAYERS, 0.0).sqrt().numpy()
+        deviation = correlation.latent_variances([EIGENVALUE] * LAYERS, 0.0).sqrt().numpy()
         shown = shown.assign(scaled=shown["y"] / deviation[shown["layer"]])
         impulse, noise = shown.query("what == 'impulse'"), shown.query("what == 'noise'")
         _draw_layers(left, impulse, "t", "y", SHOWN_LAYERS[1:])
@@ -283,28 +274,29 @@ class Delay(Experiment):
         for axes in figure.axes:
             axes.set_xlabel("position t")
         for axes in (left, middle):
-            axes.axvline(group_delay([EIGENVALUE] * LAYERS), color="#888888", linestyle=":")
+            axes.axvline(frequency.group_delay([EIGENVALUE] * LAYERS), color="#888888", linestyle=":")
             at = {"xy": (94, 0.02), "xycoords": ("data", "axes fraction")}
             axes.annotate("group delay of\n10 layers: 90", **at, fontsize=7, color="#555555")
 
 
 def _measured(length: int, normalize: bool) -> list[dict[str, Any]]:
     """After every layer: of the impulse response, and of simulated noise."""
-    impulse, noise = _outputs(_impulse(2000), normalize)[:, 0], _outputs(_noise(length), normalize)[..., 1000:]
+    impulse = _outputs(torch.eye(1, 2000, dtype=torch.float64), normalize)[:, 0]
+    noise = _outputs(_noise(length), normalize)[..., 1000:]
     omega = torch.linspace(0, torch.pi, 64, dtype=torch.float64)
-    responses = response_of(omega, impulse)
+    responses = frequency.response_of(omega, impulse)
     gain = (1 - EIGENVALUE**2) ** 0.5 if normalize else 1.0
     rows = []
     for k in range(1, LAYERS + 1):
         h, y = impulse[k], noise[k]
         stack = torch.full((k, 1), EIGENVALUE, dtype=torch.float64)
-        wanted = frequency_response(omega, stack, torch.full_like(stack, gain))
+        wanted = frequency.frequency_response(omega, stack, torch.full_like(stack, gain))
         own, across = _correlate(y, y, 2), _correlate(noise[0], y, 300)
         rows.append(
             {
                 "layer": k,
-                "delay": float(group_delay_of(omega[:1], h)),
-                "formula": group_delay([EIGENVALUE] * k),
+                "delay": float(frequency.group_delay_of(omega[:1], h)),
+                "formula": frequency.group_delay([EIGENVALUE] * k),
                 "response_error": float((responses[k] - wanted).abs().max() / wanted.abs().max()),
                 "peak": float(h.max()),
                 "peak_at": int(h.argmax()),

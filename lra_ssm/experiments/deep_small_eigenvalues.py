@@ -5,6 +5,7 @@ Ours, as the paper does not give them: what is trained, the students' sizes, len
 as in deep_timescales.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from lra_ssm.experiments.deep_students import (
 )
 
 TEACHER = (0.9, 0.4, 0.9, 0.3, 0.2)
-LAYERS = {"one layer": [TEACHER], "five layers": [(value,) for value in TEACHER]}
+LAYERS: dict[str, Sequence[Sequence[float]]] = {"one layer": [TEACHER], "five layers": [(value,) for value in TEACHER]}
 SIZES = {1: 5, 2: 3, 3: 2, 4: 2, 5: 1}  # K to N
 KINDS = [(teacher, trained) for teacher in LAYERS for trained in ("A", "ABC")]
 

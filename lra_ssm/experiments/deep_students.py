@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import FigureBase
 from matplotlib.lines import Line2D
 from torch import nn
 
@@ -103,7 +103,7 @@ def _room(length: int) -> int:
     return 3 * power // 4 if 3 * power // 4 >= length else power
 
 
-def teacher_response(eigenvalues: Sequence[Sequence[float]] | Array, length: int) -> Array:
+def teacher_response(eigenvalues: Sequence[Sequence[float]], length: int) -> Array:
     """h at lags 0 … T-1 of a teacher with B = C = 1, from the λ of each layer: (T,) float32."""
     ones = [np.ones(len(layer)) for layer in eigenvalues]
     return diagonal_response(eigenvalues, ones, ones, length).astype(np.float32)
@@ -191,20 +191,20 @@ def states(
     ]
 
 
-def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: Sequence[float]) -> None:
+def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: npt.ArrayLike) -> None:
     """One student's λ, B or C over the steps, a colour for each layer; the teacher's as bars at the right."""
     for (k, _), state in path.groupby(["layer", "state"]):
         axes.plot(state["step"], state[value], color=f"C{int(k) - 1}", linewidth=1.2)
     draw_teacher(axes, path["step"].max(), teacher)
 
 
-def draw_teacher(axes: Axes, end: float, teacher: Sequence[float]) -> None:
+def draw_teacher(axes: Axes, end: float, teacher: npt.ArrayLike) -> None:
     """Its numbers as bars to the right of the last step."""
     axes.hlines(teacher, end, 1.08 * end, color="black", linewidth=2)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))
 
 
-def draw_students(figure: Figure, grid: Array, paths: dict[str, pd.DataFrame], teacher: Sequence[float]) -> None:
+def draw_students(figure: FigureBase, grid: Array, paths: dict[str, pd.DataFrame], teacher: npt.ArrayLike) -> None:
     """λ, B and C in the three rows of `grid`, a student in each column, from its title and path; and the legend."""
     names = {"λ": "eigenvalue λ", "B": "input weight B", "C": "output weight C"}
     for column, (title, path) in zip(grid.T, paths.items(), strict=True):
@@ -217,7 +217,7 @@ def draw_students(figure: Figure, grid: Array, paths: dict[str, pd.DataFrame], t
     name_layers(figure, max(int(path["layer"].max()) for path in paths.values()))
 
 
-def name_layers(figure: Figure, layers: int) -> None:
+def name_layers(figure: FigureBase, layers: int) -> None:
     """The legend of `draw_path`, below all axes."""
     lines = [Line2D([], [], color=f"C{k}", label=f"layer {k + 1}") for k in range(layers)]
     lines.append(Line2D([], [], color="black", linewidth=2, label="teacher"))

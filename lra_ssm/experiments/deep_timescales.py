@@ -55,14 +55,14 @@ def _printed(rows: pd.DataFrame) -> Judgement:
 def _spread(rows: pd.DataFrame) -> Judgement:
     a, b, c, d = _ends(rows, "λ", "A").T
     fits = (a < 0.99) & (b < 0.9) & (np.maximum(c, d) < 0) & (np.abs(c - d) < 0.02)
-    return Judgement.of(fits.mean() >= 0.8, f"{fits.sum()} of {len(fits)} students")
+    return Judgement.of(fits.mean() >= 0.8, f"{fits.sum()} of {fits.size} students")
 
 
 def _exact(rows: pd.DataFrame, trained: str) -> Judgement:
     ones, normal = (
         (np.abs(_ends(rows, "λ", trained, start)[:, :2] - (0.99, 0.9)) <= 0.01).all(1) for start in ("ones", "normal")
     )
-    said = f"{ones.sum()} of {len(ones)} students; from N(0, 1) {normal.sum()}"
+    said = f"{ones.sum()} of {ones.size} students; from N(0, 1) {normal.sum()}"
     return Judgement.of(ones.mean() >= 0.8, said)
 
 
