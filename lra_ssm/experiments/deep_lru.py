@@ -153,7 +153,7 @@ class DepthForLRU(Experiment):
         quick = form == "quick"
         seeds = 1 if quick else 5
         sizes = {"steps": 1, "tests": 8} if quick else {"steps": 1000, "tests": 128}
-        at = [(name, nu) for name in DEPTHS for nu in (NUS[:2] if quick else NUS)]
+        at = [(name, nu) for name in DEPTHS for nu in ((TABLE_NU,) if quick else NUS)]
         at += [(name, TABLE_NU) for name in STUDENTS if name not in DEPTHS]
         return [
             {"between": between, "student": name, "nu": nu, "seed": seed, **sizes}
