@@ -142,6 +142,7 @@ class WithReLU(Experiment):
             draw_path(axes, path.query("row == 2 and K == @K and scale == @scale"), "λ", teacher)
             failed = f"{found['failed'].sum()} of {len(found)} fail"
             axes.set_title(f"{K} × {N}, B and C of {scale}: {failed}", fontsize=8)
+        for axes in figure.axes[:-1]:
             axes.set_xlabel("step of Adam")
         for axes in grid[:, 0]:
             axes.set_ylabel("eigenvalue λ")
