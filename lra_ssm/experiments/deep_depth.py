@@ -7,175 +7,170 @@ the rate of 3B, are ours; see also deep_students. "O(1)" is N(0, 1), as `DeepLin
 exactly 1, times the scale, is beside it.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
 from lra_ssm.experiments.deep_students import (
     Array,
     Students,
-    draw_path,
-    name_layers,
+    draw_students,
+    short,
+    started,
     states,
     teacher_response,
-    train_students,
+    training,
 )
-from lra_ssm.layers import DeepLinearSSM
 
 SUCCESS = 0.01  # of the error of the output 0
 LENGTH, LONGER = 64, 256
+CONVERGES = f"3 of 4 students end below {SUCCESS:g} of the output 0's error with all |λ| <= 1"
 
 
-def drawn_teachers(layers: int, states: int, largest: float, length: int, count: int) -> tuple[Array, Array]:
-    """One for each student, by its number: λ (D, layers, states), h (D, T)."""
-    rates = np.stack([np.random.default_rng(seed).uniform(0, largest, (layers, states)) for seed in range(count)])
-    return rates, np.stack([teacher_response(rate.tolist(), length) for rate in rates])
+def drawn_teachers(layers: int, states: int, largest: float, count: int) -> Array:
+    """λ of one for each student, by its number: (D, layers, states)."""
+    return np.stack([np.random.default_rng(seed).uniform(0, largest, (layers, states)) for seed in range(count)])
 
 
-def started(K: int, N: int, count: int, scale: float, start: str) -> Students:
-    torch.manual_seed(0)
-    students = Students.of(DeepLinearSSM(count, K, N, scale=scale))
-    if start == "ones":
-        students.B[:] = students.C[:] = scale
-    return students
+def with_failed(ends: pd.DataFrame) -> pd.DataFrame:
+    """Students with their errors and how many λ are outside [-1, 1]: whether they failed, too."""
+    return ends.assign(failed=~((ends["error"] < SUCCESS) & (ends["outside"] == 0)))
 
 
-def trained(students: Students, teacher: Array, cell: Cell) -> list[dict[str, Any]]:
-    """Rows of the first student's states over time, and one of each student at the end."""
-    rows: list[dict[str, Any]] = []
-    first = Students(*(x.copy() for x in students))
-    left = np.zeros(len(teacher), bool)  # whether λ was ever outside
-
-    def watch(step: int, now: Students, errors: Array) -> None:
-        outside = ~(np.abs(now.rates) <= 1)  # counts what is no number
-        np.logical_or(left, outside.any((0, 2)), out=left)
-        if cell["start"] == "normal" and cell["length"] == LENGTH:
-            rows.extend({"what": "path", "error": float(errors[0])} | row for row in states(step, now, 0))
-        if step < cell["steps"]:
-            return
-        moved = np.sqrt(np.mean([(a - b) ** 2 for a, b in zip(now, first, strict=True)], (0, 1, 3)))
-        for student, error in enumerate(errors):
-            end = {"student": student, "error": float(f"{error:.4g}"), "moved": round(float(moved[student]), 4)}
-            counts = {"outside": int(outside[:, student].sum()), "ever": bool(left[student])}
-            rows.append({"what": "end"} | end | counts)
-
-    train_students(students, teacher, "ABC", cell["steps"], cell["lr"], watch, points=12)
-    return rows
-
-
-def ends(rows: pd.DataFrame, K: int, scale: float, start: str = "normal", length: int = LENGTH) -> pd.DataFrame:
-    """A row a student, with `failed`."""
-    found = rows[(rows["what"] == "end") & (rows["K"] == K) & (rows["scale"] == scale) & (rows["start"] == start)]
-    found = found[found["length"] == length]
-    return found.assign(failed=~((found["error"] < SUCCESS) & (found["outside"] == 0)))
+def _ends(rows: pd.DataFrame, K: int, scale: float, start: str = "normal") -> pd.DataFrame:
+    cell = "what == 'end' and K == @K and scale == @scale and start == @start and length == @LENGTH"
+    return with_failed(rows.query(cell))
 
 
 def _said(rows: pd.DataFrame, K: int, scale: float) -> str:
-    cases = [
-        ("N(0, 1)", "normal", LENGTH),
-        ("ones", "ones", LENGTH),
-        (f"N(0, 1) and length {LONGER}", "normal", LONGER),
-    ]
+    """What became of the students from every start and of every length."""
     parts = []
-    for name, start, length in cases:
-        found = ends(rows, K, scale, start, length)
-        counts = (
-            f"{found['failed'].sum()} of {len(found)} fail, {(found['outside'] > 0).sum()} with λ outside at the end"
-        )
-        if len(found):
-            numbers = f"{counts}, {found['ever'].sum()} at some time, median error {found['error'].median():.2g}"
-            parts.append(f"from {name}: {numbers}")
+    cells = with_failed(rows.query("what == 'end' and K == @K and scale == @scale"))
+    for (start, length), found in cells.groupby(["start", "length"], sort=False):
+        name = {"normal": "N(0, 1)", "ones": "ones"}[start] + (f" and length {length}" if length != LENGTH else "")
+        failed, outside, ever = found["failed"].sum(), (found["outside"] > 0).sum(), found["ever"].sum()
+        counts = f"{failed} of {len(found)} fail, {outside} with λ outside at the end, {ever} at some time"
+        parts.append(f"from {name}: {counts}, median error {found['error'].median():.2g}")
     return "; ".join(parts)
 
 
-def _fails(K: int, scale: float) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found = ends(rows, K, scale)
-        most = found["failed"].mean() >= 0.5 and (found["outside"] > 0).mean() >= 0.5
-        return Judgement.of(bool(most), _said(rows, K, scale))
-
-    return judge
+def _fails(rows: pd.DataFrame, K: int, scale: float) -> Judgement:
+    found = _ends(rows, K, scale)
+    most = found["failed"].mean() >= 0.5 and (found["outside"] > 0).mean() >= 0.5
+    return Judgement.of(bool(most), _said(rows, K, scale))
 
 
-def _succeeds(K: int, scale: float) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        return Judgement.of(bool(ends(rows, K, scale)["failed"].mean() <= 0.25), _said(rows, K, scale))
-
-    return judge
+def _converges(rows: pd.DataFrame, K: int, scale: float) -> Judgement:
+    return Judgement.of(bool(_ends(rows, K, scale)["failed"].mean() <= 0.25), _said(rows, K, scale))
 
 
-def _stable(K: int, scale: float) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        return Judgement.of(bool((ends(rows, K, scale)["outside"] > 0).mean() <= 0.25), _said(rows, K, scale))
-
-    return judge
+def _stable(rows: pd.DataFrame, K: int, scale: float) -> Judgement:
+    return Judgement.of(bool((_ends(rows, K, scale)["outside"] > 0).mean() <= 0.25), _said(rows, K, scale))
 
 
 def _more_fail(rows: pd.DataFrame) -> Judgement:
-    one, two = ends(rows, 1, 1)["failed"], ends(rows, 2, 1)["failed"]
+    one, two = _ends(rows, 1, 1)["failed"], _ends(rows, 2, 1)["failed"]
     spread = 2 * float(np.sqrt(one.var(ddof=0) * len(one) + two.var(ddof=0) * len(two)))
     more = int(one.sum()) - int(two.sum())
     said = f"{one.sum()} against {two.sum()} of {len(one)}, spread of the difference {spread:.1f}"
     return Judgement("undecided", said) if abs(more) <= spread else Judgement.of(more > 0, said)
 
 
-def _draw(rows: pd.DataFrame, figure: Figure, panels: list[tuple[int, float]], teachers: Array) -> None:
-    """λ, B and C of the first student in each panel, and every student's error at the end."""
-    figure.set_size_inches(2.6 * len(panels) + 2.6, 6)
-    grid = figure.subplots(3, len(panels) + 1)
-    rows = rows[rows["length"] == LENGTH]
-    for column, (K, scale) in zip(grid.T, panels, strict=False):
-        path = rows[(rows["what"] == "path") & (rows["K"] == K) & (rows["scale"] == scale)]
-        for axes, value in zip(column, "λBC", strict=True):
-            draw_path(axes, path, value, teachers.flatten().tolist() if value == "λ" else (1.0,))
-        N = int(path["N"].iloc[0])
-        column[0].set_title(f"{K} × {N}, B and C of {scale:g}", fontsize=9)
-        column[0].axhline(1, color="#999999", linewidth=0.6, linestyle=":")
-        column[-1].set_xlabel("step of Adam")
-    for axes, name in zip(grid[:, 0], ("eigenvalue λ", "input weight B", "output weight C"), strict=True):
-        axes.set_ylabel(name)
-    name_layers(figure, max(K for K, _ in panels))
-    for axes in grid[:, -1]:
-        axes.remove()
-    _draw_errors(figure.add_subplot(grid[0, 0].get_gridspec()[:, -1]), rows, panels)
+def _near(rows: pd.DataFrame) -> Judgement:
+    moved, ones = (_ends(rows, 12, 1, start)["moved"] for start in ("normal", "ones"))
+    said = f"{moved.mean():.2f} ± {moved.std():.2f}; from ones {ones.mean():.2f} ± {ones.std():.2f}"
+    return Judgement.of(bool(moved.mean() <= 0.5), said)
 
 
-def _draw_errors(axes: Any, rows: pd.DataFrame, panels: list[tuple[int, float]]) -> None:
-    for at, (K, scale) in enumerate(panels):
-        for start, mark, shift in (("normal", "o", -0.15), ("ones", "x", 0.15)):
-            error = ends(rows, K, scale, start)["error"].fillna(np.inf).clip(1e-8, 1e2)
-            axes.plot([at + shift] * len(error), error, mark, color="#222222", markersize=3, alpha=0.7)
+def _most_outside(rows: pd.DataFrame) -> Judgement:
+    found, ones = (_ends(rows, 1, 1, start) for start in ("normal", "ones"))
+    said = f"{found['failed'].sum()} of {len(found)} fail, {found['outside'].mean():.1f} of 12 λ outside in the mean"
+    said += f"; from ones {ones['failed'].sum()} fail, {ones['outside'].mean():.1f} outside"
+    return Judgement.of(bool(found["failed"].mean() >= 0.5 and found["outside"].mean() > 6), said)
+
+
+def draw_errors(axes: Axes, errors: Iterable["pd.Series[float]"], mark: str = "o", shift: float = 0.0) -> None:
+    """Every student's error at the end, a column a series; what is no number stands at the top."""
+    for at, error in enumerate(errors):
+        shown = error.fillna(np.inf).clip(1e-8, 1e2)
+        axes.plot([at + shift] * len(shown), shown, mark, color="#222222", markersize=3, alpha=0.7)
     axes.axhline(SUCCESS, color="#999999", linewidth=0.6, linestyle=":")
     axes.set(yscale="log", ylabel="error at the end, of the output 0's")
-    axes.set_xticks(range(len(panels)), [f"K = {K}\n{scale:g}" for K, scale in panels], fontsize=7)
-    axes.set_title("students from N(0, scale²) (o)\nand from scale (x)", fontsize=8)
 
 
-class WidthOrDepth(Experiment):
+class _Depths(Experiment):
+    """Students of K layers of N states, with B and C of a scale."""
+
+    teacher: ClassVar[tuple[int, int, float]]  # layers, states, largest λ
+    panels: ClassVar[list[tuple[int, int, float]]]  # K, N, scale; as they are drawn
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        """The first student's states over time, and a row of each student at the end."""
+        count = cell["students"]
+        drawn = drawn_teachers(*self.teacher, count).tolist()
+        teacher = np.stack([teacher_response(rates, cell["length"]) for rates in drawn])
+        students = Students.of(started(cell["K"], cell["N"], count, cell["start"], cell["scale"]))
+        first = [x.copy() for x in students]
+        rows: list[dict[str, Any]] = []
+        ever = np.zeros(count, bool)
+        for step, errors in training(students, teacher, "ABC", cell["steps"], cell["lr"], points=12):
+            outside = ~(np.abs(students.rates) <= 1)  # counts what is no number
+            ever |= outside.any((0, 2))
+            if cell["start"] == "normal" and cell["length"] == LENGTH:
+                rows += [{"what": "path"} | row for row in states(step, students, errors, [0])]
+        moved = np.sqrt(np.mean([(a - b) ** 2 for a, b in zip(students, first, strict=True)], (0, 1, 3)))
+        for student in range(count):
+            end = {"student": student, "error": short(errors[student]), "moved": round(float(moved[student]), 4)}
+            counts = {"outside": int(outside[:, student].sum()), "ever": bool(ever[student])}
+            rows.append({"what": "end", **end, **counts})
+        return rows
+
+    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
+        figure.set_size_inches(2.6 * len(self.panels) + 2.6, 6)
+        parts: Any = figure.subfigures(1, 2, width_ratios=[len(self.panels), 1])
+        grid, axes = parts[0].subplots(3, len(self.panels), sharex=True), parts[1].subplots()
+        path = rows.query("what == 'path'")
+        paths = {
+            f"{K} × {N}, B and C of {scale:g}": path.query("K == @K and scale == @scale") for K, N, scale in self.panels
+        }
+        draw_students(parts[0], grid, paths, drawn_teachers(*self.teacher, 1).flatten())
+        for one in grid[0]:
+            one.axhline(1, color="#999999", linewidth=0.6, linestyle=":")
+        for start, mark, shift in (("normal", "o", -0.15), ("ones", "x", 0.15)):
+            draw_errors(axes, [_ends(rows, K, scale, start)["error"] for K, _, scale in self.panels], mark, shift)
+        axes.set_xticks(range(len(self.panels)), [f"{K} × {N}\n{scale}" for K, N, scale in self.panels], fontsize=7)
+        axes.set_title("students from N(0, scale²) (o)\nand from scale (x)", fontsize=8)
+
+
+class WidthOrDepth(_Depths):
     """Figure 3B: a teacher of 3 × 2, students of 2 × 4 and 1 × 8."""
 
+    teacher = (3, 2, 0.9)
+    panels = [(2, 4, 1), (1, 8, 1), (1, 8, 50), (2, 4, 50)]
     claims = [
         Claim(
             "1 × 8, O(1)",
             "one layer fails from B and C of O(1): its λ leave the region of stability",
             f"half of the students end above {SUCCESS:g} of the output 0's error, and half with a |λ| > 1",
-            _fails(1, 1),
+            partial(_fails, K=1, scale=1),
         ),
         Claim(
             "1 × 8, O(50)",
             "one layer converges from B and C of O(50)",
-            f"3 of 4 students end below {SUCCESS:g} with all |λ| <= 1",
-            _succeeds(1, 50),
+            CONVERGES,
+            partial(_converges, K=1, scale=50),
         ),
         Claim(
             "2 × 4, O(1)",
             "two layers converge from B and C of O(1)",
-            f"3 of 4 students end below {SUCCESS:g} with all |λ| <= 1",
-            _succeeds(2, 1),
+            CONVERGES,
+            partial(_converges, K=2, scale=1),
         ),
         Claim(
             "sensitive",
@@ -197,41 +192,19 @@ class WidthOrDepth(Experiment):
         longer = {"length": 2 * LENGTH if form == "quick" else LONGER}
         return cells + [cell | longer for cell in cells[:2]]  # |λ| > 1 does more harm there
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        _, teacher = drawn_teachers(3, 2, 0.9, cell["length"], cell["students"])
-        students = started(cell["K"], cell["N"], cell["students"], cell["scale"], cell["start"])
-        return trained(students, teacher, cell)
 
-    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
-        teachers, _ = drawn_teachers(3, 2, 0.9, 1, 1)
-        _draw(rows, figure, [(2, 1), (1, 1), (1, 50), (2, 50)], teachers)
-
-
-def _near(rows: pd.DataFrame) -> Judgement:
-    moved = ends(rows, 12, 1)["moved"]
-    ones = ends(rows, 12, 1, "ones")["moved"]
-    said = f"{moved.mean():.2f} ± {moved.std():.2f}; from ones {ones.mean():.2f} ± {ones.std():.2f}"
-    return Judgement.of(bool(moved.mean() <= 0.5), said)
-
-
-def _most_outside(rows: pd.DataFrame) -> Judgement:
-    found = ends(rows, 1, 1)
-    said = f"{found['failed'].sum()} of {len(found)} fail, {found['outside'].mean():.1f} of 12 λ outside in the mean"
-    ones = ends(rows, 1, 1, "ones")
-    said += f"; from ones {ones['failed'].sum()} fail, {ones['outside'].mean():.1f} outside"
-    return Judgement.of(bool(found["failed"].mean() >= 0.5 and found["outside"].mean() > 6), said)
-
-
-class TwelveLayers(Experiment):
+class TwelveLayers(_Depths):
     """Figure 6: a teacher of 5 × 2, students of 12 × 1 and 1 × 12. No stack of single states is the teacher's equal: it
     has no zeros, the teacher five."""
 
+    teacher = (5, 2, 0.8)
+    panels = [(1, 12, 1), (1, 12, 100), (12, 1, 1)]
     claims = [
         Claim(
             "12 × 1",
             "twelve layers of one state converge within 10^5 steps from B and C of O(1)",
-            f"3 of 4 students end below {SUCCESS:g} of the output 0's error with all |λ| <= 1",
-            _succeeds(12, 1),
+            CONVERGES,
+            partial(_converges, K=12, scale=1),
         ),
         Claim(
             "near",
@@ -249,13 +222,13 @@ class TwelveLayers(Experiment):
             "1 × 12, O(100), stable",
             "from O(100) the λ of one layer stay stable",
             "3 of 4 students end with all |λ| <= 1",
-            _stable(1, 100),
+            partial(_stable, K=1, scale=100),
         ),
         Claim(
             "1 × 12, O(100), converged",
             "from O(100) one layer converges",
-            f"3 of 4 students end below {SUCCESS:g} with all |λ| <= 1",
-            _succeeds(1, 100),
+            CONVERGES,
+            partial(_converges, K=1, scale=100),
         ),
     ]
 
@@ -267,12 +240,3 @@ class TwelveLayers(Experiment):
             for K, N, scale in ((1, 12, 1), (1, 12, 100), (12, 1, 1))
             for start in ("normal", "ones")
         ]
-
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        _, teacher = drawn_teachers(5, 2, 0.8, cell["length"], cell["students"])
-        students = started(cell["K"], cell["N"], cell["students"], cell["scale"], cell["start"])
-        return trained(students, teacher, cell)
-
-    def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
-        teachers, _ = drawn_teachers(5, 2, 0.8, 1, 1)
-        _draw(rows, figure, [(1, 1), (1, 100), (12, 1)], teachers)

@@ -5,23 +5,20 @@ sections 3.1 and 3.2. How inputs are normalized in figure 2B is not said: here B
 shows every layer's output over its deviation on noise. Other values of ρ in figure 1C and lengths of noise are ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+import matplotlib
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.analysis import (
-    autocorrelations,
-    frequency_response,
-    group_delay,
-    group_delay_of,
-    latent_variances,
-    response_of,
-)
+from lra_ssm.analysis import correlation, frequency
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.deep_students import short
 from lra_ssm.layers import DeepLinearSSM
 
 LAYERS, EIGENVALUE = 10, 0.9
@@ -30,14 +27,13 @@ SHOWN_LAYERS = [0, 1, 2, 3, 5, 7, 10]  # of figure 2
 RHOS, GROWTH = (0.0, 0.5, 0.9, 0.99, 1.0), (0.95, 0.4)  # figure 1C
 
 
-def layers_outputs(u: Tensor, eigenvalue: float, normalize: bool = False) -> Tensor:
+def _outputs(u: Tensor, normalize: bool = False) -> Tensor:
     """u (batch, L) and the outputs of every layer, (K + 1, batch, L): ten equal layers with B = C = 1."""
-    layer = DeepLinearSSM(1, n_layers=1, normalize=normalize, trained="A").double()
+    layer = DeepLinearSSM(1, n_layers=1, normalize=normalize, trained="A").double().requires_grad_(False)
+    layer.eigenvalue_weight.fill_(EIGENVALUE)
     found = [u]
-    with torch.no_grad():
-        layer.eigenvalue_weight.fill_(eigenvalue)
-        for _ in range(LAYERS):
-            found.append(layer(found[-1].unsqueeze(-1)).squeeze(-1))
+    for _ in range(LAYERS):
+        found.append(layer(found[-1].unsqueeze(-1)).squeeze(-1))
     return torch.stack(found)
 
 
@@ -47,38 +43,52 @@ def _noise(length: int) -> Tensor:
 
 
 def _correlate(a: Tensor, b: Tensor, lags: int) -> Tensor:
-    """The mean of a_t b_{t+Δ} at lags 0 … lags - 1: (…, L) twice -> (…, lags)."""
+    """The mean of a_t b_{t+Δ} over the batch and t, at lags 0 … lags - 1: (batch, L) twice -> (lags,)."""
     L = a.shape[-1]
     n = 2 * L
     both = torch.fft.irfft(torch.fft.rfft(a, n).conj() * torch.fft.rfft(b, n), n)[..., :lags]
-    return both / (L - torch.arange(lags))
+    return (both / (L - torch.arange(lags))).mean(0)
+
+
+def _draw_layers(axes: Axes, rows: pd.DataFrame, x: str, y: str, layers: Iterable[int] = range(LAYERS + 1)) -> None:
+    """A line a layer, from light to dark, with the first and the last named."""
+    first, *_, last = layers
+    for k in layers:
+        part = rows[rows["layer"] == k]
+        label = (f"layer {k}" if k else "input") if k in (first, last) else None
+        color = matplotlib.colormaps["viridis_r"](0.1 + 0.9 * k / LAYERS)
+        axes.plot(part[x], part[y], color=color, linewidth=1.1, label=label)
+    axes.legend(frameon=False, fontsize=7)
 
 
 def _simulated(rows: pd.DataFrame) -> Judgement:
-    part = rows[rows["what"] == "noise"]
+    part = rows.query("what == 'noise'")
     off, variance = (part["R"] - part["simulated"]).abs().max(), (part["variance"] / part["power"] - 1).abs().max()
-    return Judgement.of(
-        off <= 0.05 and variance <= 0.05, f"correlations within {off:.3f}, variances within {100 * variance:.1f} %"
-    )
+    said = f"correlations within {off:.3f}, variances within {100 * variance:.1f} %"
+    return Judgement.of(bool(off <= 0.05 and variance <= 0.05), said)
 
 
 def _more_correlated(rows: pd.DataFrame) -> Judgement:
-    part = rows[(rows["what"] == "acf") & (rows["lag"] > 0)]
-    steps = part.sort_values("layer").groupby(["rho", "lag"])["R"].diff().dropna()
+    part = rows.query("what == 'acf' and lag > 0").sort_values("layer")
+    steps = part.groupby(["rho", "lag"])["R"].diff().dropna()
     return Judgement.of(bool((steps > 0).all()), f"least rise {steps.min():.1e}, over {len(steps)} lags and layers")
 
 
+def _powers(rows: pd.DataFrame, layer: int) -> pd.DataFrame:
+    """R(0) after a layer of figure 1C, by ρ and, in the columns, λ."""
+    return rows.query("what == 'growth' and layer == @layer").pivot(index="rho", columns="lambda", values="power")
+
+
 def _same_rate(rows: pd.DataFrame) -> Judgement:
-    part = rows[rows["what"] == "growth"].set_index(["lambda", "rho", "layer"])["power"]
-    last = part.xs(LAYERS, level="layer") / part.xs(LAYERS - 1, level="layer")
-    shares = [last[value, rho] / last[value, 1.0] for value in GROWTH for rho in RHOS]
-    return Judgement.of(min(shares) >= 0.9 and max(shares) <= 1.1, f"from {min(shares):.3f} to {max(shares):.3f}")
+    last = _powers(rows, LAYERS) / _powers(rows, LAYERS - 1)
+    shares = (last / last.loc[1.0]).to_numpy()
+    return Judgement.of(shares.min() >= 0.9 and shares.max() <= 1.1, f"from {shares.min():.3f} to {shares.max():.3f}")
 
 
 def _longer_grows_more(rows: pd.DataFrame) -> Judgement:
-    last = rows[(rows["what"] == "growth") & (rows["layer"] == LAYERS)].set_index(["lambda", "rho"])["power"]
-    ratios = [last[GROWTH[0], rho] / last[GROWTH[1], rho] for rho in RHOS]
-    return Judgement.of(min(ratios) > 1, f"{min(ratios):.1e} to {max(ratios):.1e} times after {LAYERS} layers")
+    last = _powers(rows, LAYERS)
+    ratios = last[GROWTH[0]] / last[GROWTH[1]]
+    return Judgement.of(ratios.min() > 1, f"{ratios.min():.1e} to {ratios.max():.1e} times after {LAYERS} layers")
 
 
 class Correlation(Experiment):
@@ -118,93 +128,78 @@ class Correlation(Experiment):
         return [*acf, *growth, {"what": "noise", "lambda": EIGENVALUE, "rho": 0.0, "length": length}]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
-        value, rho = cell["lambda"], cell["rho"]
-        layers = [value] * LAYERS
+        layers, rho, lags = [cell["lambda"]] * LAYERS, cell["rho"], range(0, SHOWN + 1, 5)
         if cell["what"] == "growth":
-            return [{"layer": k, "power": power} for k, power in enumerate(latent_variances(layers, rho).tolist())]
-        lags = range(0, SHOWN + 1, 5)
-        exact = autocorrelations(layers, rho, SHOWN + 1)
-        if cell["what"] == "acf":
-            return [{"layer": k, "lag": lag, "R": float(R[lag] / R[0])} for k, R in enumerate(exact) for lag in lags]
-        outputs = layers_outputs(_noise(cell["length"]), value)[..., 1000:]  # the start is no stationary noise
-        rows = []
-        for k, (R, y) in enumerate(zip(exact, outputs, strict=True)):
-            found = _correlate(y, y, SHOWN + 1).mean(0)
-            both = {"power": float(R[0]), "variance": float(found[0])}
-            rows += [
-                both | {"layer": k, "lag": lag, "R": float(R[lag] / R[0]), "simulated": float(found[lag] / found[0])}
-                for lag in lags[::2]
-            ]
-        return rows
+            powers = correlation.latent_variances(layers, rho).tolist()
+            return [{"layer": k, "power": power} for k, power in enumerate(powers)]
+        exact = correlation.autocorrelations(layers, rho, SHOWN + 1)
+        columns = {"R": exact / exact[:, :1]}
+        if cell["what"] == "noise":
+            outputs = _outputs(_noise(cell["length"]))[..., 1000:]  # the start is no stationary noise
+            found, lags = torch.stack([_correlate(y, y, SHOWN + 1) for y in outputs]), lags[::2]
+            columns["simulated"] = found / found[:, :1]
+            columns |= {"power": exact[:, :1].expand_as(exact), "variance": found[:, :1].expand_as(found)}
+        return [
+            {"layer": k, "lag": lag} | {name: float(values[k, lag]) for name, values in columns.items()}
+            for k in range(LAYERS + 1)
+            for lag in lags
+        ]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.3)
         left, middle, right = figure.subplots(1, 3)
         for axes, rho in ((left, 0.0), (middle, 0.95)):
-            _by_layer(axes, rows[(rows["what"] == "acf") & (rows["rho"] == rho)], "lag", "R")
+            _draw_layers(axes, rows.query("what == 'acf' and rho == @rho"), "lag", "R")
             axes.set(xlabel="lag Δ in positions", ylabel="R(Δ) / R(0)", title=f"λ = 0.9, inputs of ρ = {rho:g}")
-        noise = rows[(rows["what"] == "noise") & rows["layer"].isin([1, 5, 10])]
+        noise = rows.query("what == 'noise' and layer in (1, 5, 10)")
         left.plot(noise["lag"], noise["simulated"], "k.", markersize=3, label="simulated noise (layers 1, 5, 10)")
         left.legend(frameon=False, fontsize=7)
-        for (value, rho), part in rows[rows["what"] == "growth"].groupby(["lambda", "rho"]):
-            style = "-" if value == GROWTH[0] else "--"
-            label = f"λ = {value:g}, ρ = {rho:g}"
-            right.plot(part["layer"], part["power"], style, color=f"C{RHOS.index(rho)}", label=label)
-        right.set(yscale="log", xlabel="layer (0: the input)", ylabel="variance of the state R(0)")
-        right.set_ylim(None, 1e36)
+        for (value, rho), part in rows.query("what == 'growth'").groupby(["lambda", "rho"]):
+            style, color = "-" if value == GROWTH[0] else "--", f"C{RHOS.index(rho)}"
+            right.plot(part["layer"], part["power"], style, color=color, label=f"λ = {value:g}, ρ = {rho:g}")
+        right.set(yscale="log", xlabel="layer (0: the input)", ylabel="variance of the state R(0)", ylim=(None, 1e36))
         right.legend(frameon=False, fontsize=6, ncol=2, loc="upper left")
 
 
-def _by_layer(axes: Any, rows: pd.DataFrame, x: str, y: str, layers: Sequence[int] = range(LAYERS + 1)) -> None:
-    """A line a layer, from light to dark, with the first and the last named."""
-    import matplotlib
+def _layers(rows: pd.DataFrame, normalize: bool) -> pd.DataFrame:
+    """What is measured after each layer."""
+    return rows.query("what == 'layer' and normalize == @normalize").set_index("layer").sort_index()
 
-    shades = matplotlib.colormaps["viridis_r"]
-    for k in layers:
-        part = rows[rows["layer"] == k]
-        label = {layers[0]: f"layer {k}" if k else "input", layers[-1]: f"layer {k}"}.get(k)
-        axes.plot(part[x], part[y], color=shades(0.1 + 0.9 * k / LAYERS), linewidth=1.1, label=label)
-    axes.legend(frameon=False, fontsize=7)
+
+def _rise(layers: pd.DataFrame, *columns: str) -> bool:
+    return bool((layers[list(columns)].diff().iloc[1:] > 0).all(axis=None))
 
 
 def _delay(rows: pd.DataFrame) -> Judgement:
-    part = rows[rows["what"] == "layer"]
-    off = (part["delay"] - part["formula"]).abs().max()
-    last = part[part["layer"] == LAYERS].iloc[0]
+    part = rows.query("what == 'layer'")
+    off, last = (part["delay"] - part["formula"]).abs().max(), part.query("layer == @LAYERS").iloc[0]
     return Judgement.of(off <= 1e-6, f"{last['delay']:.6f} and {last['formula']:g} after ten layers; apart {off:.0e}")
 
 
 def _product(rows: pd.DataFrame) -> Judgement:
-    off = rows.loc[rows["what"] == "layer", "response_error"].max()
+    off = rows["response_error"].max()
     return Judgement.of(off <= 1e-9, f"{off:.0e} of the largest")
 
 
-def _peaks(normalized: bool) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        part = rows[(rows["what"] == "layer") & (rows["normalize"] == normalized)].sort_values("layer")
-        later = part["peak_at"].diff().iloc[1:].min() > 0
-        longer = part["half_width"].diff().iloc[1:].min() > 0
-        higher = normalized or part["peak"].diff().iloc[1:].min() > 0
-        first, last = part.iloc[0], part.iloc[-1]
-        numbers = f"peak from {first['peak']:.3g} at {first['peak_at']:g} to {last['peak']:.3g} at {last['peak_at']:g}"
-        return Judgement.of(later and longer and higher, f"{numbers} after layer {LAYERS}")
-
-    return judge
+def _peaks(rows: pd.DataFrame, normalize: bool) -> Judgement:
+    part = _layers(rows, normalize)
+    first, last = part.iloc[0], part.iloc[-1]
+    numbers = f"peak from {first['peak']:.3g} at {first['peak_at']:g} to {last['peak']:.3g} at {last['peak_at']:g}"
+    rising = ["peak_at", "half_width"] if normalize else ["peak_at", "half_width", "peak"]
+    return Judgement.of(_rise(part, *rising), f"{numbers} after layer {LAYERS}")
 
 
 def _variance(rows: pd.DataFrame) -> Judgement:
-    part = rows[(rows["what"] == "layer") & rows["normalize"].astype(bool)].set_index("layer")["noise_variance"]
+    part = _layers(rows, True)["noise_variance"]
     numbers = ", ".join(f"{part[k]:.3g}" for k in (1, 2, 3, LAYERS))
     return Judgement.of(bool(((part - 1).abs() <= 0.1).all()), f"{numbers} after layers 1, 2, 3 and {LAYERS}")
 
 
 def _smoothing(rows: pd.DataFrame) -> Judgement:
-    part = rows[(rows["what"] == "layer") & ~rows["normalize"].astype(bool)].sort_values("layer")
-    smoother = part["lag_1"].diff().iloc[1:].min() > 0
+    part = _layers(rows, False)
     apart = (part["noise_delay"] - part["peak_at"]).abs().max()
-    return Judgement.of(
-        smoother and apart <= 10, f"correlation at lag 1 up to {part['lag_1'].max():.5f}; peaks {apart:g} apart at most"
-    )
+    said = f"correlation at lag 1 up to {part['lag_1'].max():.5f}; peaks {apart:g} apart at most"
+    return Judgement.of(_rise(part, "lag_1") and bool(apart <= 10), said)
 
 
 class Delay(Experiment):
@@ -227,13 +222,13 @@ class Delay(Experiment):
             "plain",
             "layers amplify an impulse, and make what comes out later and longer",
             "peak, its position and the width at half of it rise with every layer",
-            _peaks(False),
+            partial(_peaks, normalize=False),
         ),
         Claim(
             "normalized",
             "with normalized inputs the peak still moves on with every layer",
             "its position and the width at half of it rise with every layer",
-            _peaks(True),
+            partial(_peaks, normalize=True),
         ),
         Claim(
             "variance",
@@ -256,59 +251,52 @@ class Delay(Experiment):
         return shown + [{"what": "layer", "normalize": normalize, "length": length} for normalize in (False, True)]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
-        normalize = cell["normalize"]
         if cell["what"] == "layer":
-            return _measured(cell["length"], normalize)
+            return _measured(cell["length"], cell["normalize"])
         u = torch.eye(1, 300, dtype=torch.float64) if cell["what"] == "impulse" else _noise(300)[:1]
-        outputs = layers_outputs(u, EIGENVALUE, normalize)[:, 0]
+        outputs = _outputs(u)[:, 0]
         kept = [(k, t) for k in SHOWN_LAYERS for t in range(0, 300, 5)]
-        return [{"layer": k, "t": t, "y": float(f"{float(outputs[k, t]):.4g}")} for k, t in kept]
+        return [{"layer": k, "t": t, "y": short(outputs[k, t])} for k, t in kept]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.3)
         left, middle, right = figure.subplots(1, 3)
-        plain = rows[~rows["normalize"].astype(bool)]
-        impulse, noise = plain[plain["what"] == "impulse"], plain[plain["what"] == "noise"]
-        deviation = latent_variances([EIGENVALUE] * LAYERS, 0.0).sqrt().numpy()
-        scaled = impulse.assign(y=impulse["y"] / deviation[impulse["layer"].astype(int)])
-        smoothed = noise.assign(y=noise["y"] / deviation[noise["layer"].astype(int)])
-        _by_layer(left, impulse, "t", "y", SHOWN_LAYERS[1:])
-        _by_layer(middle, scaled, "t", "y", SHOWN_LAYERS[1:])
-        _by_layer(right, smoothed, "t", "y", [0, 1, 3, 10])
+        shown = rows.query("what != 'layer'")
+        deviation = correlation.latent_variances([EIGENVALUE] * LAYERS, 0.0).sqrt().numpy()
+        shown = shown.assign(scaled=shown["y"] / deviation[shown["layer"]])
+        impulse, noise = shown.query("what == 'impulse'"), shown.query("what == 'noise'")
+        _draw_layers(left, impulse, "t", "y", SHOWN_LAYERS[1:])
+        _draw_layers(middle, impulse, "t", "scaled", SHOWN_LAYERS[1:])
+        _draw_layers(right, noise, "t", "scaled", [0, 1, 3, 10])
         left.set(title="impulse, λ = 0.9", yscale="log", ylim=(1e-3, None), ylabel="output of the layer")
         middle.set(title="normalized", ylabel="output over its deviation on noise")
         right.set(title="white noise, normalized", ylabel="output over its deviation")
-        for axes in (left, middle, right):
+        for axes in figure.axes:
             axes.set_xlabel("position t")
         for axes in (left, middle):
-            axes.axvline(group_delay([EIGENVALUE] * LAYERS), color="#888888", linestyle=":")
-            axes.annotate(
-                "group delay of\n10 layers: 90",
-                (94, 0.02),
-                xycoords=("data", "axes fraction"),
-                fontsize=7,
-                color="#555555",
-            )
+            axes.axvline(frequency.group_delay([EIGENVALUE] * LAYERS), color="#888888", linestyle=":")
+            at = {"xy": (94, 0.02), "xycoords": ("data", "axes fraction")}
+            axes.annotate("group delay of\n10 layers: 90", **at, fontsize=7, color="#555555")
 
 
 def _measured(length: int, normalize: bool) -> list[dict[str, Any]]:
     """After every layer: of the impulse response, and of simulated noise."""
-    impulse = layers_outputs(torch.eye(1, 2000, dtype=torch.float64), EIGENVALUE, normalize)[:, 0]
-    noise = layers_outputs(_noise(length), EIGENVALUE, normalize)[..., 1000:]
+    impulse = _outputs(torch.eye(1, 2000, dtype=torch.float64), normalize)[:, 0]
+    noise = _outputs(_noise(length), normalize)[..., 1000:]
     omega = torch.linspace(0, torch.pi, 64, dtype=torch.float64)
-    responses = response_of(omega, impulse)
+    responses = frequency.response_of(omega, impulse)
     gain = (1 - EIGENVALUE**2) ** 0.5 if normalize else 1.0
     rows = []
     for k in range(1, LAYERS + 1):
         h, y = impulse[k], noise[k]
         stack = torch.full((k, 1), EIGENVALUE, dtype=torch.float64)
-        wanted = frequency_response(omega, stack, torch.full_like(stack, gain))
-        own, across = _correlate(y, y, 2).mean(0), _correlate(noise[0], y, 300).mean(0)
+        wanted = frequency.frequency_response(omega, stack, torch.full_like(stack, gain))
+        own, across = _correlate(y, y, 2), _correlate(noise[0], y, 300)
         rows.append(
             {
                 "layer": k,
-                "delay": float(group_delay_of(torch.zeros(1, dtype=torch.float64), h)),
-                "formula": group_delay([EIGENVALUE] * k),
+                "delay": float(frequency.group_delay_of(omega[:1], h)),
+                "formula": frequency.group_delay([EIGENVALUE] * k),
                 "response_error": float((responses[k] - wanted).abs().max() / wanted.abs().max()),
                 "peak": float(h.max()),
                 "peak_at": int(h.argmax()),

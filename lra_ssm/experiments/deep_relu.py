@@ -7,6 +7,7 @@ Ours: fresh noise, 4 sequences of 128 a step; for the second row 10,000 steps at
 figure 3B can go; the teachers of figure 3B.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,90 +15,49 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
-from lra_ssm.experiments.deep_depth import SUCCESS, drawn_teachers
-from lra_ssm.experiments.deep_students import Students, draw_path, name_layers, states
+from lra_ssm.experiments.deep_depth import CONVERGES, SUCCESS, draw_errors, drawn_teachers, with_failed
+from lra_ssm.experiments.deep_students import Array, Students, draw_path, name_layers, started, states
 from lra_ssm.experiments.deep_timescales import TEACHER
 from lra_ssm.layers import DeepLinearSSM
 
-BATCH_SIZE = 4
+BATCH_SIZE, TEST_SIZE = 4, 64
+PANELS = [(1, 8, 1), (1, 8, 50), (2, 4, 1)]  # of the second row: K, N, scale
 
 
-class Network(torch.nn.Module):
-    """Channels are students, or their teachers: u (B, T, D) -> (B, T, D). ReLUs stand between layers and, if last, at
-    the end."""
-
-    def __init__(self, layer: DeepLinearSSM, last: bool) -> None:
-        super().__init__()
-        self.layer, self.last = layer, last
-
-    def forward(self, u: Tensor) -> Tensor:
-        y: Tensor = self.layer(u)
-        return F.relu(y) if self.last else y
-
-
-def teacher_of(rates: Any, relu: bool) -> Network:
+def _teacher(rates: Array, relu: bool) -> DeepLinearSSM:
     """B = C = 1, λ (D, K, N)."""
-    given = torch.as_tensor(np.asarray(rates), dtype=torch.float32).transpose(0, 1)
-    layer = DeepLinearSSM(given.shape[1], given.shape[0], given.shape[2], relu=relu, trained="A")
-    with torch.no_grad():
-        layer.eigenvalue_weight.copy_(given)
-    return Network(layer.requires_grad_(False), relu)
+    D, K, N = rates.shape
+    layer = DeepLinearSSM(D, K, N, relu=relu, trained="A").requires_grad_(False)
+    layer.eigenvalue_weight.copy_(torch.from_numpy(rates).transpose(0, 1))
+    return layer
 
 
-def student_of(cell: Cell) -> Network:
-    torch.manual_seed(0)
-    layer = DeepLinearSSM(cell["students"], cell["K"], cell["N"], relu=True, scale=cell["scale"])
-    if cell["start"] == "ones":
-        with torch.no_grad():
-            layer.B.fill_(1.0)
-            layer.C.fill_(1.0)
-    layer.B.requires_grad_("B" in cell["trained"])
-    layer.C.requires_grad_("C" in cell["trained"])
-    return Network(layer, cell["relu"] == "after")
+def _exact(rows: pd.DataFrame, trained: str) -> Judgement:
+    ends = rows.query("row == 1 and trained == @trained and step == steps")
+    layers = ends.groupby(["relu", "student", "layer"])["λ"].agg(
+        lambda values: np.allclose(sorted(values), sorted(TEACHER), atol=0.01)
+    )
+    fits = layers.groupby(["relu", "student"]).any().groupby("relu").agg(["sum", "count", "mean"])
+    said = "{sum:g} of {count:g} students".format(**fits.loc["after"])
+    if "between" in fits.index:
+        said += "; between, linear teacher: {sum:g} of {count:g}".format(**fits.loc["between"])
+    return Judgement.of(bool(fits.loc["after", "mean"] >= 0.8), said)
 
 
-def _ends(rows: pd.DataFrame, row: int, **chosen: Any) -> pd.DataFrame:
-    """A row a state of every student at the end."""
-    found = rows[(rows["row"] == row) & (rows["step"] == rows["steps"])]
-    for name, value in chosen.items():
-        found = found[found[name] == value]
-    return found
+def _ends(rows: pd.DataFrame, K: int, scale: float) -> pd.DataFrame:
+    """A row a student of the second row of the figure, as `with_failed` has it."""
+    states = rows.query("row == 2 and K == @K and scale == @scale and step == steps")
+    states = states.assign(outside=~(states["λ"].abs() <= 1))
+    return with_failed(states.groupby("student").agg({"error": "first", "outside": "sum"}))
 
 
-def _exact(trained: str) -> Any:
-    def count(rows: pd.DataFrame, relu: str) -> tuple[int, int]:
-        found = _ends(rows, 1, trained=trained, relu=relu).groupby("student")
-        fits = [
-            any(np.allclose(sorted(layer["λ"]), sorted(TEACHER), atol=0.01) for _, layer in one.groupby("layer"))
-            for _, one in found
-        ]
-        return sum(fits), len(fits)
-
-    def judge(rows: pd.DataFrame) -> Judgement:
-        (after, total), (between, others) = count(rows, "after"), count(rows, "between")
-        said = f"{after} of {total} students" + (f"; between, linear teacher: {between} of {others}" if others else "")
-        return Judgement.of(after >= 0.8 * total, said)
-
-    return judge
-
-
-def _failed(rows: pd.DataFrame, K: int, scale: float) -> "pd.Series[bool]":
-    students = _ends(rows, 2, K=K, scale=scale).groupby("student")
-    outside = students["λ"].apply(lambda values: bool((~(values.abs() <= 1)).any()))
-    return ~(students["error"].first() < SUCCESS) | outside
-
-
-def _outcome(K: int, scale: float, fails: bool) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        failed, error = _failed(rows, K, scale), _ends(rows, 2, K=K, scale=scale).groupby("student")["error"].first()
-        share = failed.mean()
-        said = f"{failed.sum()} of {len(failed)} fail, median error {error.median():.2g}"
-        return Judgement.of(bool(share >= 0.5 if fails else share <= 0.25), said)
-
-    return judge
+def _outcome(rows: pd.DataFrame, K: int, scale: float, fails: bool) -> Judgement:
+    found = _ends(rows, K, scale)
+    share = found["failed"].mean()
+    said = f"{found['failed'].sum()} of {len(found)} fail, median error {found['error'].median():.2g}"
+    return Judgement.of(bool(share >= 0.5 if fails else share <= 0.25), said)
 
 
 class WithReLU(Experiment):
@@ -109,7 +69,7 @@ class WithReLU(Experiment):
                 f"{trained} trained",
                 f"with ReLUs too, with {' and '.join(trained)} trained, one layer learns the teacher's λ",
                 "both λ of one layer within 0.01 of 0.99 and 0.9 in 4 of 5 students",
-                _exact(trained),
+                partial(_exact, trained=trained),
             )
             for trained in ("AB", "AC", "ABC")
         ),
@@ -117,16 +77,16 @@ class WithReLU(Experiment):
             "1 × 8, O(1)",
             "with ReLUs too, one layer of 8 fails from O(1)",
             f"half of the students end above {SUCCESS:g} of the output 0's error, or with a |λ| > 1",
-            _outcome(1, 1, fails=True),
+            partial(_outcome, K=1, scale=1, fails=True),
         ),
         *(
             Claim(
                 f"{K} × {N}, O({scale})",
                 f"with ReLUs too, students of {K} × {N} converge from O({scale})",
-                f"3 of 4 students end below {SUCCESS:g} of the output 0's error with all |λ| <= 1",
-                _outcome(K, scale, fails=False),
+                CONVERGES,
+                partial(_outcome, K=K, scale=scale, fails=False),
             )
-            for K, N, scale in ((1, 8, 50), (2, 4, 1))
+            for K, N, scale in PANELS[1:]
         ),
     ]
 
@@ -139,26 +99,30 @@ class WithReLU(Experiment):
         first += [base | {"trained": "ABC", "relu": "between"}]
         second = base | {"row": 2, "start": "normal", "lr": 5e-4, "trained": "ABC"}
         second |= {} if form == "quick" else {"students": 10, "steps": 10_000, "length": 64}
-        return first + [second | {"K": K, "N": N, "scale": scale} for K, N, scale in ((1, 8, 1), (1, 8, 50), (2, 4, 1))]
+        return first + [second | {"K": K, "N": N, "scale": scale} for K, N, scale in PANELS]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
-        count, length, relu = cell["students"], cell["length"], cell["relu"] == "after"
-        rates = drawn_teachers(3, 2, 0.9, length, count)[0] if cell["row"] == 2 else [[TEACHER]] * count
-        teacher, student = teacher_of(rates, relu), student_of(cell)
+        count, steps, last = cell["students"], cell["steps"], cell["relu"] == "after"
+        rates = drawn_teachers(3, 2, 0.9, count) if cell["row"] == 2 else np.tile(TEACHER, (count, 1, 1))
+        teacher = _teacher(rates, relu=last)
+        student = started(cell["K"], cell["N"], count, cell["start"], cell["scale"], True, cell["trained"])
         generator = torch.Generator().manual_seed(0)
-        adam = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr=cell["lr"], fused=True)
-        every, rows = max(1, cell["steps"] // 12), []
-        for step in range(cell["steps"] + 1):
-            last = step == cell["steps"]
-            u = torch.randn(64 if last else BATCH_SIZE, length, count, generator=generator)
-            wanted = teacher(u)
-            squares = (student(u) - wanted).square().mean((0, 1))
-            if step % every == 0 or last:
-                now, errors = Students.of(student.layer), (squares / wanted.square().mean((0, 1))).tolist()
-                for one in range(count) if last else [0]:
-                    error = {"student": one, "error": float(f"{errors[one]:.3g}")}
-                    rows += [error | row for row in states(step, now, one, "λ")]
-            if not last:
+        adam = torch.optim.Adam(student.parameters(), lr=cell["lr"], fused=True)
+
+        def outputs(layer: DeepLinearSSM, u: Tensor) -> Tensor:
+            """Channels are students, or their teachers: u (B, T, D) -> (B, T, D)."""
+            y: Tensor = layer(u)
+            return y.relu() if last else y
+
+        every, rows = max(1, steps // 12), []
+        for step in range(steps + 1):
+            u = torch.randn(BATCH_SIZE if step < steps else TEST_SIZE, cell["length"], count, generator=generator)
+            wanted = outputs(teacher, u)
+            squares = (outputs(student, u) - wanted).square().mean((0, 1))
+            if step % every == 0 or step == steps:
+                errors = (squares / wanted.square().mean((0, 1))).detach().numpy()
+                rows += states(step, Students.of(student), errors, range(count) if step == steps else [0], kept="λ")
+            if step < steps:
                 adam.zero_grad()
                 squares.sum().backward()
                 adam.step()
@@ -167,24 +131,22 @@ class WithReLU(Experiment):
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 5.5)
         grid = figure.subplots(2, 4)
+        path = rows.query("student == 0")
         first = [(trained, "after") for trained in ("A", "AB", "ABC")] + [("ABC", "between")]
         for axes, (trained, relu) in zip(grid[0], first, strict=True):
-            path = rows[(rows["row"] == 1) & (rows["trained"] == trained) & (rows["relu"] == relu)]
-            draw_path(axes, path[path["student"] == 0], "λ", TEACHER)
+            draw_path(axes, path.query("row == 1 and trained == @trained and relu == @relu"), "λ", TEACHER)
             axes.set_title(f"trained: {', '.join(trained)}; ReLU {relu} layers", fontsize=8)
-        teachers, _ = drawn_teachers(3, 2, 0.9, 1, 1)
-        panels = [(1, 8, 1), (1, 8, 50), (2, 4, 1)]
-        for axes, (K, N, scale) in zip(grid[1], panels, strict=False):
-            path = rows[(rows["row"] == 2) & (rows["K"] == K) & (rows["scale"] == scale) & (rows["student"] == 0)]
-            draw_path(axes, path, "λ", teachers.flatten().tolist())
-            failed = _failed(rows, K, scale)
-            axes.set_title(f"{K} × {N}, B and C of {scale}: {failed.sum()} of {len(failed)} fail", fontsize=8)
-        for at, (K, _, scale) in enumerate(panels):
-            error = _ends(rows, 2, K=K, scale=scale).groupby("student")["error"].first().fillna(np.inf).clip(1e-8, 1e2)
-            grid[1, 3].plot([at] * len(error), error, "o", color="#222222", markersize=3, alpha=0.7)
-        grid[1, 3].axhline(SUCCESS, color="#999999", linewidth=0.6, linestyle=":")
-        grid[1, 3].set_xticks(range(3), [f"{K} × {N}\n{scale}" for K, N, scale in panels], fontsize=7)
-        grid[1, 3].set(yscale="log", title="second row: every student", ylabel="error at the end, of the output 0's")
+        ends = [_ends(rows, K, scale) for K, _, scale in PANELS]
+        teacher = drawn_teachers(3, 2, 0.9, 1).flatten()
+        for axes, found, (K, N, scale) in zip(grid[1, :3], ends, PANELS, strict=True):
+            draw_path(axes, path.query("row == 2 and K == @K and scale == @scale"), "λ", teacher)
+            failed = f"{found['failed'].sum()} of {len(found)} fail"
+            axes.set_title(f"{K} × {N}, B and C of {scale}: {failed}", fontsize=8)
         for axes in figure.axes[:-1]:
-            axes.set(xlabel="step of Adam", ylabel="eigenvalue λ")
+            axes.set_xlabel("step of Adam")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("eigenvalue λ")
+        draw_errors(figure.axes[-1], [found["error"] for found in ends])
+        figure.axes[-1].set_title("second row: every student", fontsize=8)
+        figure.axes[-1].set_xticks(range(3), [f"{K} × {N}\n{scale}" for K, N, scale in PANELS], fontsize=7)
         name_layers(figure, 2)

@@ -5,39 +5,44 @@ Ours, as the paper does not give them: what is trained, the students' sizes, len
 as in deep_timescales.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
-from lra_ssm.experiments.deep_students import Array, Students, draw_teacher, name_layers, short, train_students
-from lra_ssm.experiments.deep_timescales import made, teachers
+from lra_ssm.experiments.deep_students import (
+    Students,
+    draw_teacher,
+    name_layers,
+    short,
+    started,
+    teacher_response,
+    training,
+)
 
 TEACHER = (0.9, 0.4, 0.9, 0.3, 0.2)
+LAYERS: dict[str, Sequence[Sequence[float]]] = {"one layer": [TEACHER], "five layers": [(value,) for value in TEACHER]}
 SIZES = {1: 5, 2: 3, 3: 2, 4: 2, 5: 1}  # K to N
-KINDS = [(teacher, trained) for teacher in ("one layer", "five layers") for trained in ("A", "ABC")]
+KINDS = [(teacher, trained) for teacher in LAYERS for trained in ("A", "ABC")]
 
 
-def _largest(teacher: str, trained: str) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found = largest(rows, teacher, trained)
-        one, five = found.iloc[0], found.iloc[-1]
-        said = ", ".join(f"{r['mean']:.3f} ± {r['std']:.3f} (error {r['error']:.1g})" for _, r in found.iterrows())
-        fall, spread = one["mean"] - five["mean"], one["std"] + five["std"]
-        if abs(fall) <= spread:
-            return Judgement("undecided", said)
-        return Judgement.of(fall > 0, said)
-
-    return judge
-
-
-def largest(rows: pd.DataFrame, teacher: str, trained: str) -> pd.DataFrame:
+def _largest(rows: pd.DataFrame, teacher: str, trained: str) -> pd.DataFrame:
     """By K: mean and deviation over students of the largest |λ| at the end, and their median error."""
-    end = rows[(rows["what"] == "end") & (rows["teacher"] == teacher) & (rows["trained"] == trained)]
-    by_K = end.groupby("K")
+    by_K = rows.query("what == 'end' and teacher == @teacher and trained == @trained").groupby("K")
     sizes = by_K["largest"]
     return pd.DataFrame({"mean": sizes.mean(), "std": sizes.std(ddof=0), "error": by_K["error"].median()})
+
+
+def _smaller(rows: pd.DataFrame, teacher: str, trained: str) -> Judgement:
+    found = _largest(rows, teacher, trained)
+    said = ", ".join(f"{r['mean']:.3f} ± {r['std']:.3f} (error {r['error']:.1g})" for _, r in found.iterrows())
+    one, five = found.iloc[0], found.iloc[-1]
+    fall, spread = one["mean"] - five["mean"], one["std"] + five["std"]
+    return Judgement("undecided", said) if abs(fall) <= spread else Judgement.of(fall > 0, said)
 
 
 class DepthForSmallEigenvalues(Experiment):
@@ -48,7 +53,7 @@ class DepthForSmallEigenvalues(Experiment):
             f"teacher of {teacher}, {trained} trained",
             f"more layers learn with smaller λ (teacher of {teacher}, {' and '.join(trained)} trained)",
             "the largest |λ| of 5 layers is smaller than that of 1 by more than both deviations over students",
-            _largest(teacher, trained),
+            partial(_smaller, teacher=teacher, trained=trained),
         )
         for teacher, trained in KINDS
     ]
@@ -64,23 +69,16 @@ class DepthForSmallEigenvalues(Experiment):
         ]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
-        students = made(cell["K"], cell["N"], "ones", cell["students"])
-        layers = [TEACHER] if cell["teacher"] == "one layer" else [(value,) for value in TEACHER]
+        students = Students.of(started(cell["K"], cell["N"], cell["students"]))
+        teacher = teacher_response(LAYERS[cell["teacher"]], cell["length"])
         rows: list[dict[str, Any]] = []
-
-        def watch(step: int, now: Students, errors: Array) -> None:
-            values = {
-                f"λ{k + 1}.{n + 1}": short(now.rates[k, 0, n]) for k in range(cell["K"]) for n in range(cell["N"])
-            }
-            rows.append({"what": "path", "step": step} | values)
-            if step == cell["steps"]:
-                largest = abs(now.rates).max((0, 2))
-                for student, error in enumerate(errors):
-                    numbers = {"largest": short(largest[student]), "error": short(error)}
-                    rows.append({"what": "end", "student": student} | numbers)
-
-        teacher = teachers(layers, cell["length"], cell["students"])
-        train_students(students, teacher, cell["trained"], cell["steps"], cell["lr"], watch, points=10)
+        for step, errors in training(students, teacher, cell["trained"], cell["steps"], cell["lr"], points=10):
+            first = {f"λ{k + 1}.{n + 1}": short(rate) for (k, n), rate in np.ndenumerate(students.rates[:, 0])}
+            rows.append({"what": "path", "step": step, **first})
+            last = errors
+        largest = np.abs(students.rates).max((0, 2))
+        for student, (size, error) in enumerate(zip(largest, last, strict=True)):
+            rows.append({"what": "end", "student": student, "largest": short(size), "error": short(error)})
         return rows
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
@@ -88,15 +86,15 @@ class DepthForSmallEigenvalues(Experiment):
         depths = sorted(rows["K"].unique())
         grid = figure.subplots(4, len(depths), sharex=True, sharey="row")
         for line, (teacher, trained) in zip(grid, KINDS, strict=True):
-            part = rows[(rows["teacher"] == teacher) & (rows["trained"] == trained)]
             line[0].set_ylabel(f"teacher: {teacher}\ntrained: {', '.join(trained)}\nλ", fontsize=8)
-            found = largest(rows, teacher, trained)
+            errors = _largest(rows, teacher, trained)["error"]
             for axes, K in zip(line, depths, strict=True):
-                path = part[(part["K"] == K) & (part["what"] == "path")].dropna(axis=1, how="all")
-                for name in [name for name in path if name[0] == "λ"]:
-                    axes.plot(path["step"], path[name], color=f"C{int(name[1]) - 1}", linewidth=1.2)
-                draw_teacher(axes, path["step"].max(), TEACHER)
-                axes.set_title(f"K = {K}, N = {SIZES[K]}; error {found.loc[K, 'error']:.1g}", fontsize=8)
+                path = rows.query("what == 'path' and teacher == @teacher and trained == @trained and K == @K")
+                path = path.set_index("step").filter(like="λ").dropna(axis=1)
+                for name in path:
+                    axes.plot(path[name], color=f"C{int(name[1]) - 1}", linewidth=1.2)
+                draw_teacher(axes, path.index.max(), TEACHER)
+                axes.set_title(f"K = {K}, N = {SIZES[K]}; error {errors[K]:.1g}", fontsize=8)
         for axes in grid[-1]:
             axes.set_xlabel("step of Adam")
         name_layers(figure, 5)

@@ -4,7 +4,7 @@ A student is a channel of `DeepLinearSSM`; Adam is elementwise and the losses ar
 each were alone. What a student makes of noise u is h * u, hence the squared error on a batch of noise of length T is
 Δhᵀ G Δh with Δh = h - h_teacher at lags 0 … T-1 and G (T, T) of that batch alone, and so are all gradients: exactly
 those of running the layer on the batch. Gradients and Adam are by hand, in numpy: there are few numbers, and a step
-takes a fifth of torch's time. tests/test_deep_students.py holds both to the layer, to autograd and to torch's Adam.
+takes a fifth of torch's time. The tests hold both to the layer, to autograd and to torch's Adam.
 
 Source: "On the Interplay between Learning and Memory in Deep State Space Models" (anonymous, ICLR 2025 submission),
 section 4: white noise N(0, 1), squared error, Adam. Lengths, batches, the range of the first λ and, but for figures 3B
@@ -13,14 +13,17 @@ and 4, rates are not given there: 64 batches of 16 sequences that come again and
 Shapes: D students, K layers, N states of each, T length, B sequences of a batch, S batches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.figure import Figure
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import FigureBase
 from matplotlib.lines import Line2D
+from torch import nn
 
 from lra_ssm.datamodules.synthetic.filters import diagonal_response
 from lra_ssm.layers import DeepLinearSSM
@@ -28,7 +31,6 @@ from lra_ssm.layers import DeepLinearSSM
 BATCHES, BATCH_SIZE = 64, 16
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's usual ones
 Array = npt.NDArray[Any]
-Layers = Sequence[Sequence[float]]  # λ of every state, by layer
 
 
 class Students(NamedTuple):
@@ -42,6 +44,18 @@ class Students(NamedTuple):
     def of(cls, layer: DeepLinearSSM) -> "Students":
         """Those of a plain layer; copies."""
         return cls(*(x.detach().numpy().copy() for x in (layer.eigenvalue_weight, layer.B, layer.C)))
+
+
+def started(
+    K: int, N: int, count: int, start: str = "ones", scale: float = 1.0, relu: bool = False, trained: Any = "ABC"
+) -> DeepLinearSSM:
+    """By seed 0, λ uniform in [0, 1); B and C of N(0, scale²), or `scale` itself where `start` is "ones"."""
+    torch.manual_seed(0)
+    layer = DeepLinearSSM(count, K, N, relu=relu, scale=scale, trained=trained)
+    if start == "ones":
+        nn.init.constant_(layer.B, scale)
+        nn.init.constant_(layer.C, scale)
+    return layer
 
 
 class Responses(NamedTuple):
@@ -89,9 +103,9 @@ def _room(length: int) -> int:
     return 3 * power // 4 if 3 * power // 4 >= length else power
 
 
-def teacher_response(eigenvalues: Layers, length: int) -> Array:
-    """h at lags 0 … T-1 of a teacher with B = C = 1: (T,) float32."""
-    ones = [[1.0] * len(layer) for layer in eigenvalues]
+def teacher_response(eigenvalues: Sequence[Sequence[float]], length: int) -> Array:
+    """h at lags 0 … T-1 of a teacher with B = C = 1, from the λ of each layer: (T,) float32."""
+    ones = [np.ones(len(layer)) for layer in eigenvalues]
     return diagonal_response(eigenvalues, ones, ones, length).astype(np.float32)
 
 
@@ -123,22 +137,18 @@ def relative_errors(difference: Array, teacher: Array) -> Array:
     return (weight * difference**2).sum(-1) / (weight * teacher**2).sum(-1)
 
 
-Watch = Callable[[int, Students, Array], None]  # (step, all students, relative errors (D,)), before the step
+def training(
+    students: Students, teacher: Array, trained: str, steps: int, lr: float, points: int = 30, seed: int = 0
+) -> Iterator[tuple[int, Array]]:
+    """`steps` steps of Adam at a constant rate, all students at once and in place.
 
+    Args:
+        teacher: h of every student's (D, T), or of one for all (T,).
+        trained: which of A, B and C.
+        seed: of the noise, which all students share.
 
-def train_students(
-    students: Students,
-    teacher: Array,
-    trained: str,
-    steps: int,
-    lr: float,
-    watch: Watch,
-    points: int = 30,
-    seed: int = 0,
-) -> None:
-    """`steps` steps of Adam at a constant rate, all students at once and in place; `watch` at `points` + 1 of them.
-
-    teacher: h of every student's (D, T). trained: which of A, B and C. seed: of the noise, which all students share.
+    Yields:
+        At `points` + 1 steps: the step, and the relative errors (D,) before it.
     """
     T = teacher.shape[-1]
     grams = noise_grams(noise(T, seed).astype(teacher.dtype))
@@ -149,7 +159,7 @@ def train_students(
             found = responses(students, T)
             difference = found.h - teacher
             if step % every == 0 or step == steps:
-                watch(step, students, relative_errors(difference, teacher))
+                yield step, relative_errors(difference, teacher)
             if step == steps:
                 return
             slopes = gradients(students, found, 2 * difference @ grams[step % BATCHES])
@@ -162,59 +172,52 @@ def train_students(
                     x -= rate * m / (np.sqrt(v) / root + EPSILON)
 
 
-def states(step: int, students: Students, student: int, kept: str = "λBC") -> list[dict[str, Any]]:
-    """Rows of one student's parameters, or some: a row a state."""
-    K, _, N = students.rates.shape
-    return [
-        {"step": step, "layer": k + 1, "state": n + 1}
-        | {name: short(x[k, student, n]) for name, x in zip("λBC", students, strict=True) if name in kept}
-        for k in range(K)
-        for n in range(N)
-    ]
-
-
 def short(number: Any) -> float:
     """To four digits, as it is kept."""
     return float(f"{float(number):.4g}")
 
 
-def ends_and_path(
-    students: Students,
-    teacher: Array,
-    trained: str,
-    steps: int,
-    lr: float,
-    points: int = 30,
-    seed: int = 0,
-    paths: Sequence[int] = (0,),
+def states(
+    step: int, students: Students, errors: Array, chosen: Iterable[int], kept: str = "λBC"
 ) -> list[dict[str, Any]]:
-    """Trains all students: the states of those in `paths` over time, of the others at the end, with their errors."""
-    rows: list[dict[str, Any]] = []
+    """A row for every state of the chosen students: its parameters, or some, and the student's error."""
+    K, _, N = students.rates.shape
+    return [
+        {"student": student, "error": short(errors[student]), "step": step, "layer": k + 1, "state": n + 1}
+        | {name: short(x[k, student, n]) for name, x in zip("λBC", students, strict=True) if name in kept}
+        for student in chosen
+        for k in range(K)
+        for n in range(N)
+    ]
 
-    def watch(step: int, now: Students, errors: Array) -> None:
-        for student in range(len(teacher)) if step == steps else paths:
-            error = {"student": student, "error": short(errors[student])}
-            rows.extend(error | row for row in states(step, now, student))
 
-    train_students(students, teacher, trained, steps, lr, watch, points, seed)
-    return rows
-
-
-def draw_path(axes: Any, path: pd.DataFrame, value: str, teacher: Sequence[float]) -> None:
+def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: npt.ArrayLike) -> None:
     """One student's λ, B or C over the steps, a colour for each layer; the teacher's as bars at the right."""
     for (k, _), state in path.groupby(["layer", "state"]):
         axes.plot(state["step"], state[value], color=f"C{int(k) - 1}", linewidth=1.2)
     draw_teacher(axes, path["step"].max(), teacher)
 
 
-def draw_teacher(axes: Any, end: float, teacher: Sequence[float]) -> None:
+def draw_teacher(axes: Axes, end: float, teacher: npt.ArrayLike) -> None:
     """Its numbers as bars to the right of the last step."""
-    for number in teacher:
-        axes.plot([end, 1.08 * end], [number, number], color="black", linewidth=2)
+    axes.hlines(teacher, end, 1.08 * end, color="black", linewidth=2)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))
 
 
-def name_layers(figure: Figure, layers: int) -> None:
+def draw_students(figure: FigureBase, grid: Array, paths: dict[str, pd.DataFrame], teacher: npt.ArrayLike) -> None:
+    """λ, B and C in the three rows of `grid`, a student in each column, from its title and path; and the legend."""
+    names = {"λ": "eigenvalue λ", "B": "input weight B", "C": "output weight C"}
+    for column, (title, path) in zip(grid.T, paths.items(), strict=True):
+        for axes, value in zip(column, names, strict=True):
+            draw_path(axes, path, value, teacher if value == "λ" else [1])
+        column[0].set_title(title, fontsize=9)
+        column[-1].set_xlabel("step of Adam")
+    for axes, name in zip(grid[:, 0], names.values(), strict=True):
+        axes.set_ylabel(name)
+    name_layers(figure, max(int(path["layer"].max()) for path in paths.values()))
+
+
+def name_layers(figure: FigureBase, layers: int) -> None:
     """The legend of `draw_path`, below all axes."""
     lines = [Line2D([], [], color=f"C{k}", label=f"layer {k + 1}") for k in range(layers)]
     lines.append(Line2D([], [], color="black", linewidth=2, label="teacher"))

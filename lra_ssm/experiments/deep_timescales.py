@@ -7,91 +7,71 @@ which gradient flow keeps from such a start. Figure 3A has a start from N(0, 1) 
 Layers of a linear student may change places without a change of its outputs; the first is here that of the largest λ.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
 from lra_ssm.experiments.deep_students import (
     Array,
-    Layers,
     Students,
-    draw_path,
-    ends_and_path,
-    name_layers,
+    draw_students,
+    started,
+    states,
     teacher_response,
+    training,
 )
-from lra_ssm.layers import DeepLinearSSM
 
 TEACHER = (0.9, 0.99)  # figure 3A
 PRINTED = (0.98, 0.61, -0.33, -0.33)  # section 4.1: the two layers that training A alone ends at
 
 
-def made(K: int, N: int, start: str, count: int) -> Students:
-    """Students by seed 0; λ uniform in [0, 1), B and C as `start` says."""
-    torch.manual_seed(0)
-    students = Students.of(DeepLinearSSM(count, K, N))
-    if start == "ones":
-        students.B[:] = students.C[:] = 1
-    return students
-
-
-def teachers(layers: Layers, length: int, count: int) -> Array:
-    """The same for every student: (D, T)."""
-    return np.tile(teacher_response(layers, length), (count, 1))
-
-
-def _layers(rows: pd.DataFrame, trained: str, start: str = "ones", length: int | None = None) -> list[pd.DataFrame]:
-    """Of every student of figure 3A the states at the end, sorted: those of the first layer, then the other's."""
-    cell = rows[(rows["trained"] == trained) & (rows["start"] == start) & (rows["step"] == rows["steps"])]
-    cell = cell[cell["length"] == (length or cell["length"].max())]
+def _ends(rows: pd.DataFrame, value: str, trained: str, start: str = "ones", length: int = 0) -> Array:
+    """λ or B of every student at the end, (D, 4): the first layer's two, then the other's, each by growing λ."""
+    length = length or rows["length"].max()
+    cell = rows.query("trained == @trained and start == @start and length == @length and step == steps")
     found = []
     for _, one in cell.groupby("student"):
-        long = one.loc[one["λ"].idxmax(), "layer"]
-        found.append(one.assign(second=one["layer"] != long).sort_values(["second", "λ"], ascending=[True, False]))
-    return found
+        first = one["layer"] == one.loc[one["λ"].idxmax(), "layer"]
+        ordered = one.assign(first=first).sort_values(["first", "λ"], ascending=[False, False])
+        found.append(ordered[value])
+    return np.array(found)
 
 
 def _printed(rows: pd.DataFrame) -> Judgement:
-    ends = pd.DataFrame([one["λ"].tolist() for one in _layers(rows, "A")])
-    mean, deviation = ends.mean(), ends.std(ddof=0)
+    ends = _ends(rows, "λ", "A")
+    mean, deviation = ends.mean(0), ends.std(0)
     said = ", ".join(f"{m:.3f} ± {d:.3f}" for m, d in zip(mean, deviation, strict=True))
-    near = all(abs(m - printed) <= 0.05 for m, printed in zip(mean, PRINTED, strict=True))
     for length in sorted(rows["length"].unique())[:-1]:
-        shorter = np.mean([one["λ"].tolist() for one in _layers(rows, "A", length=length)], 0)
+        shorter = _ends(rows, "λ", "A", length=length).mean(0)
         said += f"; of length {length} {', '.join(f'{x:.2f}' for x in shorter)}"
-    return Judgement.of(near, f"{said}; printed {', '.join(map(str, PRINTED))}")
+    near = np.abs(mean - PRINTED).max() <= 0.05
+    return Judgement.of(bool(near), f"{said}; printed {', '.join(map(str, PRINTED))}")
 
 
 def _spread(rows: pd.DataFrame) -> Judgement:
-    ends = [one["λ"].tolist() for one in _layers(rows, "A")]
-    fits = [a < 0.99 and b < 0.9 and max(c, d) < 0 and abs(c - d) < 0.02 for a, b, c, d in ends]
-    return Judgement.of(sum(fits) >= 0.8 * len(fits), f"{sum(fits)} of {len(fits)} students")
+    a, b, c, d = _ends(rows, "λ", "A").T
+    fits = (a < 0.99) & (b < 0.9) & (np.maximum(c, d) < 0) & (np.abs(c - d) < 0.02)
+    return Judgement.of(fits.mean() >= 0.8, f"{fits.sum()} of {fits.size} students")
 
 
-def _exact(trained: str) -> Any:
-    def count(rows: pd.DataFrame, start: str) -> tuple[int, int]:
-        ends = [one["λ"].tolist()[:2] for one in _layers(rows, trained, start)]
-        return sum(abs(a - 0.99) <= 0.01 and abs(b - 0.9) <= 0.01 for a, b in ends), len(ends)
-
-    def judge(rows: pd.DataFrame) -> Judgement:
-        (ones, total), (normal, _) = count(rows, "ones"), count(rows, "normal")
-        return Judgement.of(ones >= 0.8 * total, f"{ones} of {total} students; from N(0, 1) {normal}")
-
-    return judge
+def _exact(rows: pd.DataFrame, trained: str) -> Judgement:
+    ones, normal = (
+        (np.abs(_ends(rows, "λ", trained, start)[:, :2] - (0.99, 0.9)) <= 0.01).all(1) for start in ("ones", "normal")
+    )
+    said = f"{ones.sum()} of {ones.size} students; from N(0, 1) {normal.sum()}"
+    return Judgement.of(ones.mean() >= 0.8, said)
 
 
 def _gains(rows: pd.DataFrame) -> Judgement:
-    ends = pd.DataFrame([one["B"].tolist() for one in _layers(rows, "AB")])
-    first, second = ends[[0, 1]].to_numpy(), ends[[2, 3]].sum(axis=1)
+    ends = _ends(rows, "B", "AB")
+    first, second = ends[:, :2], ends[:, 2:].sum(1)
     near = abs(first.mean() - 0.70) <= 0.05 and abs(second.mean() - 1.41) <= 0.1
-    numbers = (
-        f"{first.mean():.3f} ± {first.std():.3f} each in the first, {second.mean():.3f} ± {second.std(ddof=0):.3f}"
-    )
-    return Judgement.of(near, f"{numbers} together in the other")
+    said = f"{first.mean():.3f} ± {first.std():.3f} each in the first, {second.mean():.3f} ± {second.std():.3f}"
+    return Judgement.of(bool(near), f"{said} together in the other")
 
 
 class WhereTimescalesGo(Experiment):
@@ -115,7 +95,7 @@ class WhereTimescalesGo(Experiment):
                 f"{trained} trained",
                 f"with {' and '.join(trained)} trained, one layer learns the teacher's λ exactly",
                 "both λ of one layer within 0.01 of 0.99 and 0.9 in 8 of 10 students",
-                _exact(trained),
+                partial(_exact, trained=trained),
             )
             for trained in ("AB", "AC", "ABC")
         ),
@@ -136,21 +116,17 @@ class WhereTimescalesGo(Experiment):
         return cells + [cells[0] | {"length": length} for length in lengths]  # where A alone ends depends on it
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
-        students = made(2, 2, cell["start"], cell["students"])
-        teacher = teachers([TEACHER], cell["length"], cell["students"])
-        shown = [0] if cell["start"] == "ones" and (cell["trained"] != "A" or cell["length"] in (16, 256)) else []
-        return ends_and_path(students, teacher, cell["trained"], cell["steps"], cell["lr"], points=20, paths=shown)
+        count, steps, trained, length = cell["students"], cell["steps"], cell["trained"], cell["length"]
+        students = Students.of(started(2, 2, count, cell["start"]))
+        drawn = cell["start"] == "ones" and (trained != "A" or length in (16, 256))
+        rows: list[dict[str, Any]] = []
+        for step, errors in training(students, teacher_response([TEACHER], length), trained, steps, cell["lr"], 20):
+            chosen = range(count) if step == steps else [0] if drawn else []
+            rows += states(step, students, errors, chosen)
+        return rows
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(9, 5.5)
         grid = figure.subplots(3, 4, sharex=True, sharey="row")
-        for column, trained in zip(grid.T, ("A", "AB", "AC", "ABC"), strict=True):
-            path = rows[(rows["trained"] == trained) & (rows["start"] == "ones") & (rows["student"] == 0)]
-            path = path[path["length"] == path["length"].max()]
-            for axes, value, teacher in zip(column, "λBC", (TEACHER, (1.0,), (1.0,)), strict=True):
-                draw_path(axes, path, value, teacher)
-            column[0].set_title(f"trained: {', '.join(trained)}", fontsize=9)
-            column[-1].set_xlabel("step of Adam")
-        for axes, name in zip(grid[:, 0], ("eigenvalue λ", "input weight B", "output weight C"), strict=True):
-            axes.set_ylabel(name)
-        name_layers(figure, 2)
+        path = rows.query("start == 'ones' and student == 0 and length == length.max()").groupby("trained", sort=False)
+        draw_students(figure, grid, {f"trained: {', '.join(trained)}": one for trained, one in path}, TEACHER)

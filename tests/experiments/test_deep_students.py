@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lra_ssm.experiments import deep_students
-from lra_ssm.experiments.deep_students import Students, gradients, noise, noise_grams, responses, train_students
+from lra_ssm.experiments.deep_students import Students, gradients, noise, noise_grams, responses, training
 from lra_ssm.layers import DeepLinearSSM
 
 
@@ -47,7 +47,7 @@ def test_training_is_that_of_the_layer_with_torchs_adam(trained, monkeypatch):
         adam.zero_grad()
         (y - outputs(teacher, u)).square().mean((0, 1)).sum().backward()
         adam.step()
-    train_students(students, teacher.numpy(), trained, 7, 1e-2, lambda *_: None, seed=5)
+    list(training(students, teacher.numpy(), trained, 7, 1e-2, seed=5))
     for a, b in zip(students, Students.of(layer), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7)
 
@@ -58,6 +58,6 @@ def test_a_student_that_diverges_leaves_the_others_alone():
     alone = Students(*(x[:, :1].copy() for x in students))
     for some in (students, alone):
         teacher = np.full((some.B.shape[1], 32), 0.1, np.float32)
-        train_students(some, teacher, "ABC", 20, 1e-3, lambda step, now, errors: ends.append(errors[0]))
+        ends += [errors[0] for _, errors in training(some, teacher, "ABC", 20, 1e-3)]
     np.testing.assert_allclose(ends[:21], ends[21:], rtol=1e-4)
     assert not np.isfinite(students.rates[:, 1]).any() and np.isfinite(students.rates[:, 0]).all()
