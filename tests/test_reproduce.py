@@ -55,7 +55,8 @@ def test_a_stopped_experiment_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_quick_form_runs_and_judges_all_claims(name, tmp_path):
+def test_the_quick_form_runs_and_judges_all_claims(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("lra_ssm.experiments.run.DPI", 30)  # pictures take half of the time
     (one,) = chosen([name])
     experiment = one.load()
     result = reproduce(experiment, "quick", tmp_path, show=False)

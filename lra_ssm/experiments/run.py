@@ -29,6 +29,7 @@ from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement
 from lra_ssm.files import appending, locked, replacing, write_json
 
+DPI = 130
 Done = dict[str, Any]  # a line of cells.jsonl
 
 
@@ -133,5 +134,5 @@ def _conclude(experiment: Experiment, done: list[Done], folder: Path) -> Result:
         figure = Figure(figsize=(7, 4), layout="constrained")
         experiment.draw(rows, figure)
         with replacing(folder / "figure.png", "wb") as picture:
-            figure.savefig(picture, format="png", dpi=130)
+            figure.savefig(picture, format="png", dpi=DPI)
     return Result(folder, rows, judgements, seconds)
