@@ -435,6 +435,7 @@ def test_two_commands_in_one_process_are_two_runs(folder):
     assert len(list((folder / "runs/tiny").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_ones_own_is_no_obstacle_to_scoring(tmp_path):
     """Nothing is saved then, and Lightning refuses a callback that would."""
     (tmp_path / "own.yaml").write_text(

@@ -78,6 +78,7 @@ def test_without_values_there_is_no_picture(tmp_path):
     assert everything_below(tmp_path) == ["metrics.csv"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_and_a_failed_one_leave_their_curves(tmp_path, data, curves, monkeypatch):
     command = [*FIT, f"--data.root={data}", "--trainer.max_epochs=1"]
     with monkeypatch.context() as stop:

@@ -151,7 +151,7 @@ def holds_back(pid: int, sent: signal.Signals) -> bool:
     return bool(int(mask[1], 16) >> sent - 1 & 1)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.trials)])
 def test_a_signal_as_a_bare_process_starts_ends_the_other_too(rank: int, tmp_path: Path, root: Path) -> None:
     """At its first line: long before it is known to torch, or to the other one."""
     commands = bare([0, 1], [*FIT, *SHORT, f"--data.root={root}"], tmp_path)
@@ -192,7 +192,7 @@ class Dying(ListOps):
             1, "SIGTERM", [143, 143], "process 1 of the run was stopped by SIGTERM; the same command goes on: nothing",
             marks=pytest.mark.slow,
         ),
-        (1, "error", [2, 2], "error: no data on this node"),
+        pytest.param(1, "error", [2, 2], "error: no data on this node", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_bare_process_that_ends_before_they_met_in_torch_ends_the_other(
@@ -209,7 +209,7 @@ def impatient(arguments: list[str]) -> int:
     return main(arguments)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.trials), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_bare_process_does_not_wait_for_ever_for_one_that_never_comes(rank: int, tmp_path: Path, root: Path) -> None:
     commands = bare([rank], [*FIT, *SHORT, f"--data.root={root}"], tmp_path, call=impatient)
     who = "the first process" if rank else "process 1"

@@ -77,6 +77,7 @@ def test_what_is_wrong_comes_last_and_decides_the_exit_code(bare, monkeypatch, c
     assert "scan by dead on cpu fails (RuntimeError: no kernel image is available)" in last[2]
 
 
+@pytest.mark.slow
 def test_without_the_compiled_kernels_it_goes_on(tmp_path):
     """In a home that is a file, so that no cache can be written either."""
     (tmp_path / "home").write_text("")
@@ -152,7 +153,7 @@ def test_slurms_partitions_in_one_line(bare):
             "sinfo fails: looking fatal: no conf",
         ),
         ("exit 3", "sinfo fails: exit code 3"),
-        (f"exec {shutil.which('sleep')} 20", "sinfo did not answer within 3 s"),
+        pytest.param(f"exec {shutil.which('sleep')} 20", "sinfo did not answer within 3 s", marks=pytest.mark.slow),
         (None, "sinfo cannot be run: No such file"),
     ],
 )
@@ -185,6 +186,7 @@ def test_the_hub(bare, monkeypatch):
     assert not found.notes and "which is what HF_ENDPOINT says: correct it" in found.wrong[0]
 
 
+@pytest.mark.slow
 def test_a_hub_that_answers_and_one_that_does_not(bare, monkeypatch):
     import socket
     import threading

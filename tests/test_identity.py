@@ -122,6 +122,7 @@ def test_a_run_that_was_made_before_is_found_by_every_spelling(tmp_path):
         assert {found(trainer) for trainer in SPELLED.values()} == {old}
 
 
+@pytest.mark.slow
 def test_a_run_made_under_another_spelling_is_gone_on_with_finished_and_scored(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

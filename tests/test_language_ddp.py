@@ -150,7 +150,8 @@ STOP = {"KILL_AT": "train_batch_end:6", "KILL_WITH": "SIGTERM", "KILL_RANK": "1"
 
 
 # The other way round sharded weights are taken up below.
-@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
     before: int, after: int, tmp_path: Path, fitted: Callable[..., Path]
 ) -> None:
@@ -165,6 +166,7 @@ def test_another_number_of_processes_goes_on_within_an_epoch_of_streams(
 SHARDED = [*STREAMS, "--model.network.activation_checkpointing=true"]
 
 
+@pytest.mark.slow
 def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> None:
     one, two = fitted(1, *STREAMS), fitted(2, *SHARDED, *FSDP2)
     assert_close(two, one, rtol=1e-5, atol=1e-6)

@@ -277,6 +277,7 @@ def test_a_fit_names_what_is_prepared_and_takes_it(
     assert code == 2 and f"prepared there: {settings.parent}, but " in said[-1] and said[-1].endswith("or is gone")
 
 
+@pytest.mark.slow
 def test_own_data_is_taken_where_no_other_is_prepared(sources, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LRA_SSM_DATA", raising=False)

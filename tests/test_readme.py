@@ -43,8 +43,8 @@ def blocks(*kinds):
     return [(page, block) for page, kind, block in BLOCKS if kind in kinds and page not in OF_THEIR_OWN]
 
 
-def named(found):
-    return [pytest.param(block, id=f"{page}: {block.splitlines()[-1]}") for page, block in found]
+def named(found, *marks):
+    return [pytest.param(block, id=f"{page}: {block.splitlines()[-1]}", marks=marks) for page, block in found]
 
 
 def test_the_readme_is_short_and_blocks_have_known_kinds():
@@ -60,7 +60,17 @@ def test_the_install_lines_are_what_ci_runs():
     assert all(re.match(pattern, line) for pattern, line in zip(patterns, installs, strict=True))
 
 
-@pytest.mark.parametrize("script", named(found for found in blocks("bash") if not found[1].startswith("pip ")))
+SCRIPTS = [found for found in blocks("bash") if not found[1].startswith("pip ")]
+SEEN_FIRST = ("README.md", "runs.md")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *named(found for found in SCRIPTS if found[0] in SEEN_FIRST),
+        *named((found for found in SCRIPTS if found[0] not in SEEN_FIRST), pytest.mark.slow),
+    ],
+)
 def test_commands_run(script, tmp_path, monkeypatch, capsys):
     """The lines of a block, one after the other, on little data."""
     monkeypatch.chdir(tmp_path)

@@ -82,6 +82,7 @@ def test_a_killed_process_leaves_what_it_had_written_and_can_be_started_again(
     assert_same(outcome(tmp_path), whole.outcome)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path, data, uninterrupted):
     """Each start comes to its fifth batch, saves every second step, and is killed there."""
     starts, moment = 0, "train_batch_end:5"
@@ -134,6 +135,7 @@ def interrupted(tmp_path, uninterrupted):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninterrupted):
     """Neither is part of the run's identity; a run may be resumed under other ones."""
     command = [*FIT, f"--data.root={data}"]

@@ -151,6 +151,7 @@ def test_a_block_a_pooling_and_a_head(tmp_path):
     assert "network.backbone.blocks.1.layer.A_log" in state and "network.backbone.norm.weight" in state
 
 
+@pytest.mark.slow
 def test_a_task_with_its_network_and_data_without_labels(tmp_path, monkeypatch):
     network = {
         "class_path": "mine.NextToken",

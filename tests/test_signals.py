@@ -118,7 +118,11 @@ class Mine(EMAWeightAveraging):
             ["--trainer.precision=64-true"],
             marks=pytest.mark.slow,
         ),
-        (f"{CALLBACK}mine.Mine", ["--trainer.val_check_interval=2", "--trainer.max_epochs=1"]),
+        pytest.param(
+            f"{CALLBACK}mine.Mine",
+            ["--trainer.val_check_interval=2", "--trainer.max_epochs=1"],
+            marks=pytest.mark.slow,
+        ),
         ("--model.optimizer.ema_decay=0.9", ["--model.optimizer.algorithm=Muon"]),
     ],
 )
@@ -194,6 +198,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_what_is_sent_to_all_processes_of_a_run_leaves_its_loaders_to_it(tmp_path, data):
     """Slurm and Ctrl-C reach the workers too; the step that is under way needs them still."""
     env = {"KILL_AT": "train_batch_end:4", "RUN": "echo here; sleep 1"}
@@ -212,6 +217,7 @@ def test_what_is_sent_to_all_processes_of_a_run_leaves_its_loaders_to_it(tmp_pat
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_slurm_queues_the_job_again_when_it_is_saved(tmp_path, data):
     tools = tmp_path / "bin"
     tools.mkdir()

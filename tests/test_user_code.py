@@ -176,6 +176,7 @@ def test_what_breaks_in_training_is_one_line_and_recorded(flags, folder, root, c
     assert record["status"] == "failed" and record["reason"] == reason
 
 
+@pytest.mark.slow
 def test_scoring_ends_in_one_line_too(folder, root, capsys, monkeypatch):
     options = [*FIT[1:], *SHORT, f"--data.root={root}", "--data.batch_size=16", "--model.network.layer=user_code.Later"]
     assert in_process(["fit", *options], capsys)[0] == 0

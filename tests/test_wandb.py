@@ -139,6 +139,7 @@ def test_an_id_is_of_one_run_and_stays(tmp_path, monkeypatch):
     assert (chosen["id"], chosen["name"], chosen.get("group")) == ("chosen", None, None)  # wandb reads them
 
 
+@pytest.mark.slow
 def test_the_sweep_is_one_whose_commands_train(tmp_path):
     """As wandb's agent starts a trial: its command with arguments filled in, and the run's id in the environment."""
     from wandb.sdk.launch.sweeps import utils
@@ -186,6 +187,7 @@ def test_a_server_that_goes_away_stops_no_training(tmp_path):
     assert list(path.glob("wandb/run-*/run-*.wandb"))  # to be synced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("also", "code", "status"),
     [("", 0, "finished"), pytest.param("$PPID", 143, "interrupted", marks=pytest.mark.slow)],

@@ -146,6 +146,7 @@ def test_of_an_error_in_that_process_the_first_line_is_kept(monkeypatch):
     assert said == ["a reason"]
 
 
+@pytest.mark.slow
 @linux
 def test_a_contender_that_cannot_run_stays_with_its_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mamba_ssm", None)

@@ -62,6 +62,7 @@ def test_operators(tmp_path, capsys):
     assert "ceilings of the device" in out and "reached" in out and "; ratios to eager" in out
 
 
+@pytest.mark.slow
 def test_layers(tmp_path):
     data = run("layers", tmp_path)
     assert contenders(data, "time-invariant, causal layers") == {"S4D", "StableSSM", "LRU"}
@@ -173,6 +174,7 @@ def test_bad_input_is_one_line(script, options, message, tmp_path, monkeypatch, 
     assert not list(tmp_path.rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_the_gpu_script_goes_on_after_a_part_that_failed(tmp_path):
     """A script of the parts takes too long here, whatever it is."""
     python = tmp_path / "bin/python3"

@@ -204,6 +204,7 @@ def changed(manifest: Any, path: tuple[Any, ...], *value: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_dataset, with_targets, without, images, text])
 def test_a_manifest_that_lacks_anything(tmp_path: Path, make: Any) -> None:
     """It is refused in one line, or what is missing is of no consequence; never anything else."""

@@ -14,7 +14,7 @@ import pytest
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 BOUNDS: dict[str, dict[str, float]] = json.loads((FOLDER / "bounds.json").read_text())
-BY_DEFAULT = ["cpu/listops200", "mnist/s4d", "cpu/lm_imdb_small", "lra/pathfinder/transformer"]
+BY_DEFAULT = ["cpu/listops200", "mnist/s4d", "cpu/lm_imdb_hybrid"]
 WAITS: dict[str, str] = {}  # a place where a step waits for the device, and why it has to
 TOLERANCE = 1.001  # other versions of torch round their buffers otherwise
 

@@ -124,6 +124,7 @@ def test_compiles_as_one_graph():
     torch.testing.assert_close(torch.compile(block, backend="eager", fullgraph=True)(x), block(x))
 
 
+@pytest.mark.slow
 def test_what_a_wrapper_or_a_compiled_layer_takes_is_not_refused():
     class Wrapped(torch.nn.Module):
         def __init__(self, d_model: int) -> None:

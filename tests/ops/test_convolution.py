@@ -148,6 +148,7 @@ def test_several_kernels_from_one_table(complex_A, path):
     torch.testing.assert_close(both, torch.stack([s4d_kernel(delta, A, B, c, 300) for c in C]), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @each("N", [1, 8, 33])
 def test_numbers_of_states(N, path):
     delta, A, B, C = kernel_inputs(True, several=2, N=N)

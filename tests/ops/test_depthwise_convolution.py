@@ -272,6 +272,7 @@ def test_last_taps_errors(name, value, match):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @each("optional, with_reset", [((), False), (OPTIONAL, True)])
 def test_torch_compile_traces_it_whole(optional, with_reset):
     torch._dynamo.reset()

@@ -80,6 +80,7 @@ def flipped(whole):
 
 
 @needs_compiled
+@pytest.mark.slow
 def test_a_damaged_library_is_built_again(tmp_path, compiler):
     """It was loaded once: cut in half, every start died of a bus error; empty, the eager scan ran for ever."""
     path, log = compiler
