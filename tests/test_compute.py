@@ -76,7 +76,7 @@ UNITS = {
     "attention": (LayerSpec(Attention, n_heads=2), TransformerBlock),
 }
 
-OFTEN = ("s4d", "b2s6", "attention")
+OFTEN = ("b2s6", "attention")
 
 
 @pytest.mark.parametrize(

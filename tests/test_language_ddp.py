@@ -99,7 +99,7 @@ def test_two_processes_train_as_one(order: tuple[str, ...], fitted: Callable[...
     assert_close(two, one)
 
 
-@pytest.mark.slow  # what it tells its processes, run_by does too
+@pytest.mark.trials  # what it tells its processes, run_by does too
 def test_torchrun_starts_the_same_run(tmp_path: Path, fitted: Callable[..., Path]) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lra_ssm"]
     line = [sys.executable, *launch, *FIT, *DDP, "--trainer.devices=2", *STREAMS, *EXACT]

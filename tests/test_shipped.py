@@ -140,10 +140,8 @@ def test_the_language_model_continues_a_prompt(capsys) -> None:
     assert code == 0 and len(out.strip()) > len("This movie was"), errors
 
 
-# One in `slow`; the others, of minutes each, are `trials`.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "mnist-b2s6" else pytest.mark.trials) for n in FLOORS]
-)
+@pytest.mark.trials  # of minutes each
+@pytest.mark.parametrize("name", FLOORS)
 def test_it_has_the_stated_figure(name: str, tmp_path: Path) -> None:
     """Of the whole test split. Another CPU or library adds in another order, which may turn an example or two whose
     best classes are close: on one machine the digits are the same."""

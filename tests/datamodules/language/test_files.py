@@ -293,7 +293,7 @@ print(most - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.trials
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="what a process holds is read of Linux")
 def test_memory_stays_small(tmp_path: Path) -> None:
     """300 MB of one document, and of many; compressed too."""
