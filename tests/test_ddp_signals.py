@@ -119,9 +119,8 @@ def test_sigterm_to_one_process_stops_all_at_the_same_step_and_saves_it(tmp_path
     assert record(tmp_path)["status"] == "interrupted" and last_step(tmp_path) == 10
 
 
-@pytest.mark.parametrize(
-    ("rank", "devices"), [pytest.param(0, 3, marks=pytest.mark.trials), pytest.param(1, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.trials
+@pytest.mark.parametrize(("rank", "devices"), [(0, 3), (1, 2)])
 def test_the_other_processes_end_when_one_is_killed(rank: int, devices: int, tmp_path: Path, root: Path) -> None:
     env = {"KILL_AT": "train_batch_end:10", "KILL_RANK": str(rank)}
     code, lines = Processes(tmp_path, root, devices, env).end(120)

@@ -204,8 +204,7 @@ def test_strategies_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize("before", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.trials)])
 def test_sharded_and_whole_weights_go_on_from_each_other(
     before: int, tmp_path: Path, fitted: Callable[..., Path]
 ) -> None:

@@ -207,7 +207,7 @@ def test_a_run_that_another_process_works_at_is_left_alone(tmp_path):
     assert [line.split()[1] for line in calls(tmp_path)] == ["2", "2"]
 
 
-@pytest.mark.slow  # the commands themselves; above, what starts and ends them
+@pytest.mark.trials  # the commands themselves; above, what starts and ends them
 def test_real_fits(tmp_path):
     """By the command: one finishes, one cannot start."""
     (tmp_path / "sweep.yaml").write_text(

@@ -99,7 +99,7 @@ def test_no_step_of_a_fit_waits(tmp_path: Path) -> None:
     assert {wait.split()[1].partition(":")[0] for wait in logged} == places
 
 
-@pytest.mark.parametrize("nth", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.trials)])
+@pytest.mark.parametrize("nth", [pytest.param(8, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.trials)])
 def test_every_nth_config(nth: int) -> None:
     """By name, so that there are some of each task."""
     for found in walked(sorted(BOUNDS)[::nth]):

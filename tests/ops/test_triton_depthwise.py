@@ -52,7 +52,7 @@ CASES = pairwise(
 CHOSEN = [(1, 2, True, False, OPTIONAL, True), (65, 3, True, True, OPTIONAL, True), (9, 5, False, True, (), False)]
 
 
-@each(CASES.args[0], [*CHOSEN, *(pytest.param(*case.values, marks=pytest.mark.slow) for case in CASES.args[1])])
+@each(CASES.args[0], [*CHOSEN, *(pytest.param(*case.values, marks=pytest.mark.trials) for case in CASES.args[1])])
 def test_against_the_definition(L, W, transposed, with_reset, optional, silu):
     inputs = make(L, W, batch=2, optional=optional, transposed=transposed)
     reset = random_reset(2, L) if with_reset else None
