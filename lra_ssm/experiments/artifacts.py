@@ -48,7 +48,7 @@ class Artifact:
         full = f"in full on a GPU: slurm/sweeps/{self.sweep}.yaml" if self.sweep else ""
         if self.experiment:
             times = [f"{minutes:g} min{_FLAG[form]}" for form, minutes in self.minutes.items()]
-            return "; ".join(filter(None, [f"done here, {', '.join(times)}", full]))
+            return "; ".join(filter(None, [f"on a CPU, {', '.join(times)}", full]))
         return full or f"cannot be made: {self.cannot}"
 
     def load(self) -> "Experiment":

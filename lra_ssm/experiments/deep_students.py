@@ -31,6 +31,7 @@ from lra_ssm.layers import DeepLinearSSM
 BATCHES, BATCH_SIZE = 64, 16
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's usual ones
 Array = npt.NDArray[Any]
+COLORS = [f"C{k}" for k in range(10)] + ["navy", "gold"]  # of twelve layers
 
 
 class Students(NamedTuple):
@@ -194,7 +195,7 @@ def states(
 def draw_path(axes: Axes, path: pd.DataFrame, value: str, teacher: npt.ArrayLike) -> None:
     """One student's λ, B or C over the steps, a colour for each layer; the teacher's as bars at the right."""
     for (k, _), state in path.groupby(["layer", "state"]):
-        axes.plot(state["step"], state[value], color=f"C{int(k) - 1}", linewidth=1.2)
+        axes.plot(state["step"], state[value], color=COLORS[int(k) - 1], linewidth=1.2)
     draw_teacher(axes, path["step"].max(), teacher)
 
 
@@ -219,6 +220,6 @@ def draw_students(figure: FigureBase, grid: Array, paths: dict[str, pd.DataFrame
 
 def name_layers(figure: FigureBase, layers: int) -> None:
     """The legend of `draw_path`, below all axes."""
-    lines = [Line2D([], [], color=f"C{k}", label=f"layer {k + 1}") for k in range(layers)]
+    lines = [Line2D([], [], color=COLORS[k], label=f"layer {k + 1}") for k in range(layers)]
     lines.append(Line2D([], [], color="black", linewidth=2, label="teacher"))
     figure.legend(handles=lines, frameon=False, fontsize=8, ncols=7, loc="outside lower center")

@@ -81,10 +81,15 @@ class Equivalent(Experiment):
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         axes = figure.subplots()
+        marks = dict(zip(sorted(rows["optimizer"].unique()), "osx+", strict=False))
         for (one, other), color in zip(PAIRS, ("#1f77b4", "#2ca02c", "#c0392b"), strict=True):
             for rule, each in only(rows, one=one, other=other).groupby("optimizer"):
+                size = 9 if color == "#1f77b4" else 5  # both equal pairs are to be seen
                 drawn = each["difference"].clip(lower=1e-18)
-                axes.plot(each["step"], drawn, color=color, alpha=0.7, label=f"{one}, {other}: {rule}")
+                axes.plot(
+                    each["step"], drawn, marks[rule], color=color, markersize=size, label=f"{one}, {other}: {rule}"
+                )
+        axes.text(0, 4e-18, "no difference at all is drawn here", fontsize=8)
         axes.axhline(1e-5, color="#222222", linestyle="--", linewidth=1)
         axes.text(19, 1.3e-5, "the rule: 1e-5", ha="right", fontsize=8)
         axes.set(yscale="log", xlabel="step", ylabel="difference of the two losses, nats")
