@@ -128,7 +128,8 @@ def _curves(axes: Any, rows: pd.DataFrame) -> None:
         color = (0.85 - 0.8 * shade, 0.35, 0.2 + 0.6 * shade)
         axes.plot(curve, "o-", color=color, markersize=3, linewidth=1, label=f"d = {d}")
         axes.plot(curve.idxmin(), curve.min(), "*", color=color, markersize=11)
-    axes.set(xscale="log", xlabel="learning rate (best: star)", ylabel="loss, nats", ylim=(lowest - 0.05, lowest + 1.5))
+    axes.set(xscale="log", xlabel="learning rate (best: star)", ylabel="loss, nats")
+    axes.set_ylim(lowest - 0.05, min(means.max().max() + 0.05, lowest + 1.5))
     axes.legend(frameon=False, fontsize=7)
 
 
