@@ -37,6 +37,12 @@ VARIANTS = {
     "complex zoh, bias": (
         dict(complex_A=True, B="8 interleaved", C="8 interleaved", optional=("D", "B_bias")), None, True, "zoh", False,
         False),
+    "B2S6": (  # as the layer calls it: A of all channels, C real
+        dict(complex_A=True, B="8 complex", C="8 real", N=32, optional=("D", "delta_bias", "B_bias")), None, True,
+        "zoh", False, False),
+    "B2S6, segments": (
+        dict(complex_A=True, B="8 complex", C="8 real", N=32, optional=("D", "delta_bias", "B_bias")), None, True,
+        "zoh", True, False),
     "complex zoh, bias, N = 32, everything": (
         dict(complex_A=True, B="8 complex", C="4 complex", N=32, optional=(*SKIP, "B_bias", "initial_state")), None,
         False, "zoh", True, True),
@@ -124,6 +130,8 @@ def compile_variants(names: list[str]) -> None:
             if key in x and x[key].dim() > 2:
                 value = x[key].to(dtype) if dtype and not x[key].is_complex() else x[key]
                 x[key] = value.transpose(-1, -2).contiguous().transpose(-1, -2) if channels_last else value
+        if "B2S6" in variant:
+            x["A"] = x["A"][:1].expand(128, -1)
         names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
         reset = torch.zeros(2, 1024, dtype=torch.bool) if with_reset else None
         i = check_scan_inputs(*(x.get(key) for key in names), True, x.get("B_bias"), discretization,

@@ -244,6 +244,24 @@ def test_strides(complex_A):
     assert_close({name: x.cpu() for name, x in actual.items()}, expected)
 
 
+@pytest.mark.parametrize(
+    ("complex_A", "B", "discretization"),
+    [
+        (True, "2 complex", "zoh"),
+        pytest.param(False, "1 real", "zoh", marks=pytest.mark.slow),
+        pytest.param(True, "constant", "zoh", marks=pytest.mark.slow),
+        pytest.param(True, "1 complex", "euler", marks=pytest.mark.slow),
+    ],
+)
+def test_A_of_all_channels(complex_A, B, discretization, cut):
+    """As B2S6 gives it: one row, expanded, which kernels read once; over segments, with padded channels and states."""
+    cut()
+    optional = () if B == "constant" else ("B_bias",)
+    inputs = make_inputs(complex_A, B, "1 real", batch=1, D=6, N=3, L=11, optional=optional)
+    inputs["A"] = inputs["A"][:1].expand(6, -1)
+    compare(inputs, discretization=discretization)
+
+
 @pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_mixed_dtypes(complex_A, cut):
     cut()
@@ -334,10 +352,14 @@ def test_plan_fills_the_device(monkeypatch):
         backward = budget != triton_call.FORWARD_STATE
         for batch, channels, length in ((16, 1024, 2048), (8, 128, 16384), (1, 128, 65536), (256, 128, 512)):
             p = triton_call.plan(batch, channels, length, channels, 16, budget, gpu, backward)
-            assert batch * p.blocks * p.segments >= 4 * 132
+            assert batch * p.blocks * p.segments >= triton_call.FEW_WARPS * 132
             assert p.blocks * p.block >= channels and p.segments * p.segment >= length > (p.segments - 1) * p.segment
             assert p.segments == 1 or (p.segment >= 256 and p.segment % 64 == 0)
     assert triton_call.plan(16, 1024, 2048, 1024, 16, triton_call.FORWARD_STATE, gpu, False).segments == 1
+    # B2S6 on LRA (32 pairs, groups of 16 channels), ListOps and Path-X: 512 and 768 programs, none walks twice
+    listops = triton_call.plan(32, 128, 2048, 16, 64, triton_call.FORWARD_STATE, gpu, False)
+    pathx = triton_call.plan(24, 128, 16384, 16, 64, triton_call.FORWARD_STATE, gpu, False)
+    assert (listops.block, listops.segments, pathx.block, pathx.segments) == (8, 1, 4, 1)
     assert triton_call.plan(1, 6, 100, 3, 16, triton_call.BACKWARD_STATE, gpu, True)[:2] == (
         4,
         2,

@@ -21,12 +21,17 @@ from lra_ssm.ops.backends.triton_kernels import load_delta, load_output_gradient
 from lra_ssm.ops.backends.triton_steps import (
     COMPLEX_STEPS,
     CONSTANT,
+    REAL_STEPS,
     away_from_zero,
     channel_pointers,
     coefficient,
     discretized,
     drop,
+    frequencies,
+    hold_slope,
+    input_coefficient,
     join4,
+    load_A,
     load_channels,
     load_matrix,
     load_matrix_step,
@@ -34,12 +39,15 @@ from lra_ssm.ops.backends.triton_steps import (
     load_planes,
     load_resets,
     locate,
+    matrix_pointers,
     multiply,
+    near_limit,
     sigmoid,
     split4,
     store_pairs,
     store_planes,
     sum_channels,
+    sum_states,
     zoh_derivative,
 )
 
@@ -90,7 +98,7 @@ def gradient_kernel(
     batch, length, channels, states, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
     COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
-    HALVINGS: tl.constexpr,
+    HALVINGS: tl.constexpr, STATE_HALVINGS: tl.constexpr, TIED: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, chunk by chunk backward in time.
 
@@ -99,6 +107,7 @@ def gradient_kernel(
     """
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
+    HOLD: tl.constexpr = ZOH and not STEADY
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
@@ -111,7 +120,7 @@ def gradient_kernel(
     blocks = channels // unit * tl.cdiv(unit, BLOCK_D)
     vectors = tl.cast(b * blocks + block, tl.int64) * length * states  # where grad_B and grad_C of the block begin
 
-    A_re, A_im = load_pairs(A, own, mask, COMPLEX)
+    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
     inverse_re, inverse_im = A_re, A_im
     if ZOH:
         A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
@@ -122,12 +131,24 @@ def gradient_kernel(
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+        A_re, A_im, B_re, B_im, hold_re, hold_im = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+    elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
+        B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
+    rates = frequencies(A_re, A_im, COMPLEX)
+    if HOLD:
+        near_below = near_limit(A_re, A_im, COMPLEX)
+        square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
     if C_FORM == CONSTANT:
         C_re, C_im = load_pairs(C, own, mask, COMPLEX)
     skip = tl.zeros((BLOCK_D,), TYPE)
     if D is not None:
         skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
+
+    B_steps, C_steps = B, C
+    if B_FORM != CONSTANT:
+        B_steps = matrix_pointers(B, B_strides, b, d0 // B_group, BLOCK_N, B_FORM)
+    if C_FORM != CONSTANT:
+        C_steps = matrix_pointers(C, C_strides, b, d0 // C_group, BLOCK_N, C_FORM)
 
     zero = tl.zeros((BLOCK_N, BLOCK_D), TYPE)
     g_re, g_im = zero, zero
@@ -138,6 +159,7 @@ def gradient_kernel(
         if COMPLEX:
             g_im = -g_im
     sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_C_re, sum_C_im = zero, zero, zero, zero, zero, zero
+    sum_hold_re, sum_hold_im = zero, zero  # what A gets through B_bar, times A
     sum_D, sum_bias = tl.zeros((BLOCK_D,), TYPE), tl.zeros((BLOCK_D,), TYPE)
 
     begin = segment * segment_length
@@ -164,10 +186,10 @@ def gradient_kernel(
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
-                full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
-                delta_i = deltas[i][None, :]
-                x_re, x_im, _, _, _, _ = step(x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im,
-                                              full_re, full_im, COMPLEX, ZOH, STEADY)  # fmt: skip
+                full_re, full_im = input_coefficient(Bs_re[i], Bs_im[i], B_re, B_im, inverse_re, inverse_im, B_FORM,
+                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                x_re, x_im, _, _ = step(x_re, x_im, us[i][None, :], deltas[i][None, :], A_re, A_im, rates, full_re,
+                                        full_im, COMPLEX, HOLD, STEADY)  # fmt: skip
             store_planes(scratch + j * (W * TILE), local, TILE, mask, x_re, x_im, COMPLEX)
         tl.debug_barrier()  # a tile may be read by other threads than wrote it
         for j in range(0, groups):
@@ -188,27 +210,24 @@ def gradient_kernel(
             if reset is not None:
                 resets = load_resets(reset, reset_strides, b, t0, length)
 
-            # Forward: states before each step and A_bar or B_bar; what needs the states alone is used up at once.
+            # Forward: states before each step and A_bar, or A_bar - 1; what needs the states alone is used up at once.
             x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
             before, ys, Cs_grad_re, Cs_grad_im = (), (), (), ()
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
-                full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
-                delta_i, old_re, old_im = deltas[i][None, :], x_re, x_im
-                x_re, x_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im = step(
-                    x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im, full_re, full_im, COMPLEX,
-                    ZOH, STEADY)  # fmt: skip
-                if ZOH and not STEADY:  # A_bar is 1 + A B_bar: registers are short
-                    before = before + ((old_re, old_im, B_bar_re, B_bar_im),)
-                else:
-                    before = before + ((old_re, old_im, A_bar_re, A_bar_im),)
+                full_re, full_im = input_coefficient(Bs_re[i], Bs_im[i], B_re, B_im, inverse_re, inverse_im, B_FORM,
+                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                old_re, old_im = x_re, x_im
+                x_re, x_im, A_bar_re, A_bar_im = step(x_re, x_im, us[i][None, :], deltas[i][None, :], A_re, A_im, rates,
+                                                      full_re, full_im, COMPLEX, HOLD, STEADY)  # fmt: skip
+                before = before + ((old_re, old_im, A_bar_re, A_bar_im),)
                 if z is not None:
-                    c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
-                    if COMPLEX:
-                        ys = ys + (2.0 * tl.sum(c_re * x_re - c_im * x_im, axis=0),)
+                    c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
+                    if COMPLEX and C_FORM != REAL_STEPS:
+                        ys = ys + (c_re * x_re - c_im * x_im,)
                     else:
-                        ys = ys + (tl.sum(c_re * x_re, axis=0),)
+                        ys = ys + (c_re * x_re,)
                 grad_i = grads[i][None, :]
                 if C_FORM == CONSTANT:
                     sum_C_re += x_re * grad_i
@@ -221,7 +240,9 @@ def gradient_kernel(
             if C_FORM != CONSTANT:
                 store_matrix_gradient(grad_C, vectors, t0, length, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
             if z is not None:
-                y_tile = join4(ys[0], ys[1], ys[2], ys[3])
+                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+                if COMPLEX:
+                    y_tile *= 2.0
                 if D is not None:
                     y_tile += skip[:, None] * u_tile
                 s = sigmoid(gate)
@@ -233,41 +254,49 @@ def gradient_kernel(
             us_grad, deltas_grad, Bs_grad_re, Bs_grad_im = (), (), (), ()
             for i in tl.static_range(3, -1, -1):
                 old_re, old_im, A_bar_re, A_bar_im = before[i]
-                B_bar_re, B_bar_im = A_bar_re, A_bar_im
-                if ZOH and not STEADY:
-                    A_bar_re, A_bar_im = multiply(A_re, A_im, B_bar_re, B_bar_im, COMPLEX)
-                    A_bar_re += 1.0
-                full_re, full_im = load_matrix_step(B, B_strides, b, d0 // B_group, t0 + i, length, states, B_re, B_im,
-                                                    BLOCK_N, B_FORM, B_bias is not None, TYPE)  # fmt: skip
-                c_re, c_im = load_matrix_step(C, C_strides, b, d0 // C_group, t0 + i, length, states, C_re, C_im,
-                                              BLOCK_N, C_FORM, False, TYPE)  # fmt: skip
+                full_re, full_im, c_re, c_im = B_re, B_im, C_re, C_im
+                if B_FORM != CONSTANT:
+                    full_re, full_im = load_matrix_step(B_steps, B_strides[3], t0 + i, length, states, BLOCK_N, B_FORM,
+                                                        TYPE)  # fmt: skip
+                if C_FORM != CONSTANT:
+                    c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0 + i, length, states, BLOCK_N, C_FORM,
+                                                  TYPE)  # fmt: skip
+                full_re, full_im = input_coefficient(full_re, full_im, B_re, B_im, inverse_re, inverse_im, B_FORM,
+                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                c_re, c_im = coefficient(c_re, c_im, C_re, C_im, C_FORM, False)
                 u_i, delta_i, grad_i = us[i][None, :], deltas[i][None, :], grads[i][None, :]
                 g_re += c_re * grad_i
-                if COMPLEX:
+                if COMPLEX and C_FORM != REAL_STEPS:
                     g_im += c_im * grad_i
-                g_B_re, g_B_im = multiply(g_re, g_im, full_re, full_im, COMPLEX)
-                back_re, back_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)  # to the state before
-                # grad A_bar times A_bar; its part of grad A is delta times that, of grad delta A times that
-                if STEADY:  # there A is A_bar
-                    decay_re, decay_im = multiply(g_re, g_im, old_re, old_im, COMPLEX)
-                else:
-                    decay_re, decay_im = multiply(back_re, back_im, old_re, old_im, COMPLEX)
-                if ZOH and not STEADY:
-                    g_delta_re, _ = multiply(decay_re, decay_im, A_re, A_im, COMPLEX)
-                    rise_re, _ = multiply(g_B_re, g_B_im, A_bar_re, A_bar_im, COMPLEX)
-                    deltas_grad = (tl.sum(g_delta_re + rise_re * u_i, axis=0),) + deltas_grad
-                    v_re, _ = multiply(g_B_re, g_B_im, B_bar_re, B_bar_im, COMPLEX)
-                    us_grad = (tl.sum(v_re, axis=0),) + us_grad
-                    slope_re, slope_im = zoh_derivative(delta_i, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im,
-                                                        B_bar_re, B_bar_im, COMPLEX)  # fmt: skip
-                    slope_re, slope_im = multiply(g_B_re, g_B_im, slope_re, slope_im, COMPLEX)
-                    sum_A_re += decay_re * delta_i + slope_re * u_i
-                    grad_B_re, grad_B_im = multiply(g_re, g_im, B_bar_re, B_bar_im, COMPLEX)
-                    grad_B_re = grad_B_re * u_i
+                if HOLD:  # m = A_bar - 1, and w = B u / A: x + m (x + w)
+                    mg_re, mg_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
+                    back_re, back_im = g_re + mg_re, g_im + mg_im  # to the state before
+                    sum_re, sum_im = old_re + full_re * u_i, old_im + full_im * u_i
+                    both_re, both_im = multiply(back_re, back_im, sum_re, sum_im, COMPLEX)
+                    g_delta_re, _ = multiply(both_re, both_im, A_re, A_im, COMPLEX)
+                    held_re, held_im = multiply(mg_re, mg_im, full_re, full_im, COMPLEX)
+                    deltas_grad, us_grad = (g_delta_re,) + deltas_grad, (held_re,) + us_grad
+                    # A's: delta back (x + w) - m g w / A; where w cancels, delta back x and the rest by its series.
+                    near = tl.abs(delta_i) < near_below
+                    slope_re, slope_im = hold_slope(delta_i, A_re, A_im, square_re, square_im, COMPLEX)
+                    slope_re, slope_im = tl.where(near, slope_re, -1.0) * u_i, tl.where(near, slope_im, 0.0) * u_i
+                    sum_re, sum_im = tl.where(near, old_re, sum_re), tl.where(near, old_im, sum_im)
+                    decay_re, decay_im = multiply(back_re, back_im, sum_re, sum_im, COMPLEX)
+                    sum_A_re += decay_re * delta_i
+                    sum_hold_re += held_re * slope_re
                     if COMPLEX:
-                        sum_A_im += decay_im * delta_i + slope_im * u_i
-                        grad_B_im = grad_B_im * u_i
+                        sum_A_im += decay_im * delta_i
+                        sum_hold_re -= held_im * slope_im
+                        sum_hold_im = (sum_hold_im + held_re * slope_im) + held_im * slope_re
+                    grad_B_re, grad_B_im = mg_re * u_i, mg_im * u_i
                 else:
+                    g_B_re, g_B_im = multiply(g_re, g_im, full_re, full_im, COMPLEX)
+                    back_re, back_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
+                    # grad A_bar times A_bar; its part of grad A is delta times that, of grad delta A times that
+                    if STEADY:  # there A is A_bar
+                        decay_re, decay_im = multiply(g_re, g_im, old_re, old_im, COMPLEX)
+                    else:
+                        decay_re, decay_im = multiply(back_re, back_im, old_re, old_im, COMPLEX)
                     inner = tl.sum(g_B_re, axis=0)
                     g_delta_re, _ = multiply(decay_re, decay_im, A_re, A_im, COMPLEX)
                     deltas_grad = (tl.sum(g_delta_re, axis=0) + us[i] * inner,) + deltas_grad
@@ -282,9 +311,15 @@ def gradient_kernel(
                     if COMPLEX:
                         sum_B_im += grad_B_im
                 if B_FORM != CONSTANT:
-                    Bs_grad_re = (sum_channels(grad_B_re, BLOCK_N, BLOCK_D, HALVINGS),) + Bs_grad_re
-                    if B_FORM == COMPLEX_STEPS:
-                        Bs_grad_im = (sum_channels(grad_B_im, BLOCK_N, BLOCK_D, HALVINGS),) + Bs_grad_im
+                    if HOLD and not TIED:
+                        grad_B_re, grad_B_im = multiply(grad_B_re, grad_B_im, inverse_re, inverse_im, COMPLEX)
+                    step_re, step_im = sum_channels(grad_B_re, BLOCK_N, BLOCK_D, HALVINGS), grad_B_im
+                    if COMPLEX and (HOLD and TIED or B_FORM == COMPLEX_STEPS):
+                        step_im = sum_channels(grad_B_im, BLOCK_N, BLOCK_D, HALVINGS)
+                    if HOLD and TIED:
+                        step_re, step_im = multiply(step_re, step_im, tl.reshape(inverse_re, (BLOCK_N,)),
+                                                    tl.reshape(inverse_im, (BLOCK_N,)), COMPLEX)  # fmt: skip
+                    Bs_grad_re, Bs_grad_im = (step_re,) + Bs_grad_re, (step_im,) + Bs_grad_im
                 g_re = back_re
                 if COMPLEX:
                     g_im = back_im
@@ -292,8 +327,12 @@ def gradient_kernel(
                     g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
             if B_FORM != CONSTANT:
                 store_matrix_gradient(grad_B, vectors, t0, length, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
-            u_grad_tile = join4(us_grad[0], us_grad[1], us_grad[2], us_grad[3])
-            delta_grad_tile = join4(deltas_grad[0], deltas_grad[1], deltas_grad[2], deltas_grad[3])
+            if HOLD:
+                u_grad_tile = sum_states(us_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+                delta_grad_tile = sum_states(deltas_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+            else:
+                u_grad_tile = join4(us_grad[0], us_grad[1], us_grad[2], us_grad[3])
+                delta_grad_tile = join4(deltas_grad[0], deltas_grad[1], deltas_grad[2], deltas_grad[3])
             if D is not None:
                 u_grad_tile += skip[:, None] * grad_tile
                 sum_D += tl.sum(grad_tile * u_tile, axis=1)
@@ -312,11 +351,15 @@ def gradient_kernel(
     sums = tl.cast(segment * batch + b, tl.int64) * channels + d0 + tl.arange(0, BLOCK_D)
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im = load_pairs(A, own, mask, COMPLEX)
+        A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
         B_re, B_im = load_pairs(B, own, mask, COMPLEX)
         sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_delta = undiscretized(
             held, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
         tl.store(grad_delta + sums, sum_delta, mask=channel_mask)
+    if HOLD:
+        sum_B_re, sum_B_im = multiply(sum_B_re, sum_B_im, inverse_re, inverse_im, COMPLEX)
+        sum_hold_re, sum_hold_im = multiply(sum_hold_re, sum_hold_im, inverse_re, inverse_im, COMPLEX)
+        sum_A_re, sum_A_im = sum_A_re + sum_hold_re, sum_A_im + sum_hold_im
     store_planes(grad_A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
     if B_FORM == CONSTANT:
         store_planes(grad_B, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)

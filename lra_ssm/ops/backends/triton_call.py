@@ -35,13 +35,13 @@ FORWARD_STATE = 512
 BACKWARD_STATE = 256
 BACKWARD_STATE_REAL_EULER = 512
 WARPS = 1
-# Channels a program takes at most and, unless N asks for fewer, at least: 8 float32 are a 32-byte sector.
-MAX_BLOCK, MIN_BLOCK = 32, 8
+# Channels a program takes at most and, unless N asks for fewer, at least. (8 float32 are a 32-byte sector.)
+MAX_BLOCK, MIN_BLOCK = 32, 4
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
 # Warps per multiprocessor that hide most of the latency (and that backward's registers leave room for), and those below
 # which smaller blocks or a second walk through time cost less than idle units.  Not measured on a device yet.
-GOOD_WARPS, FEW_WARPS = 8, 4
+GOOD_WARPS, FEW_WARPS = 8, 3
 
 CONSTANT, REAL_STEPS, COMPLEX_STEPS = 0, 1, 2  # triton_steps.py has the same; it is not imported without triton
 
@@ -153,18 +153,19 @@ class Scan:
             budget = BACKWARD_STATE if zoh or self.complex else BACKWARD_STATE_REAL_EULER
         self.plan = plan(self.batch, self.channels, self.length, unit, state_size, budget, self.device, backward)
         self.programs = self.batch * self.plan.blocks * self.plan.segments
+        tied = x.A.stride(0) == 0 and not self.steady  # the same of all channels
         reset = None if x.reset is None else x.reset.view(torch.uint8)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(
-            u=x.u, delta=delta, z=x.z, A=_pairs(x.A), B=self.B.data, C=self.C.data, D=_pairs(x.D),
+            u=x.u, delta=delta, z=x.z, A=_pairs(x.A[0] if tied else x.A), B=self.B.data, C=self.C.data, D=_pairs(x.D),
             delta_bias=_pairs(x.delta_bias), B_bias=_pairs(x.B_bias), initial=_pairs(x.initial), reset=reset,
             u_strides=x.u.stride(), delta_strides=delta_strides, z_strides=_strides(x.z, 3),
             B_strides=self.B.strides, C_strides=self.C.strides, reset_strides=_strides(reset, 2),
             batch=self.batch, length=self.length, channels=self.channels, states=self.states, unit=unit,
             B_group=B_group, C_group=C_group, segment_length=self.plan.segment, segments=self.plan.segments,
             CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, B_FORM=self.B.form, C_FORM=self.C.form,
-            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, STEADY=self.steady,
-            HALVINGS=self.plan.block.bit_length() - 1,
+            COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, STEADY=self.steady, TIED=tied,
+            HALVINGS=self.plan.block.bit_length() - 1, STATE_HALVINGS=block_n.bit_length() - 1,
         )  # fmt: skip
 
     def launch(self, kernel: Any, programs: int, **arguments: Any) -> None:

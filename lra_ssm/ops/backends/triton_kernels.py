@@ -19,13 +19,17 @@ import triton.language as tl
 
 from lra_ssm.ops.backends.triton_steps import (
     CONSTANT,
+    REAL_STEPS,
     away_from_zero,
     channel_pointers,
     coefficient,
     discretized,
     drop,
+    exp_minus_1,
     exponential,
-    join4,
+    frequencies,
+    input_coefficient,
+    load_A,
     load_channels,
     load_matrix,
     load_pairs,
@@ -38,7 +42,7 @@ from lra_ssm.ops.backends.triton_steps import (
     split4,
     store_pairs,
     store_planes,
-    zero_order_hold,
+    sum_states,
 )
 
 
@@ -61,38 +65,41 @@ def load_delta(delta, strides, delta_bias, b, d0, t0, length, channel_mask, SOFT
 
 
 @triton.jit
-def transition(delta, A_re, A_im, COMPLEX: tl.constexpr, STEADY: tl.constexpr):
+def transition(delta, A_re, A_im, rates, COMPLEX: tl.constexpr, STEADY: tl.constexpr):
     """A_bar of a step; A itself of a discretized system, and 1 beyond the end."""
     if STEADY:
         return tl.where(delta != 0, A_re, 1.0), tl.where(delta != 0, A_im, 0.0)
     else:
-        return exponential(delta, A_re, A_im, COMPLEX)
+        return exponential(delta, A_re, A_im, rates, COMPLEX)
 
 
 @triton.jit
-def step(
-    x_re, x_im, u, delta, A_re, A_im, inverse_re, inverse_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.constexpr,
-    STEADY: tl.constexpr,
-):  # fmt: skip
-    """(the state after one step, A_bar, B_bar); u and delta (1, BLOCK_D).  B_bar is a stand-in for euler.
+def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.constexpr, HOLD: tl.constexpr,
+         STEADY: tl.constexpr):  # fmt: skip
+    """(the state after one step, A_bar); u and delta (1, BLOCK_D), rates from `frequencies`.
 
+    HOLD: x + m (x + w), with m = exp(delta A) - 1 in place of A_bar and w = B u / A; B is over A already.
     STEADY: A and B are discretized, and delta is 1, or 0 beyond the end.
     """
-    if ZOH and not STEADY:
-        A_bar_re, A_bar_im, B_bar_re, B_bar_im = zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX)
-        v_re, v_im = multiply(B_bar_re, B_bar_im, B_re, B_im, COMPLEX)
-        v_re, v_im = v_re * u, v_im * u
+    if HOLD:
+        m_re, m_im = exp_minus_1(delta, A_re, A_im, rates, COMPLEX)
+        if COMPLEX:
+            sum_re, sum_im = x_re + B_re * u, x_im + B_im * u
+            x_re = (x_re + m_re * sum_re) - m_im * sum_im
+            x_im = (x_im + m_re * sum_im) + m_im * sum_re
+        else:
+            x_re += m_re * (x_re + B_re * u)
+        return x_re, x_im, m_re, m_im
     else:
-        A_bar_re, A_bar_im = transition(delta, A_re, A_im, COMPLEX, STEADY)
-        B_bar_re, B_bar_im = A_bar_re, A_bar_im
+        A_bar_re, A_bar_im = transition(delta, A_re, A_im, rates, COMPLEX, STEADY)
         v_re, v_im = B_re * (delta * u), B_im * (delta * u)
-    if COMPLEX:
-        old_re = x_re
-        x_re = A_bar_re * old_re - A_bar_im * x_im + v_re
-        x_im = A_bar_re * x_im + A_bar_im * old_re + v_im
-    else:
-        x_re = A_bar_re * x_re + v_re
-    return x_re, x_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im
+        if COMPLEX:
+            old_re = x_re
+            x_re = A_bar_re * old_re - A_bar_im * x_im + v_re
+            x_im = A_bar_re * x_im + A_bar_im * old_re + v_im
+        else:
+            x_re = A_bar_re * x_re + v_re
+        return x_re, x_im, A_bar_re, A_bar_im
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -102,6 +109,7 @@ def scan_kernel(
     batch, length, channels, states, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
     COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
+    TIED: tl.constexpr, STATE_HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """One segment of the scan.
 
@@ -111,6 +119,7 @@ def scan_kernel(
     """
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
+    HOLD: tl.constexpr = ZOH and not STEADY
     b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
@@ -118,7 +127,7 @@ def scan_kernel(
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
     own = d * states + n  # in (D, N)
 
-    A_re, A_im = load_pairs(A, own, mask, COMPLEX)
+    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
     inverse_re, inverse_im = A_re, A_im
     if ZOH:
         A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
@@ -129,7 +138,10 @@ def scan_kernel(
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+        A_re, A_im, B_re, B_im, hold_re, hold_im = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+    elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
+        B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
+    rates = frequencies(A_re, A_im, COMPLEX)
     if C_FORM == CONSTANT and y is not None:
         C_re, C_im = load_pairs(C, own, mask, COMPLEX)
     skip = tl.zeros((BLOCK_D,), TYPE)
@@ -169,26 +181,30 @@ def scan_kernel(
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
-                full_re, full_im = coefficient(Bs_re, Bs_im, B_re, B_im, i, B_FORM, B_bias is not None)
-                delta_i = deltas[i][None, :]
-                x_re, x_im, A_bar_re, A_bar_im, _, _ = step(
-                    x_re, x_im, us[i][None, :], delta_i, A_re, A_im, inverse_re, inverse_im, full_re, full_im, COMPLEX,
-                    ZOH, STEADY)  # fmt: skip
+                full_re, full_im = input_coefficient(Bs_re[i], Bs_im[i], B_re, B_im, inverse_re, inverse_im, B_FORM,
+                                                     B_bias is not None, HOLD, COMPLEX)  # fmt: skip
+                x_re, x_im, A_bar_re, A_bar_im = step(x_re, x_im, us[i][None, :], deltas[i][None, :], A_re, A_im, rates,
+                                                      full_re, full_im, COMPLEX, HOLD, STEADY)  # fmt: skip
                 if y is not None:
-                    c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
-                    if COMPLEX:
-                        ys = ys + (2.0 * tl.sum(c_re * x_re - c_im * x_im, axis=0),)
+                    c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
+                    if COMPLEX and C_FORM != REAL_STEPS:
+                        ys = ys + (c_re * x_re - c_im * x_im,)
                     else:
-                        ys = ys + (tl.sum(c_re * x_re, axis=0),)
+                        ys = ys + (c_re * x_re,)
                 else:
-                    if COMPLEX or STEADY:
+                    if COMPLEX and HOLD:
+                        more_re, more_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
+                        decay_re, decay_im = decay_re + more_re, decay_im + more_im
+                    elif COMPLEX or STEADY:
                         decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
                     else:
                         total_delta += deltas[i]
                     if reset is not None:
                         any_reset = any_reset | resets[i].to(tl.int32)
             if y is not None:
-                y_tile = join4(ys[0], ys[1], ys[2], ys[3])
+                y_tile = sum_states(ys, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
+                if COMPLEX:
+                    y_tile *= 2.0
                 if D is not None:
                     y_tile += skip[:, None] * u_tile
                 if z is not None:
@@ -273,7 +289,7 @@ def adjoint_kernel(
     delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
     batch, length, channels, states, unit, C_group, segment_length,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
-    ZOH: tl.constexpr, STEADY: tl.constexpr,
+    ZOH: tl.constexpr, STEADY: tl.constexpr, TIED: tl.constexpr,
 ):  # fmt: skip
     """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
     by how much it shrinks what came from behind, and whether a reset cuts that off."""
@@ -284,11 +300,12 @@ def adjoint_kernel(
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
-    A_re, A_im = load_pairs(A, d * states + n, mask, COMPLEX)
+    A_re, A_im = load_A(A, d * states + n, n, mask, states, TIED, COMPLEX)
     C_re, C_im = A_re, A_im
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
         A_re, A_im, _, _, _, _ = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
+    rates = frequencies(A_re, A_im, COMPLEX)
     if C_FORM == CONSTANT:
         C_re, C_im = load_pairs(C, d * states + n, mask, COMPLEX)
     g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
@@ -314,11 +331,12 @@ def adjoint_kernel(
         if reset is not None:
             resets = load_resets(reset, reset_strides, b, t0, length)
         for i in tl.static_range(3, -1, -1):
-            c_re, c_im = coefficient(Cs_re, Cs_im, C_re, C_im, i, C_FORM, False)
-            A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, COMPLEX, STEADY)
+            c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
+            A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, rates, COMPLEX, STEADY)
             g_re += c_re * grads[i][None, :]
             if COMPLEX:
-                g_im += c_im * grads[i][None, :]
+                if C_FORM != REAL_STEPS:
+                    g_im += c_im * grads[i][None, :]
                 g_re, g_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
                 decay_re, decay_im = multiply(decay_re, decay_im, A_bar_re, A_bar_im, COMPLEX)
             else:

@@ -17,9 +17,9 @@ import triton.language as tl
 from lra_ssm.ops.backends.triton_steps import (
     LOG2_E,
     away_from_zero,
+    half_turn,
     multiply,
     power_of_2,
-    sine_cosine,
     zero_order_hold,
     zoh_derivative,
 )
@@ -41,8 +41,9 @@ def powers(times, step, A_re, A_im, TYPE: tl.constexpr):
     turns = times.to(tl.float64)[:, None] * (step * A_im / TWO_PI)[None, :]
     turns -= tl.floor(turns + 0.5)
     size = power_of_2((times.to(tl.float64)[:, None] * (step * A_re * LOG2_E)[None, :]).to(TYPE))
-    sine, cosine = sine_cosine((turns * TWO_PI).to(TYPE))
-    return size * cosine, size * sine
+    sine, cosine = half_turn(turns.to(TYPE))
+    scaled = 2.0 * size * sine
+    return size - scaled * sine, scaled * cosine
 
 
 @triton.jit

@@ -26,9 +26,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LOG2_E_FLOAT = tl.constexpr(1.4426950216293335)  # and what a float32 leaves of it
 LOG2_E_REST = tl.constexpr(1.9259629911e-08)
 LN_2 = tl.constexpr(0.6931471805599453)
-# Taylor coefficients of (exp(z) - 1)/z and of its derivative
+PI = tl.constexpr(math.pi)
+ONE_TURN = tl.constexpr(1 / (2 * math.pi))
+ONE_TURN_FLOAT = tl.constexpr(0.15915493667125702)  # and what a float32 leaves of it
+ONE_TURN_REST = tl.constexpr(6.42063831673e-09)
+ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
+# The hardware's sine and cosine, for angles up to pi/2 here: errors up to 4e-7 by CUDA's guide, where ours are up to
+# 1.5e-7. Off until they are measured on a device.
+FAST_SINE = tl.constexpr(False)
+# Taylor coefficients of (exp(z) - 1)/z; in z^2, of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
 PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))
-PHI1_SLOPE = tl.constexpr(tuple((k + 1) / math.factorial(k + 2) for k in range(14)))
+HOLD_SLOPE = tl.constexpr((1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000))
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -55,9 +63,24 @@ def sum_channels(x, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HALVINGS: tl.c
     do what a butterfly per state does in log2(BLOCK_D) times as many.
     """
     for i in tl.static_range(HALVINGS):
-        low, high = tl.split(tl.permute(tl.reshape(x, (BLOCK_N, 2, BLOCK_D >> (i + 1))), (0, 2, 1)))
+        low, high = tl.split(tl.reshape(x, (BLOCK_N, BLOCK_D >> (i + 1), 2)))
         x = low + high
     return tl.reshape(x, (BLOCK_N,))
+
+
+@triton.jit
+def sum_states(xs, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HALVINGS: tl.constexpr, COMPLEX: tl.constexpr):
+    """Four (BLOCK_N, BLOCK_D) -> (BLOCK_D, 4).  For complex A all at once, state bits moving from the lanes into a
+    thread; for real A, where a program has twice the states, that would be registers too many."""
+    if COMPLEX:
+        x = tl.join(tl.join(xs[0], xs[2]), tl.join(xs[1], xs[3]))
+        for i in tl.static_range(HALVINGS):
+            x = tl.reshape(x, (2, BLOCK_N >> (i + 1), BLOCK_D * 4))
+            low, high = tl.split(tl.permute(x, (1, 2, 0)))
+            x = low + high
+        return tl.reshape(x, (BLOCK_D, 4))
+    else:
+        return join4(tl.sum(xs[0], axis=0), tl.sum(xs[1], axis=0), tl.sum(xs[2], axis=0), tl.sum(xs[3], axis=0))
 
 
 @triton.jit
@@ -118,37 +141,57 @@ def load_matrix(
 
 
 @triton.jit
-def load_matrix_step(x, strides, b, group, t, length, states, tile_re, tile_im, BLOCK_N: tl.constexpr,
-                     FORM: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """`coefficient` for step t alone, read where it is needed: four steps of it are registers that backward lacks."""
-    if FORM == CONSTANT:
-        return tile_re, tile_im
+def matrix_pointers(x, strides, b, group, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
+    """Where the states of a variable B or C are at step 0: (BLOCK_N,), or (BLOCK_N, 2) for re and im."""
+    pointers = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
+    pointers += tl.arange(0, BLOCK_N) * strides[2]
+    if FORM == COMPLEX_STEPS:
+        return pointers[:, None] + tl.arange(0, 2)[None, :] * strides[4]
     else:
-        n = tl.arange(0, BLOCK_N)
-        base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
-        pointers = base + tl.cast(t, tl.int64) * strides[3] + n * strides[2]
-        mask = (n < states) & (t + n * 0 < length)
-        if FORM == COMPLEX_STEPS:
-            pointers = pointers[:, None] + tl.arange(0, 2)[None, :] * strides[4]
-            re, im = tl.split(tl.load(pointers, mask=mask[:, None], other=0.0).to(TYPE))
-        else:
-            re = tl.load(pointers, mask=mask, other=0.0).to(TYPE)
-            im = tl.zeros_like(re)
-        if BIAS:
-            return re[:, None] + tile_re, im[:, None] + tile_im
-        else:
-            return re[:, None], im[:, None]
+        return pointers
 
 
 @triton.jit
-def coefficient(steps_re, steps_im, tile_re, tile_im, i: tl.constexpr, FORM: tl.constexpr, BIAS: tl.constexpr):
-    """B or C at step i: the constant tile, the step's vector, or vector plus bias."""
+def load_matrix_step(pointers, stride, t, length, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
+                     TYPE: tl.constexpr):  # fmt: skip
+    """(re, im) of step t alone of what `load_matrix` reads, where it is needed: four are registers that backward lacks.
+    Beyond the end it is the last step's, which meets zeros alone."""
+    offset = tl.cast(tl.minimum(t, length - 1), tl.int64) * stride
+    mask = tl.arange(0, BLOCK_N) < states
+    if FORM == COMPLEX_STEPS:
+        return tl.split(tl.load(pointers + offset, mask=mask[:, None], other=0.0).to(TYPE))
+    else:
+        re = tl.load(pointers + offset, mask=mask, other=0.0).to(TYPE)
+        return re, tl.zeros_like(re)
+
+
+@triton.jit
+def coefficient(re, im, tile_re, tile_im, FORM: tl.constexpr, BIAS: tl.constexpr):
+    """B or C at a step: the constant tile, the step's vector (BLOCK_N,), or the vector plus the bias, a tile."""
     if FORM == CONSTANT:
         return tile_re, tile_im
     elif BIAS:
-        return steps_re[i][:, None] + tile_re, steps_im[i][:, None] + tile_im
+        return re[:, None] + tile_re, im[:, None] + tile_im
     else:
-        return steps_re[i][:, None], steps_im[i][:, None]
+        return re[:, None], im[:, None]
+
+
+@triton.jit
+def input_coefficient(re, im, tile_re, tile_im, inverse_re, inverse_im, FORM: tl.constexpr, BIAS: tl.constexpr,
+                      HOLD: tl.constexpr, COMPLEX: tl.constexpr):  # fmt: skip
+    """`coefficient` of B; for HOLD over A, which the tile is already. 1/A (BLOCK_N, BLOCK_D or, of all channels, 1)."""
+    if not HOLD or FORM == CONSTANT:
+        return coefficient(re, im, tile_re, tile_im, FORM, BIAS)
+    else:
+        re, im = re[:, None], im[:, None]
+        over_re, over_im = re * inverse_re, re * inverse_im
+        if BIAS and inverse_re.shape[1] > 1:  # added first, it costs no more than the product
+            over_re, over_im = tile_re + re * inverse_re, tile_im + re * inverse_im
+        if FORM == COMPLEX_STEPS:
+            over_re, over_im = over_re - im * inverse_im, over_im + im * inverse_re
+        if BIAS and inverse_re.shape[1] == 1:
+            over_re, over_im = tile_re + over_re, tile_im + over_im
+        return over_re, over_im
 
 
 @triton.jit
@@ -176,6 +219,15 @@ def load_pairs(x, index, mask, COMPLEX: tl.constexpr):
     else:
         re = tl.load(x + index, mask=mask, other=0.0)
         return re, re
+
+
+@triton.jit
+def load_A(A, own, n, mask, states, TIED: tl.constexpr, COMPLEX: tl.constexpr):
+    """A (D, N) as a tile (BLOCK_N, BLOCK_D); (N,), of all channels, as (BLOCK_N, 1)."""
+    if TIED:
+        return load_pairs(A, n, n < states, COMPLEX)
+    else:
+        return load_pairs(A, own, mask, COMPLEX)
 
 
 @triton.jit
@@ -226,6 +278,14 @@ def power_of_2(x):
 
 
 @triton.jit
+def fast_sine_cosine(x):
+    return (
+        tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1),
+        tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1),
+    )
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)), linear above 20.  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits where e = exp(-|x|) is small,
     unlike log(1 + e); the series converges by 1/9 per term."""
@@ -254,68 +314,102 @@ def sigmoid(x):
 
 @triton.jit
 def expm1(x):
-    """exp(x) - 1, by its series where that cancels."""
-    TERMS: tl.constexpr = 16 if x.dtype == tl.float64 else 9
+    """exp(x) - 1 in float64, by its series where that cancels."""
     near = tl.abs(x) < 0.5
     z = tl.where(near, x, 0.0)
-    total = tl.zeros_like(x) + PHI1[TERMS - 1]
-    for k in tl.static_range(TERMS - 2, -1, -1):
+    total = tl.zeros_like(x) + PHI1[15]
+    for k in tl.static_range(14, -1, -1):
         total = total * z + PHI1[k]
-    return tl.where(near, z * total, power_of_2(x * LOG2_E) - 1.0)
+    return tl.where(near, z * total, tl.exp(x) - 1.0)
 
 
 @triton.jit
-def sine_cosine(x):
-    """(sin x, cos x).  In float32 both from one reduction by multiples of pi/2, to a rounding error or two up to
-    thousands of radians: the library's functions would do it twice, and bring their code for huge arguments, which
-    lives in local memory, once for each state and step.  Beyond millions of radians the result is bounded, no more.
+def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
+    """What exponentials of delta A need of A, made once for all steps: Re A log2(e), and Im A / 2 pi in two parts, a
+    float32 and what it leaves."""
+    if COMPLEX and A_re.dtype != tl.float64:
+        turn = A_im * ONE_TURN
+        return A_re * LOG2_E, turn, tl.fma(A_im, ONE_TURN_FLOAT, -turn) + A_im * ONE_TURN_REST
+    else:
+        return A_re * LOG2_E, A_im, A_im
+
+
+@triton.jit
+def half_turn(r):
+    """(sin, cos) of pi r, r in [-1/2, 1/2]."""
+    if r.dtype == tl.float64:
+        return tl.sin(r * PI), tl.cos(r * PI)
+    elif FAST_SINE:
+        return fast_sine_cosine(r * PI)
+    else:
+        # minimax in r^2 with float32 coefficients: rounded after the fit they would let the sum of the squares be
+        # 1 + 4e-8, and the state grow by that at every step
+        z = r * r
+        sine = (0.07963868975639343 * z - 0.5993456840515137) * z + 2.5502572059631348
+        sine = (sine * z - 5.167720317840576) * z + 3.1415927410125732
+        cosine = (-0.02396378107368946 * z + 0.23468375205993652) * z - 1.335161566734314
+        cosine = ((cosine * z + 4.0587053298950195) * z - 4.934802055358887) * z + 1.0
+        return sine * r, cosine
+
+
+@triton.jit
+def half_angle(delta, A_im, turn, turn_rest):
+    """(sin, cos) of delta Im A / 2, or both with the other sign, to a rounding error: products of the two are wanted.
+
+    In float32 the angle is taken in turns and what is whole of it is left out: a fused multiply-add does that without
+    rounding the angle first.  So there is one range for all angles, and neither quadrants nor signs to choose.  (Up to
+    millions of turns; the library's functions bring their code for huge arguments, which lives in local memory.)
     """
-    if x.dtype == tl.float64:
-        return tl.sin(x), tl.cos(x)
+    if A_im.dtype == tl.float64:
+        return tl.sin(delta * (0.5 * A_im)), tl.cos(delta * (0.5 * A_im))
     else:
-        shifted = x * 0.6366197723675814 + 12582912.0  # 1.5 2^23: the sum is rounded to an integer, in the low bits
-        quadrant = shifted.to(tl.int32, bitcast=True)
-        k = shifted - 12582912.0
-        # pi/2 in three pieces, the first two short, so that k times them is exact without fused multiply-add too
-        r = tl.fma(k, -1.5703125, x)
-        r = tl.fma(k, -0.0004837512969970703, r)
-        r = tl.fma(k, -7.549789954891882e-08, r)
-        r = tl.minimum(tl.maximum(r, -0.79), 0.79)
-        z = r * r  # polynomials by interpolation at Chebyshev points of z on [0, (pi/4)^2], errors below 2e-8
-        sine = ((-0.00019587248971220106 * z + 0.008332745172083378) * z - 0.166666641831398) * z * r + r
-        cosine = (2.4547298380639404e-05 * z - 0.0013888300163671374) * z + 0.0416666641831398
-        cosine = cosine * (z * z) + (1.0 - 0.5 * z)
-        swap = (quadrant & 1) != 0
-        s, c = tl.where(swap, cosine, sine), tl.where(swap, sine, cosine)
-        return tl.where((quadrant & 2) != 0, -s, s), tl.where(((quadrant + 1) & 2) != 0, -c, c)
+        whole = tl.fma(delta, turn, ROUNDING) - ROUNDING
+        return half_turn(tl.fma(delta, turn_rest, tl.fma(delta, turn, -whole)))
 
 
 @triton.jit
-def exponential(delta, A_re, A_im, COMPLEX: tl.constexpr):
-    """A_bar = exp(delta A)."""
-    size = power_of_2((delta * LOG2_E) * A_re)  # delta is one number for all states of a channel
+def exponential(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
+    """A_bar = exp(delta A), A (BLOCK_N, BLOCK_D) or, of all channels, (BLOCK_N, 1); rates from `frequencies`."""
+    rate, turn, turn_rest = rates
     if COMPLEX:
-        sine, cosine = sine_cosine(delta * A_im)
-        return size * cosine, size * sine
+        size = power_of_2(delta * rate)
+        sine, cosine = half_angle(delta, A_im, turn, turn_rest)
+        scaled = (2.0 * size) * sine
+        return size - scaled * sine, scaled * cosine
     else:
-        return size, A_im
+        return power_of_2((delta * LOG2_E) * A_re), A_im  # delta is one number for all states of a channel
+
+
+@triton.jit
+def exp_minus_1(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
+    """m = exp(delta A) - 1, rates from `frequencies`.
+
+    Complex exp(a + ib) - 1 without cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
+    """
+    rate, turn, turn_rest = rates
+    if A_re.dtype == tl.float64:
+        minus_1 = expm1(delta * A_re)
+    else:
+        whole = tl.fma(delta, rate, ROUNDING) - ROUNDING
+        r = tl.fma(delta, rate, -whole)
+        size = power_of_2(whole)
+        p = (0.00015403495003095752 * r + 0.0013390735412070708) * r + 0.0096182375490820524  # of 2^r - 1, below 2e-8
+        p = ((p * r + 0.055503574338003549) * r + 0.24022649794622444) * r + 0.69314718792664121
+        minus_1 = size * (p * r) + (size - 1.0)
+    if COMPLEX:
+        sine, cosine = half_angle(delta, A_im, turn, turn_rest)
+        scaled = (2.0 * minus_1 + 2.0) * sine
+        return minus_1 - scaled * sine, scaled * cosine
+    else:
+        return minus_1, A_im
 
 
 @triton.jit
 def zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX: tl.constexpr):
-    """(A_bar, B_bar) = (exp(delta A), A^-1 (exp(delta A) - 1)), A from `away_from_zero`.
-
-    Complex exp(a + ib) - 1 without cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
-    """
-    minus_1 = expm1(delta * A_re)
-    if COMPLEX:
-        sine, cosine = sine_cosine(delta * (0.5 * A_im))
-        scaled = 2.0 * (minus_1 + 1.0) * sine
-        re, im = minus_1 - scaled * sine, scaled * cosine
-        B_bar_re, B_bar_im = multiply(re, im, inverse_re, inverse_im, COMPLEX)
-        return re + 1.0, im, B_bar_re, B_bar_im
-    else:
-        return minus_1 + 1.0, A_im, minus_1 * inverse_re, A_im
+    """(A_bar, B_bar) = (exp(delta A), A^-1 (exp(delta A) - 1)), A from `away_from_zero`."""
+    m_re, m_im = exp_minus_1(delta, A_re, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
+    B_bar_re, B_bar_im = multiply(m_re, m_im, inverse_re, inverse_im, COMPLEX)
+    return m_re + 1.0, m_im, B_bar_re, B_bar_im
 
 
 @triton.jit
@@ -341,25 +435,43 @@ def discretized(delta, A_re, A_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.co
         B_re, B_im = multiply(hold_re, hold_im, B_re, B_im, COMPLEX)
         return A_re, A_im, B_re, B_im, hold_re, hold_im
     else:
-        A_re, A_im = exponential(delta, A_re, A_im, COMPLEX)
+        A_re, A_im = exponential(delta, A_re, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
         return A_re, A_im, delta * B_re, delta * B_im, delta + 0.0 * A_re, 0.0 * A_im
+
+
+@triton.jit
+def near_limit(A_re, A_im, COMPLEX: tl.constexpr):
+    """The |delta| below which delta A_bar - B_bar would cancel, and `hold_slope` holds: |delta A| is about 1/4."""
+    if COMPLEX:
+        return 0.25 / tl.maximum(tl.abs(A_re), tl.abs(A_im))
+    else:
+        return 0.25 / tl.abs(A_re)
+
+
+@triton.jit
+def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr):
+    """A (dB_bar/dA) / B_bar = z (1 + m)/m - 1 for small z = delta A, m = exp(z) - 1: z/2 + z^2/12 - z^4/720 + ..."""
+    TERMS: tl.constexpr = 6 if A_re.dtype == tl.float64 else 2
+    square_re, square_im = (delta * delta) * square_re, (delta * delta) * square_im
+    re, im = square_re * HOLD_SLOPE[TERMS - 1] + HOLD_SLOPE[TERMS - 2], square_im * HOLD_SLOPE[TERMS - 1]
+    for k in tl.static_range(TERMS - 3, -1, -1):
+        re, im = multiply(re, im, square_re, square_im, COMPLEX)
+        re += HOLD_SLOPE[k]
+    half = 0.5 * delta
+    if COMPLEX:
+        return (half * A_re + re * square_re) - im * square_im, (half * A_im + re * square_im) + im * square_re
+    else:
+        return half * A_re + re * square_re, A_im
 
 
 @triton.jit
 def zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im,
                    COMPLEX: tl.constexpr):  # fmt: skip
-    """dB_bar/dA = (delta A_bar - B_bar)/A; where that cancels, delta^2 phi1'(delta A) by its series."""
-    TERMS: tl.constexpr = 14 if delta.dtype == tl.float64 else 7
-    z_re, z_im = delta * A_re, delta * A_im
-    if COMPLEX:
-        near = tl.maximum(tl.abs(z_re), tl.abs(z_im)) < 0.25
-    else:
-        near = tl.abs(z_re) < 0.25
-    z_re, z_im = tl.where(near, z_re, 0.0), tl.where(near, z_im, 0.0)
-    re, im = tl.zeros_like(z_re) + PHI1_SLOPE[TERMS - 1], tl.zeros_like(z_im)
-    for k in tl.static_range(TERMS - 2, -1, -1):
-        re, im = multiply(re, im, z_re, z_im, COMPLEX)
-        re += PHI1_SLOPE[k]
-    square = delta * delta
-    far_re, far_im = multiply(delta * A_bar_re - B_bar_re, delta * A_bar_im - B_bar_im, inverse_re, inverse_im, COMPLEX)
-    return tl.where(near, square * re, far_re), tl.where(near, square * im, far_im)
+    """dB_bar/dA = (delta A_bar - B_bar)/A."""
+    square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
+    re, im = hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX)
+    re, im = multiply(re, im, B_bar_re, B_bar_im, COMPLEX)
+    near = tl.abs(delta) < near_limit(A_re, A_im, COMPLEX)
+    re = tl.where(near, re, delta * A_bar_re - B_bar_re)
+    im = tl.where(near, im, delta * A_bar_im - B_bar_im)
+    return multiply(re, im, inverse_re, inverse_im, COMPLEX)
