@@ -110,12 +110,12 @@ def covering(configs):
     return chosen
 
 
-# Every class of a model by default; all files for `pytest -m slow`.
+# Every class of a model by default; of the other files half with `pytest -m slow`, some of each folder, and half with
+# `-m trials`.
 BY_DEFAULT = covering({path: parsed(path)["model"] for path in FILES})
-STEPS = [
-    pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
-    for path in FILES
-]
+OTHERS = [path for path in FILES if path not in BY_DEFAULT]
+MARKS = {path: [(pytest.mark.slow, pytest.mark.trials)[i % 2]] for i, path in enumerate(OTHERS)}
+STEPS = [pytest.param(path, marks=MARKS.get(path, []), id=str(path.relative_to(CONFIGS))) for path in FILES]
 
 
 # What every training may have and few do: where it is off, it need not stand in a file.
