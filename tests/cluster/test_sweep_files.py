@@ -7,6 +7,7 @@ import pytest
 from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.ops.parameterization import FORMS
+from tests.each import each
 from tests.test_configs import LAYER, NETWORK, OPTIMIZER, PUBLISHED, load, values
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,14 @@ def resolved(run):
     return dict(values(read_fit_options(run.options(run.config)).resolved))
 
 
-@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+@each("file", SWEEPS)
+def test_files_are_read(file):
+    assert read_sweep(file).runs
+
+
+# Every third by default.
+@pytest.mark.parametrize("file", [pytest.param(file, marks=[pytest.mark.slow] if i % 3 else [], id=file.stem)
+                                  for i, file in enumerate(SWEEPS)])  # fmt: skip
 def test_runs_are_those_of_fit(file):
     run = read_sweep(file).runs[-1]
     configured = read_fit_options(run.options(run.config))
