@@ -21,6 +21,7 @@ from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import format_groups, parameter_groups, parameter_rates
+from tests.each import each
 from tests.runner import in_process, options_of
 from tests.small_data import options
 
@@ -110,12 +111,12 @@ def covering(configs):
     return chosen
 
 
-# Every class of a model by default; all files for `pytest -m slow`.
+# Every class of a model by default; of the other files half with `pytest -m slow`, some of each folder, and half with
+# `-m trials`.
 BY_DEFAULT = covering({path: parsed(path)["model"] for path in FILES})
-STEPS = [
-    pytest.param(path, marks=[] if path in BY_DEFAULT else [pytest.mark.slow], id=str(path.relative_to(CONFIGS)))
-    for path in FILES
-]
+OTHERS = [path for path in FILES if path not in BY_DEFAULT]
+MARKS = {path: [(pytest.mark.slow, pytest.mark.trials)[i % 2]] for i, path in enumerate(OTHERS)}
+STEPS = [pytest.param(path, marks=MARKS.get(path, []), id=str(path.relative_to(CONFIGS))) for path in FILES]
 
 
 # What every training may have and few do: where it is off, it need not stand in a file.
@@ -134,7 +135,7 @@ def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id(
     assert {name: defaults[name] for name in OFF} == {name: AS_BEFORE[name] for name in OFF}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CONFIGS)))
+@each("path", FILES)
 def test_every_setting_of_model_and_data_stands_in_the_file(path):
     config, none = parsed(path), inspect.Parameter.empty
     model, data = config["model"], config["data"]
@@ -192,7 +193,7 @@ ORIGIN = (
 )
 
 
-@pytest.mark.parametrize("path", [*FILES, *STRATEGIES], ids=lambda p: str(p.relative_to(CONFIGS)))
+@each("path", [*FILES, *STRATEGIES])
 def test_every_comment_names_its_source_and_the_head_says_what_none_means(path):
     lines = path.read_text().splitlines()
     assert HEAD in itertools.takewhile(lambda line: line.startswith("#"), lines)
@@ -225,8 +226,8 @@ LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 ROWS = [("b2s6", "table4"), ("s4d", "s4-v3"), ("mamba", "jsie7"), ("s5", "s5"), ("transformer", "lra")]
 
 
-@pytest.mark.parametrize("task", LRA)
-@pytest.mark.parametrize("model, source", ROWS)
+@each("task", LRA)
+@each("model, source", ROWS)
 def test_rows_have_every_setting_of_their_source(task, model, source):
     assert MODELS[model]["source"] == source
     ours, cite = lines(f"lra/{task}/{model}"), SOURCES[source]["cite"].split(",")[0]
@@ -236,8 +237,8 @@ def test_rows_have_every_setting_of_their_source(task, model, source):
         assert same(ours[key][0], value) and cite in ours[key][1], f"{task}/{model}: {key} is not {source}'s {value}"
 
 
-@pytest.mark.parametrize("task", LRA)
-@pytest.mark.parametrize("source", [name for name in SOURCES if "listops" in SOURCES[name]["settings"]])
+@each("task", LRA)
+@each("source", [name for name in SOURCES if "listops" in SOURCES[name]["settings"]])
 def test_what_cites_a_source_is_what_stands_there(task, source):
     """Also where a config takes single values: those that B2S6's paper leaves out are its authors' earlier code's."""
     settings, cite, cited = published(source, task), SOURCES[source]["cite"], 0

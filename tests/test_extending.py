@@ -21,7 +21,7 @@ LITTLE = ["--data.num_train=64", "--data.num_val=32", "--data.num_test=32"]
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_commands_run(line, tmp_path):
+def test_commands_run(line, tmp_path, data):
     program, *arguments = shlex.split(line)
     assert program == "lightning" and len(FILES) == 9
     (tmp_path / "configs").symlink_to(ROOT / "configs")
@@ -30,7 +30,7 @@ def test_commands_run(line, tmp_path):
     (tmp_path / "promoters.csv").write_text("\n".join(rows) + "\n")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    succeed([*arguments, *SHORT, *([] if "my_data" in line else LITTLE)], tmp_path)
+    succeed([*arguments, *SHORT, *([] if "my_data" in line else [*LITTLE, f"--data.root={data}"])], tmp_path)
 
 
 def test_its_recurrence_is_the_one_it_says_with_padding_and_steps():

@@ -174,6 +174,7 @@ def test_sharded_weights_train_as_whole_ones(fitted: Callable[..., Path]) -> Non
     assert torch.equal(whole.network.head_weight, last(two)["state_dict"]["network.backbone.embedding.weight"])
 
 
+@pytest.mark.slow  # tests/tasks/test_sharding.py has networks of it by default
 def test_sharded_weights_are_scored_as_whole_ones(fitted: Callable[..., Path]) -> None:
     two = fitted(2, *SHARDED, *FSDP2)
     folder, found = only_run(two), []

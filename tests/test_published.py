@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import lra_ssm
+from tests.each import each
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(lra_ssm.__file__).parent / "published.yaml"
@@ -115,7 +116,7 @@ def test_averages_of_stable_ssm():
         assert len(rows) == 6 and abs(sum(r["value"] for r in rows) / 6 - average) < 0.0101
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@each("config", CONFIGS)
 def test_headers_say_what_is_published_and_on_which_data(config):
     text, found = header(config), row(config)
     claims = re.findall(r"Published: ([\d.]+(?: ± [\d.]+)?) test accuracy", text)
@@ -130,7 +131,7 @@ def test_headers_say_what_is_published_and_on_which_data(config):
     assert ("--data.validation=test" in text) == ("validation" in data)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@each("config", CONFIGS)
 def test_readme_and_page_show_what_is_published(config):
     number = printed(row(config))
     assert re.findall(rf"\[([^]]+)\]\({config}\.yaml\)", README) == [number]

@@ -17,6 +17,7 @@ import yaml
 from lra_ssm.cli import COMMANDS, main
 from lra_ssm.layers import LayerSpec
 from lra_ssm.layers.spec import import_object
+from tests.each import each
 from tests.runner import in_process
 from tests.small_data import COUNTS, GENERATED
 
@@ -186,7 +187,7 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "data/README.md", "slurm/README.md", "benchmarks/README.md"])
+@each("page", [*PAGES, "data/README.md", "slurm/README.md", "benchmarks/README.md"])
 def test_links_lead_somewhere(page):
     path = ROOT / page if page == "README.md" or "/" in page else ROOT / "docs" / page
     for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", path.read_text()):

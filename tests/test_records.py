@@ -489,12 +489,12 @@ def fuzzed(seeds, slow):
     return [pytest.param(seed, marks=SLOW if i < slow else TRIALS) for i, seed in enumerate(seeds)]
 
 
-@pytest.mark.parametrize("seed", [1, *fuzzed(range(2, 60), 12)])
+@pytest.mark.parametrize("seed", [1, *fuzzed(range(2, 60), 6)])
 def test_any_damage_ends_well_or_with_one_line(seed, interrupted, capsys):
     try_damage(seed, interrupted, capsys)
 
 
-@pytest.mark.parametrize("seed", fuzzed(range(60, 80), 4))
+@pytest.mark.parametrize("seed", fuzzed(range(60, 80), 2))
 def test_damage_to_a_finished_run_ends_well_or_with_one_line(seed, interrupted, capsys):
     assert in_process(FIT, capsys)[0] == 0
     try_damage(seed, interrupted, capsys)

@@ -6,6 +6,7 @@ import runpy
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from lra_ssm.experiments.artifacts import artifacts, chosen
 from lra_ssm.experiments.base import Claim, Experiment, Judgement
@@ -54,9 +55,15 @@ def test_a_stopped_experiment_goes_on_where_it_was(tmp_path):
     assert found["outcome"] == "holds" and found["statement"] == "squares add up"
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# Every second one of a paper by default, all with `pytest -m slow` beside it.
+QUICK = [pytest.param(name, marks=[pytest.mark.slow] if i % 2 else []) for i, name in enumerate(EXPERIMENTS)]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_the_quick_form_runs_and_judges_all_claims(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("lra_ssm.experiments.run.DPI", 30)  # pictures take half of the time
+    # Pictures take half of the time: small ones, whose parts nothing moves out of each other's way.
+    monkeypatch.setattr("lra_ssm.experiments.run.DPI", 30)
+    monkeypatch.setattr("lra_ssm.experiments.run.Figure", lambda figsize, layout: Figure(figsize))
     (one,) = chosen([name])
     experiment = one.load()
     result = reproduce(experiment, "quick", tmp_path, show=False)

@@ -2,8 +2,8 @@
 
 import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,15 +28,16 @@ def test_wandb_is_turned_on_by_these_options(tmp_path):
 
 
 @pytest.mark.slow
-def test_optuna_drives_fits_in_processes_of_their_own(tmp_path):
+def test_optuna_drives_fits_in_processes_of_their_own(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "tune.py").write_text(SCRIPT)
     _, script, *options = shlex.split(TUNE)
     small = ["--model.network.d_model=8", "--model.network.n_layers=1", "--trainer.val_check_interval=1"]
-    command = [sys.executable, script, *options, *LITTLE, *small]
-    search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": search}, check=True, timeout=240)
+    monkeypatch.setattr(sys, "argv", [script, *options, *LITTLE, *small])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    runpy.run_path(script, run_name="__main__")
     study = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path}/tune.db")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
     assert all(trial.intermediate_values or trial.value is not None for trial in study.trials)

@@ -7,6 +7,7 @@ import pytest
 from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.ops.parameterization import FORMS
+from tests.each import each
 from tests.test_configs import LAYER, NETWORK, OPTIMIZER, PUBLISHED, load, values
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,14 @@ def resolved(run):
     return dict(values(read_fit_options(run.options(run.config)).resolved))
 
 
-@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+@each("file", SWEEPS)
+def test_files_are_read(file):
+    assert read_sweep(file).runs
+
+
+# Every third by default.
+@pytest.mark.parametrize("file", [pytest.param(file, marks=[pytest.mark.slow] if i % 3 else [], id=file.stem)
+                                  for i, file in enumerate(SWEEPS)])  # fmt: skip
 def test_runs_are_those_of_fit(file):
     run = read_sweep(file).runs[-1]
     configured = read_fit_options(run.options(run.config))
@@ -46,16 +54,20 @@ def test_what_is_set_of_a_layer_holds_for_every_layer_of_a_grid(tmp_path):
     ]  # fmt: skip
 
 
+# In `slow` the one with the most configs is left out, and of those that set the same options all but one.
+LEFT = ("lra", "stable-ssm-lra", "stable-ssm-wikitext103", "stable-ssm-3b")
+
+
 def differences(run, other):
     return sum(run.changes.get(key) != other.changes.get(key) for key in {*run.changes, *other.changes})
 
 
 @pytest.mark.parametrize("file", [pytest.param(file, marks=mark, id=f"{file.stem}-{mark.name}") for file in SWEEPS
                                   for mark in (pytest.mark.slow, pytest.mark.trials)
-                                  if mark is pytest.mark.trials or file.stem != "lra"])  # fmt: skip
+                                  if mark is pytest.mark.trials or file.stem not in LEFT])  # fmt: skip
 def test_no_two_runs_are_one(file, request):
     """Of one seed: two are never one. In `slow` the first run and those of its config that differ in one option, and
-    the first of each config: whatever is given by itself makes another run; but of lra, which has the most configs."""
+    the first of each config: whatever is given by itself makes another run."""
     found = read_sweep(file).runs
     first = found[0]
     found = [run for run in found if run.changes.get("seed_everything") == first.changes.get("seed_everything")]

@@ -14,7 +14,7 @@ import pytest
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 BOUNDS: dict[str, dict[str, float]] = json.loads((FOLDER / "bounds.json").read_text())
-BY_DEFAULT = ["cpu/listops200", "mnist/s4d", "cpu/lm_imdb_hybrid"]
+BY_DEFAULT = ["mnist/s4d", "cpu/lm_imdb_hybrid"]
 WAITS: dict[str, str] = {}  # a place where a step waits for the device, and why it has to
 TOLERANCE = 1.001  # other versions of torch round their buffers otherwise
 
@@ -50,7 +50,7 @@ def check(found: dict[str, Any]) -> None:
         assert count <= bound[what] * TOLERANCE, (name, what, count, bound[what])
 
 
-def test_a_config_of_each_kind_and_what_is_known_to_wait() -> None:
+def test_two_configs_and_what_is_known_to_wait() -> None:
     known, *others = walked(["known", *BY_DEFAULT])
     assert {wait.partition(" ")[0]: count for wait, count in known["waits"].items()} == {
         "aten::index": 1, "aten::_local_scalar_dense": 1, "aten::_to_copy": 1, "aten::nonzero": 1, "aten::equal": 1,
@@ -64,6 +64,7 @@ def test_a_config_of_each_kind_and_what_is_known_to_wait() -> None:
 def test_compiled_blocks_launch_fewer_kernels() -> None:
     """And the same scans; inductor lowers what it is given, for a GPU that is not there."""
     (found,) = walked(["cpu/listops200"], "--compiled")
+    check(found)
     compiled = found["compiled launches"]
     assert sum(compiled.values()) < 0.7 * sum(found["launches"].values())
     assert compiled["lra_ssm::selective_scan_triton"] == 2 and compiled["fused"] > 0 and compiled["others"] < 100
@@ -82,10 +83,10 @@ def test_every_config_has_its_bounds() -> None:
 def test_no_step_of_a_fit_waits(tmp_path: Path) -> None:
     """Of Lightning, the callbacks, the NaN stop, clipping; a step that is logged does, for what is logged."""
     flags = {"accelerator": "cuda", "devices": 1, "precision": "bf16-mixed", "gradient_clip_val": 1, "max_epochs": 1,
-             "log_every_n_steps": 5, "limit_val_batches": 0}  # fmt: skip
-    line = [sys.executable, "-m", "tests.gpu_walk.fit", "5,9,10", "--config", str(ROOT / "tests/tiny.yaml")]
+             "log_every_n_steps": 3, "limit_val_batches": 0}  # fmt: skip
+    line = [sys.executable, "-m", "tests.gpu_walk.fit", "3,5,6", "--config", str(ROOT / "tests/tiny.yaml")]
     line += [f"--trainer.{name}={value}" for name, value in flags.items()]
-    line += ["--checkpoint.every_n_steps=100", "--data.num_train=112"]
+    line += ["--checkpoint.every_n_steps=100", "--data.num_train=64"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, env=environment)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -99,7 +100,7 @@ def test_no_step_of_a_fit_waits(tmp_path: Path) -> None:
     assert {wait.split()[1].partition(":")[0] for wait in logged} == places
 
 
-@pytest.mark.parametrize("nth", [pytest.param(8, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.trials)])
+@pytest.mark.parametrize("nth", [pytest.param(12, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.trials)])
 def test_every_nth_config(nth: int) -> None:
     """By name, so that there are some of each task."""
     for found in walked(sorted(BOUNDS)[::nth]):

@@ -25,7 +25,6 @@ from lra_ssm.cli.estimate import GPUS, seconds_on
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.runs.cost import count_step
-from tests.gpu_walk.compiled import counting
 
 
 def count(path: Path) -> StepCost:
@@ -43,6 +42,8 @@ def count(path: Path) -> StepCost:
 
 def compiled_launches(path: Path) -> dict[str, int]:
     """Of the blocks compiled, by kind of kernel, and of what is around them as "others"."""
+    from tests.gpu_walk.compiled import counting  # imports inductor, which takes seconds
+
     found: Counter[str] = Counter()
     with counting(found):
         others = count(path)

@@ -64,7 +64,7 @@ VARIANTS = {
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
 # All compile for a minute: those beside these are left to `pytest -m trials`.
-CHOSEN = ["complex zoh, bias, N = 32, everything", "real euler, bfloat16, segments", "depthwise, channels last",
+CHOSEN = ["complex zoh, constant B and C", "real euler, bfloat16, segments", "depthwise, channels last",
           "S4D's kernel"]  # fmt: skip
 
 

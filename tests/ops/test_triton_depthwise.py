@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 @pytest.fixture(autouse=True)
 def several_programs(monkeypatch):
     """Also for few channels and steps."""
-    monkeypatch.setattr(triton_depthwise, "SEGMENT", 64)
+    monkeypatch.setattr(triton_depthwise, "SEGMENT", 32)
     monkeypatch.setattr(triton_depthwise, "CHANNELS_LAST", (4, 32))
     monkeypatch.setattr(triton_depthwise, "CHANNELS_FIRST", (4, 32))
 
@@ -49,7 +49,7 @@ CASES = pairwise(
     silu=[False, True],
     rest=False,
 )
-CHOSEN = [(1, 2, True, False, OPTIONAL, True), (65, 3, True, True, OPTIONAL, True), (9, 5, False, True, (), False)]
+CHOSEN = [(1, 2, True, False, OPTIONAL, True), (33, 3, True, True, OPTIONAL, True), (9, 5, False, True, (), False)]
 
 
 @each(CASES.args[0], [*CHOSEN, *(pytest.param(*case.values, marks=pytest.mark.trials) for case in CASES.args[1])])

@@ -45,9 +45,13 @@ def compare(inputs, **flags):
     assert_close(run_triton(inputs, **flags), run(inputs, "reference", **flags))
 
 
-# Interpreted, a case takes seconds: those of every form and option once, the others are left to `pytest -m slow`.
-BY_DEFAULT = (1, 8, 16, 21)
-ALL_CASES = [pytest.param(c, marks=[] if i in BY_DEFAULT else [pytest.mark.slow]) for i, c in enumerate(CASES)]
+# Interpreted, a case takes seconds: every option by default, with `pytest -m slow` every form of B and C too, and all
+# others with `-m trials`.
+BY_DEFAULT, SLOW = (1, 8, 16, 21), (4, 5, 7, 12, 13, 15, 18, 19, 20, 22, 23)
+ALL_CASES = [
+    pytest.param(c, marks=[] if i in BY_DEFAULT else [pytest.mark.slow if i in SLOW else pytest.mark.trials])
+    for i, c in enumerate(CASES)
+]
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
