@@ -55,11 +55,7 @@ def test_a_stopped_experiment_goes_on_where_it_was(tmp_path):
     assert found["outcome"] == "holds" and found["statement"] == "squares add up"
 
 
-# Every second one of a paper by default, all with `pytest -m slow` beside it.
-QUICK = [pytest.param(name, marks=[pytest.mark.slow] if i % 2 else []) for i, name in enumerate(EXPERIMENTS)]
-
-
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_quick_form_runs_and_judges_all_claims(name, tmp_path, monkeypatch):
     # Pictures take half of the time: small ones, whose parts nothing moves out of each other's way.
     monkeypatch.setattr("lra_ssm.experiments.run.DPI", 30)
