@@ -31,6 +31,7 @@ from lra_ssm.ops.backends.triton_steps import (
     hold_slope,
     input_coefficient,
     join4,
+    last_step,
     load_A,
     load_channels,
     load_matrix,
@@ -53,12 +54,12 @@ from lra_ssm.ops.backends.triton_steps import (
 
 
 @triton.jit
-def store_matrix_gradient(partial, tile, t0, length, states, steps_re, steps_im, FORM: tl.constexpr,
+def store_matrix_gradient(partial, tile, t0, last_t, states, steps_re, steps_im, FORM: tl.constexpr,
                           BLOCK_N: tl.constexpr):  # fmt: skip
     """Store four steps of a variable B's or C's gradient, (BLOCK_N,) each, conjugated; tile: numbers, or pairs of
     them, before its channels' first step."""
     n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
-    mask = (n < states) & (t0 + t < length)
+    mask = (n < states) & (t0 + t <= last_t)
     begin = tile + tl.cast(t0, tl.int64) * states
     re = join4(steps_re[0], steps_re[1], steps_re[2], steps_re[3])
     if FORM == COMPLEX_STEPS:
@@ -95,10 +96,11 @@ def gradient_kernel(
     grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_delta_bias, grad_B_bias, grad_initial,
     u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, grad_y_strides,
     grad_u_strides, grad_delta_strides, grad_z_strides,
-    batch, length, channels, states, unit, B_group, C_group, segment_length,
+    batch, length, channels, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
     COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
     HALVINGS: tl.constexpr, STATE_HALVINGS: tl.constexpr, TIED: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, chunk by chunk backward in time.
 
@@ -108,7 +110,7 @@ def gradient_kernel(
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
     HOLD: tl.constexpr = ZOH and not STEADY
-    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
+    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
@@ -162,6 +164,7 @@ def gradient_kernel(
     sum_hold_re, sum_hold_im = zero, zero  # what A gets through B_bar, times A
     sum_D, sum_bias = tl.zeros((BLOCK_D,), TYPE), tl.zeros((BLOCK_D,), TYPE)
 
+    last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     end = tl.minimum(begin + segment_length, length)
     chunks = tl.cdiv(end - begin, CHUNK)
@@ -173,16 +176,16 @@ def gradient_kernel(
         store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
-            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
+            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS,
                                        STEADY, BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
             Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, length, states, BLOCK_N, B_FORM, TYPE)
+                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM, TYPE)
             if reset is not None:
-                resets = load_resets(reset, reset_strides, b, t0, length)
+                resets = load_resets(reset, reset_strides, b, t0, last_t)
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
@@ -195,20 +198,20 @@ def gradient_kernel(
         for j in range(0, groups):
             group = groups - 1 - j
             t0 = chunk_begin + group * 4
-            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask,
+            delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask,
                                                SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
             grad_tile, grad_gated, gate = load_output_gradient(grad_y, grad_y_strides, z, z_strides, b, d0, t0,
                                                                tile_mask, BLOCK_D, TYPE)  # fmt: skip
             us, deltas, grads = split4(u_tile), split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
             Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, length, states, BLOCK_N, B_FORM, TYPE)
+                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM, TYPE)
             if C_FORM != CONSTANT and z is not None:
-                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, length, states, BLOCK_N, C_FORM, TYPE)
+                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM, TYPE)
             if reset is not None:
-                resets = load_resets(reset, reset_strides, b, t0, length)
+                resets = load_resets(reset, reset_strides, b, t0, last_t)
 
             # Forward: states before each step and A_bar, or A_bar - 1; what needs the states alone is used up at once.
             x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
@@ -238,7 +241,7 @@ def gradient_kernel(
                     if C_FORM == COMPLEX_STEPS:
                         Cs_grad_im = Cs_grad_im + (sum_channels(x_im * grad_i, BLOCK_N, BLOCK_D, HALVINGS),)
             if C_FORM != CONSTANT:
-                store_matrix_gradient(grad_C, vectors, t0, length, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
+                store_matrix_gradient(grad_C, vectors, t0, last_t, states, Cs_grad_re, Cs_grad_im, C_FORM, BLOCK_N)
             if z is not None:
                 y_tile = sum_states(ys, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
                 if COMPLEX:
@@ -256,10 +259,10 @@ def gradient_kernel(
                 old_re, old_im, A_bar_re, A_bar_im = before[i]
                 full_re, full_im, c_re, c_im = B_re, B_im, C_re, C_im
                 if B_FORM != CONSTANT:
-                    full_re, full_im = load_matrix_step(B_steps, B_strides[3], t0 + i, length, states, BLOCK_N, B_FORM,
+                    full_re, full_im = load_matrix_step(B_steps, B_strides[3], t0 + i, last_t, states, BLOCK_N, B_FORM,
                                                         TYPE)  # fmt: skip
                 if C_FORM != CONSTANT:
-                    c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0 + i, length, states, BLOCK_N, C_FORM,
+                    c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0 + i, last_t, states, BLOCK_N, C_FORM,
                                                   TYPE)  # fmt: skip
                 full_re, full_im = input_coefficient(full_re, full_im, B_re, B_im, inverse_re, inverse_im, B_FORM,
                                                      B_bias is not None, HOLD, COMPLEX)  # fmt: skip
@@ -326,7 +329,7 @@ def gradient_kernel(
                 if reset is not None:
                     g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
             if B_FORM != CONSTANT:
-                store_matrix_gradient(grad_B, vectors, t0, length, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
+                store_matrix_gradient(grad_B, vectors, t0, last_t, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
             if HOLD:
                 u_grad_tile = sum_states(us_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)
                 delta_grad_tile = sum_states(deltas_grad, BLOCK_N, BLOCK_D, STATE_HALVINGS, COMPLEX)

@@ -165,6 +165,8 @@ class Scan:
             B_group=B_group, C_group=C_group, segment_length=self.plan.segment, segments=self.plan.segments,
             CHUNK=CHUNK, BLOCK_D=self.plan.block, BLOCK_N=block_n, B_FORM=self.B.form, C_FORM=self.C.form,
             COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, STEADY=self.steady, TIED=tied,
+            EVEN=unit % self.plan.block == 0,
+            WHOLE=self.length % 16 == 0,  # of which Triton compiles other kernels anyway
             HALVINGS=self.plan.block.bit_length() - 1, STATE_HALVINGS=block_n.bit_length() - 1,
         )  # fmt: skip
 

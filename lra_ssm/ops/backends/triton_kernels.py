@@ -29,6 +29,7 @@ from lra_ssm.ops.backends.triton_steps import (
     exponential,
     frequencies,
     input_coefficient,
+    last_step,
     load_A,
     load_channels,
     load_matrix,
@@ -47,11 +48,11 @@ from lra_ssm.ops.backends.triton_steps import (
 
 
 @triton.jit
-def load_delta(delta, strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS: tl.constexpr,
+def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS: tl.constexpr,
                STEADY: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, and 1
     at the others of a discretized system."""
-    mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+    mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
     if STEADY:
         raw = tl.where(mask, 1.0, 0.0).to(TYPE)
     else:
@@ -106,10 +107,10 @@ def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.conste
 def scan_kernel(
     u, delta, z, A, B, C, D, delta_bias, B_bias, reset, initial, starts, y, last, checkpoints, ends, decays, dropped,
     u_strides, delta_strides, z_strides, B_strides, C_strides, reset_strides, y_strides,
-    batch, length, channels, states, unit, B_group, C_group, segment_length,
+    batch, length, channels, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
     COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
-    TIED: tl.constexpr, STATE_HALVINGS: tl.constexpr,
+    TIED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr, STATE_HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """One segment of the scan.
 
@@ -120,7 +121,7 @@ def scan_kernel(
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
     HOLD: tl.constexpr = ZOH and not STEADY
-    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
+    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
@@ -157,6 +158,7 @@ def scan_kernel(
     total_delta = tl.zeros((BLOCK_D,), TYPE)
     any_reset = tl.zeros((1,), tl.int32)
 
+    last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     end = tl.minimum(begin + segment_length, length)
     for chunk_begin in range(begin, end, CHUNK):
@@ -164,19 +166,19 @@ def scan_kernel(
             index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
             store_planes(checkpoints, index + n * channels + d, plane, mask, x_re, x_im, COMPLEX)
         for t0 in range(chunk_begin, tl.minimum(chunk_begin + CHUNK, end), 4):
-            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
+            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS,
+            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS,
                                        STEADY, BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
             Bs_re, Bs_im, Cs_re, Cs_im = us, us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, length, states, BLOCK_N, B_FORM, TYPE)
+                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM, TYPE)
             if C_FORM != CONSTANT and y is not None:
-                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, length, states, BLOCK_N, C_FORM, TYPE)
+                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM, TYPE)
             resets = us
             if reset is not None:
-                resets = load_resets(reset, reset_strides, b, t0, length)
+                resets = load_resets(reset, reset_strides, b, t0, last_t)
             ys = ()
             for i in tl.static_range(4):
                 if reset is not None:
@@ -287,15 +289,16 @@ def load_output_gradient(grad_y, strides, z, z_strides, b, d0, t0, mask, BLOCK_D
 def adjoint_kernel(
     delta, z, A, C, delta_bias, reset, grad_y, ends, decays, dropped,
     delta_strides, z_strides, C_strides, reset_strides, grad_y_strides,
-    batch, length, channels, states, unit, C_group, segment_length,
+    batch, length, channels, unit, C_group, segment_length,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
     ZOH: tl.constexpr, STEADY: tl.constexpr, TIED: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
     by how much it shrinks what came from behind, and whether a reset cuts that off."""
     TYPE: tl.constexpr = A.dtype.element_ty
     W: tl.constexpr = 2 if COMPLEX else 1
-    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D)
+    b, block, segment, d0, channel_mask = locate(batch, channels, unit, BLOCK_D, EVEN)
     n, d = tl.arange(0, BLOCK_N)[:, None], (d0 + tl.arange(0, BLOCK_D))[None, :]
     mask = (n < states) & channel_mask[None, :]
     plane = states * channels
@@ -313,12 +316,13 @@ def adjoint_kernel(
     total_delta = tl.zeros((BLOCK_D,), TYPE)
     any_reset = tl.zeros((1,), tl.int32)
 
+    last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     groups = tl.cdiv(tl.minimum(segment_length, length - begin), 4)
     for j in range(0, groups):
         t0 = begin + (groups - 1 - j) * 4
-        tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) < length)[None, :]
-        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, length, channel_mask, SOFTPLUS, STEADY,
+        tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
+        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS, STEADY,
                                    BLOCK_D, TYPE)  # fmt: skip
         grad_tile, _, _ = load_output_gradient(
             grad_y, grad_y_strides, z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE
@@ -326,10 +330,10 @@ def adjoint_kernel(
         deltas, grads = split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
         Cs_re, Cs_im = deltas, deltas
         if C_FORM != CONSTANT:
-            Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, length, states, BLOCK_N, C_FORM, TYPE)
+            Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM, TYPE)
         resets = deltas
         if reset is not None:
-            resets = load_resets(reset, reset_strides, b, t0, length)
+            resets = load_resets(reset, reset_strides, b, t0, last_t)
         for i in tl.static_range(3, -1, -1):
             c_re, c_im = coefficient(Cs_re[i], Cs_im[i], C_re, C_im, C_FORM, False)
             A_bar_re, A_bar_im = transition(deltas[i][None, :], A_re, A_im, rates, COMPLEX, STEADY)

@@ -84,7 +84,7 @@ def sum_states(xs, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HALVINGS: tl.co
 
 
 @triton.jit
-def locate(batch, channels, unit, BLOCK_D: tl.constexpr):
+def locate(batch, channels, unit, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
     """(batch item, block of channels, segment, its first channel, which of its channels exist) of this program.
 
     A block never crosses a multiple of `unit`, so that all its channels are in one group of B and one of C.
@@ -95,7 +95,17 @@ def locate(batch, channels, unit, BLOCK_D: tl.constexpr):
     block = program % blocks
     inside = (block % per_unit) * BLOCK_D
     d0 = (block // per_unit) * unit + inside
-    return (program // blocks) % batch, block, program // (blocks * batch), d0, inside + tl.arange(0, BLOCK_D) < unit
+    exists = tl.full((BLOCK_D,), True, tl.int1) if EVEN else inside + tl.arange(0, BLOCK_D) < unit
+    return (program // blocks) % batch, block, program // (blocks * batch), d0, exists
+
+
+@triton.jit
+def last_step(length, WHOLE: tl.constexpr):
+    """The last step, for masks; none where the length is of whole groups of four, and masks would cost for nothing."""
+    if WHOLE:
+        return 2147483647
+    else:
+        return length - 1
 
 
 @triton.jit
@@ -123,14 +133,12 @@ def load_channels(x, strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.c
 
 
 @triton.jit
-def load_matrix(
-    x, strides, b, group, t0, length, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr
-):
+def load_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr):
     """Four steps of a variable B or C (batch, G, N, L[, 2]) as four re (BLOCK_N,) and four im."""
     n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
     base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
     pointers = base + tl.cast(t0, tl.int64) * strides[3] + n * strides[2] + t * strides[3]
-    mask = (n < states) & (t0 + t < length)
+    mask = (n < states) & (t0 + t <= last)
     if FORM == COMPLEX_STEPS:
         pointers = pointers[:, :, None] + tl.arange(0, 2)[None, None, :] * strides[4]
         re, im = tl.split(tl.load(pointers, mask=mask[:, :, None], other=0.0).to(TYPE))
@@ -152,11 +160,11 @@ def matrix_pointers(x, strides, b, group, BLOCK_N: tl.constexpr, FORM: tl.conste
 
 
 @triton.jit
-def load_matrix_step(pointers, stride, t, length, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
+def load_matrix_step(pointers, stride, t, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
                      TYPE: tl.constexpr):  # fmt: skip
     """(re, im) of step t alone of what `load_matrix` reads, where it is needed: four are registers that backward lacks.
     Beyond the end it is the last step's, which meets zeros alone."""
-    offset = tl.cast(tl.minimum(t, length - 1), tl.int64) * stride
+    offset = tl.cast(tl.minimum(t, last), tl.int64) * stride
     mask = tl.arange(0, BLOCK_N) < states
     if FORM == COMPLEX_STEPS:
         return tl.split(tl.load(pointers + offset, mask=mask[:, None], other=0.0).to(TYPE))
@@ -195,11 +203,11 @@ def input_coefficient(re, im, tile_re, tile_im, inverse_re, inverse_im, FORM: tl
 
 
 @triton.jit
-def load_resets(reset, strides, b, t0, length):
+def load_resets(reset, strides, b, t0, last):
     """Four steps of the reset (batch, L, as bytes), each (1,)."""
     t = tl.arange(0, 4)
     base = reset + tl.cast(b, tl.int64) * strides[0] + tl.cast(t0, tl.int64) * strides[1]
-    return split4(tl.load(base + t * strides[1], mask=t0 + t < length, other=0)[None, :])
+    return split4(tl.load(base + t * strides[1], mask=t0 + t <= last, other=0)[None, :])
 
 
 @triton.jit
