@@ -17,18 +17,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lra_ssm.ops.backends.triton_discretization import (
+    away_from_zero,
+    discretized,
+    frequencies,
+    hold_slope,
+    multiply,
+    near_limit,
+    sigmoid,
+    undiscretized,
+)
 from lra_ssm.ops.backends.triton_kernels import load_delta, load_output_gradient, step
 from lra_ssm.ops.backends.triton_steps import (
     COMPLEX_STEPS,
     CONSTANT,
     REAL_STEPS,
-    away_from_zero,
     channel_pointers,
     coefficient,
-    discretized,
     drop,
-    frequencies,
-    hold_slope,
     input_coefficient,
     join4,
     last_step,
@@ -41,15 +47,11 @@ from lra_ssm.ops.backends.triton_steps import (
     load_resets,
     locate,
     matrix_pointers,
-    multiply,
-    near_limit,
-    sigmoid,
     split4,
     store_pairs,
     store_planes,
     sum_channels,
     sum_states,
-    zoh_derivative,
 )
 
 
@@ -68,26 +70,6 @@ def store_matrix_gradient(partial, tile, t0, last_t, states, steps_re, steps_im,
         tl.store(partial + 2 * begin + offsets, tl.join(re, im), mask=mask[:, :, None])
     else:
         tl.store(partial + begin + t * states + n, re, mask=mask)
-
-
-@triton.jit
-def undiscretized(delta, A_re, A_im, B_re, B_im, of_A_re, of_A_im, of_B_re, of_B_im, COMPLEX: tl.constexpr,
-                  ZOH: tl.constexpr):  # fmt: skip
-    """The gradients of A, B (conjugated, as all) and delta (BLOCK_D,) from those of A_bar and of B_bar B."""
-    A_bar_re, A_bar_im, _, _, hold_re, hold_im = discretized(delta, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
-    of_hold_re, of_hold_im = multiply(of_B_re, of_B_im, B_re, B_im, COMPLEX)
-    of_B_re, of_B_im = multiply(of_B_re, of_B_im, hold_re, hold_im, COMPLEX)
-    of_z_re, of_z_im = multiply(of_A_re, of_A_im, A_bar_re, A_bar_im, COMPLEX)
-    of_delta, _ = multiply(of_z_re, of_z_im, A_re, A_im, COMPLEX)
-    of_A_re, of_A_im = delta * of_z_re, delta * of_z_im
-    if ZOH:
-        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
-        slope_re, slope_im = zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, hold_re,
-                                            hold_im, COMPLEX)  # fmt: skip
-        slope_re, slope_im = multiply(of_hold_re, of_hold_im, slope_re, slope_im, COMPLEX)
-        of_A_re, of_A_im = of_A_re + slope_re, of_A_im + slope_im
-        of_hold_re, _ = multiply(of_hold_re, of_hold_im, A_bar_re, A_bar_im, COMPLEX)
-    return of_A_re, of_A_im, of_B_re, of_B_im, tl.sum(of_delta + of_hold_re, axis=0)
 
 
 @triton.jit(do_not_specialize=["batch"])

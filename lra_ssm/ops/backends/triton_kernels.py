@@ -17,17 +17,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lra_ssm.ops.backends.triton_steps import (
-    CONSTANT,
-    REAL_STEPS,
+from lra_ssm.ops.backends.triton_discretization import (
     away_from_zero,
-    channel_pointers,
-    coefficient,
     discretized,
-    drop,
     exp_minus_1,
     exponential,
     frequencies,
+    multiply,
+    sigmoid,
+    softplus,
+)
+from lra_ssm.ops.backends.triton_steps import (
+    CONSTANT,
+    REAL_STEPS,
+    channel_pointers,
+    coefficient,
+    drop,
     input_coefficient,
     last_step,
     load_A,
@@ -37,9 +42,6 @@ from lra_ssm.ops.backends.triton_steps import (
     load_planes,
     load_resets,
     locate,
-    multiply,
-    sigmoid,
-    softplus,
     split4,
     store_pairs,
     store_planes,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lra_ssm.ops.backends.triton_steps import (
+from lra_ssm.ops.backends.triton_discretization import (
     LOG2_E,
     away_from_zero,
     half_turn,

@@ -1,0 +1,273 @@
+"""Discretization in Triton: e^(delta A), zero-order hold and their gradients, and the arithmetic they are made of.
+
+Complex numbers are pairs of real ones; with real A the imaginary half is a stand-in that nothing depends on and the
+compiler removes.  A (BLOCK_N, BLOCK_D), or of all channels (BLOCK_N, 1); delta (1, BLOCK_D), of one step.
+"""
+
+# The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E_FLOAT = tl.constexpr(1.4426950216293335)  # and what a float32 leaves of it
+LOG2_E_REST = tl.constexpr(1.9259629911e-08)
+LN_2 = tl.constexpr(0.6931471805599453)
+PI = tl.constexpr(math.pi)
+ONE_TURN = tl.constexpr(1 / (2 * math.pi))
+ONE_TURN_FLOAT = tl.constexpr(0.15915493667125702)  # and what a float32 leaves of it
+ONE_TURN_REST = tl.constexpr(6.42063831673e-09)
+ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
+# The hardware's sine and cosine, for angles up to pi/2 here: errors up to 4e-7 by CUDA's guide, where ours are up to
+# 1.5e-7. Off until they are measured on a device.
+FAST_SINE = tl.constexpr(False)
+# Taylor coefficients of (exp(z) - 1)/z; in z^2, of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
+PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))
+HOLD_SLOPE = tl.constexpr((1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000))
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
+    if COMPLEX:
+        return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
+    else:
+        return a_re * b_re, a_im
+
+
+@triton.jit
+def power_of_2(x):
+    """2^x.  In float32 the hardware's instruction, whose results below 1e-38 are 0: tl.exp2 would give those too, for
+    twice the instructions in what is the innermost arithmetic of the scan.  The interpreter knows no assembly.
+    """
+    if x.dtype == tl.float64 or INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def fast_sine_cosine(x):
+    return (
+        tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1),
+        tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1),
+    )
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), linear above 20.  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits where e = exp(-|x|) is small,
+    unlike log(1 + e); the series converges by 1/9 per term."""
+    TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 8
+    below = -tl.abs(x)
+    e = tl.exp(below)
+    if x.dtype != tl.float64:
+        # exp(x) = 2^t with t = x log2(e): what rounding took from t is given back, or a step of 1e-3 would be off by
+        # several rounding errors, which the state multiplies by its frequency at every step.
+        t = below * LOG2_E
+        rest = tl.fma(below, LOG2_E_FLOAT, -t) + below * LOG2_E_REST
+        e = power_of_2(t)
+        e += e * (rest * LN_2)
+    s = e / (2.0 + e)
+    square = s * s
+    total = tl.zeros_like(x) + 1.0 / (2 * TERMS - 1)
+    for k in tl.static_range(TERMS - 2, -1, -1):
+        total = total * square + 1.0 / (2 * k + 1)
+    return tl.where(x > 20.0, x, tl.maximum(x, 0.0) + 2.0 * s * total)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def expm1(x):
+    """exp(x) - 1 in float64, by its series where that cancels."""
+    near = tl.abs(x) < 0.5
+    z = tl.where(near, x, 0.0)
+    total = tl.zeros_like(x) + PHI1[15]
+    for k in tl.static_range(14, -1, -1):
+        total = total * z + PHI1[k]
+    return tl.where(near, z * total, tl.exp(x) - 1.0)
+
+
+@triton.jit
+def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
+    """What exponentials of delta A need of A, made once for all steps: Re A log2(e), and Im A / 2 pi in two parts, a
+    float32 and what it leaves."""
+    if COMPLEX and A_re.dtype != tl.float64:
+        turn = A_im * ONE_TURN
+        return A_re * LOG2_E, turn, tl.fma(A_im, ONE_TURN_FLOAT, -turn) + A_im * ONE_TURN_REST
+    else:
+        return A_re * LOG2_E, A_im, A_im
+
+
+@triton.jit
+def half_turn(r):
+    """(sin, cos) of pi r, r in [-1/2, 1/2]."""
+    if r.dtype == tl.float64:
+        return tl.sin(r * PI), tl.cos(r * PI)
+    elif FAST_SINE:
+        return fast_sine_cosine(r * PI)
+    else:
+        # minimax in r^2 with float32 coefficients: rounded after the fit they would let the sum of the squares be
+        # 1 + 4e-8, and the state grow by that at every step
+        z = r * r
+        sine = (0.07963868975639343 * z - 0.5993456840515137) * z + 2.5502572059631348
+        sine = (sine * z - 5.167720317840576) * z + 3.1415927410125732
+        cosine = (-0.02396378107368946 * z + 0.23468375205993652) * z - 1.335161566734314
+        cosine = ((cosine * z + 4.0587053298950195) * z - 4.934802055358887) * z + 1.0
+        return sine * r, cosine
+
+
+@triton.jit
+def half_angle(delta, A_im, turn, turn_rest):
+    """(sin, cos) of delta Im A / 2, or both with the other sign, to a rounding error: products of the two are wanted.
+
+    In float32 the angle is taken in turns and what is whole of it is left out: a fused multiply-add does that without
+    rounding the angle first.  So there is one range for all angles, and neither quadrants nor signs to choose.  (Up to
+    millions of turns; the library's functions bring their code for huge arguments, which lives in local memory.)
+    """
+    if A_im.dtype == tl.float64:
+        return tl.sin(delta * (0.5 * A_im)), tl.cos(delta * (0.5 * A_im))
+    else:
+        whole = tl.fma(delta, turn, ROUNDING) - ROUNDING
+        return half_turn(tl.fma(delta, turn_rest, tl.fma(delta, turn, -whole)))
+
+
+@triton.jit
+def exponential(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
+    """A_bar = exp(delta A), A (BLOCK_N, BLOCK_D) or, of all channels, (BLOCK_N, 1); rates from `frequencies`."""
+    rate, turn, turn_rest = rates
+    if COMPLEX:
+        size = power_of_2(delta * rate)
+        sine, cosine = half_angle(delta, A_im, turn, turn_rest)
+        scaled = (2.0 * size) * sine
+        return size - scaled * sine, scaled * cosine
+    else:
+        return power_of_2((delta * LOG2_E) * A_re), A_im  # delta is one number for all states of a channel
+
+
+@triton.jit
+def exp_minus_1(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
+    """m = exp(delta A) - 1, rates from `frequencies`.
+
+    Complex exp(a + ib) - 1 without cancellation: expm1(a) - 2 exp(a) sin(b/2)^2 + 2i exp(a) sin(b/2) cos(b/2).
+    """
+    rate, turn, turn_rest = rates
+    if A_re.dtype == tl.float64:
+        minus_1 = expm1(delta * A_re)
+    else:
+        whole = tl.fma(delta, rate, ROUNDING) - ROUNDING
+        r = tl.fma(delta, rate, -whole)
+        size = power_of_2(whole)
+        p = (0.00015403495003095752 * r + 0.0013390735412070708) * r + 0.0096182375490820524  # of 2^r - 1, below 2e-8
+        p = ((p * r + 0.055503574338003549) * r + 0.24022649794622444) * r + 0.69314718792664121
+        minus_1 = size * (p * r) + (size - 1.0)
+    if COMPLEX:
+        sine, cosine = half_angle(delta, A_im, turn, turn_rest)
+        scaled = (2.0 * minus_1 + 2.0) * sine
+        return minus_1 - scaled * sine, scaled * cosine
+    else:
+        return minus_1, A_im
+
+
+@triton.jit
+def zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX: tl.constexpr):
+    """(A_bar, B_bar) = (exp(delta A), A^-1 (exp(delta A) - 1)), A from `away_from_zero`."""
+    m_re, m_im = exp_minus_1(delta, A_re, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
+    B_bar_re, B_bar_im = multiply(m_re, m_im, inverse_re, inverse_im, COMPLEX)
+    return m_re + 1.0, m_im, B_bar_re, B_bar_im
+
+
+@triton.jit
+def away_from_zero(A_re, A_im, COMPLEX: tl.constexpr):
+    """(A, 1/A) with |A| < tiny replaced by tiny: A_bar and B_bar move by less than a rounding error."""
+    TINY: tl.constexpr = 1e-100 if A_re.dtype == tl.float64 else 1e-15  # its square must not underflow
+    if COMPLEX:
+        zero = tl.maximum(tl.abs(A_re), tl.abs(A_im)) < TINY
+        A_re, A_im = tl.where(zero, TINY, A_re), tl.where(zero, 0.0, A_im)
+        square = A_re * A_re + A_im * A_im
+        return A_re, A_im, A_re / square, -A_im / square
+    else:
+        A_re = tl.where(tl.abs(A_re) < TINY, TINY, A_re)
+        return A_re, A_im, 1.0 / A_re, A_im
+
+
+@triton.jit
+def discretized(delta, A_re, A_im, B_re, B_im, COMPLEX: tl.constexpr, ZOH: tl.constexpr):
+    """(A_bar, B_bar B, B_bar), once for all steps; B_bar is real, and its imaginary half a stand-in, for euler."""
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+        A_re, A_im, hold_re, hold_im = zero_order_hold(delta, A_re, A_im, inverse_re, inverse_im, COMPLEX)
+        B_re, B_im = multiply(hold_re, hold_im, B_re, B_im, COMPLEX)
+        return A_re, A_im, B_re, B_im, hold_re, hold_im
+    else:
+        A_re, A_im = exponential(delta, A_re, A_im, frequencies(A_re, A_im, COMPLEX), COMPLEX)
+        return A_re, A_im, delta * B_re, delta * B_im, delta + 0.0 * A_re, 0.0 * A_im
+
+
+@triton.jit
+def near_limit(A_re, A_im, COMPLEX: tl.constexpr):
+    """The |delta| below which delta A_bar - B_bar would cancel, and `hold_slope` holds: |delta A| is about 1/4."""
+    if COMPLEX:
+        return 0.25 / tl.maximum(tl.abs(A_re), tl.abs(A_im))
+    else:
+        return 0.25 / tl.abs(A_re)
+
+
+@triton.jit
+def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr):
+    """A (dB_bar/dA) / B_bar = z (1 + m)/m - 1 for small z = delta A, m = exp(z) - 1: z/2 + z^2/12 - z^4/720 + ..."""
+    TERMS: tl.constexpr = 6 if A_re.dtype == tl.float64 else 2
+    square_re, square_im = (delta * delta) * square_re, (delta * delta) * square_im
+    re, im = square_re * HOLD_SLOPE[TERMS - 1] + HOLD_SLOPE[TERMS - 2], square_im * HOLD_SLOPE[TERMS - 1]
+    for k in tl.static_range(TERMS - 3, -1, -1):
+        re, im = multiply(re, im, square_re, square_im, COMPLEX)
+        re += HOLD_SLOPE[k]
+    half = 0.5 * delta
+    if COMPLEX:
+        return (half * A_re + re * square_re) - im * square_im, (half * A_im + re * square_im) + im * square_re
+    else:
+        return half * A_re + re * square_re, A_im
+
+
+@triton.jit
+def zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, B_bar_re, B_bar_im,
+                   COMPLEX: tl.constexpr):  # fmt: skip
+    """dB_bar/dA = (delta A_bar - B_bar)/A."""
+    square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
+    re, im = hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX)
+    re, im = multiply(re, im, B_bar_re, B_bar_im, COMPLEX)
+    near = tl.abs(delta) < near_limit(A_re, A_im, COMPLEX)
+    re = tl.where(near, re, delta * A_bar_re - B_bar_re)
+    im = tl.where(near, im, delta * A_bar_im - B_bar_im)
+    return multiply(re, im, inverse_re, inverse_im, COMPLEX)
+
+
+@triton.jit
+def undiscretized(delta, A_re, A_im, B_re, B_im, of_A_re, of_A_im, of_B_re, of_B_im, COMPLEX: tl.constexpr,
+                  ZOH: tl.constexpr):  # fmt: skip
+    """The gradients of A, B (conjugated, as all) and delta (BLOCK_D,) from those of A_bar and of B_bar B."""
+    A_bar_re, A_bar_im, _, _, hold_re, hold_im = discretized(delta, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+    of_hold_re, of_hold_im = multiply(of_B_re, of_B_im, B_re, B_im, COMPLEX)
+    of_B_re, of_B_im = multiply(of_B_re, of_B_im, hold_re, hold_im, COMPLEX)
+    of_z_re, of_z_im = multiply(of_A_re, of_A_im, A_bar_re, A_bar_im, COMPLEX)
+    of_delta, _ = multiply(of_z_re, of_z_im, A_re, A_im, COMPLEX)
+    of_A_re, of_A_im = delta * of_z_re, delta * of_z_im
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+        slope_re, slope_im = zoh_derivative(delta, A_re, A_im, inverse_re, inverse_im, A_bar_re, A_bar_im, hold_re,
+                                            hold_im, COMPLEX)  # fmt: skip
+        slope_re, slope_im = multiply(of_hold_re, of_hold_im, slope_re, slope_im, COMPLEX)
+        of_A_re, of_A_im = of_A_re + slope_re, of_A_im + slope_im
+        of_hold_re, _ = multiply(of_hold_re, of_hold_im, A_bar_re, A_bar_im, COMPLEX)
+    return of_A_re, of_A_im, of_B_re, of_B_im, tl.sum(of_delta + of_hold_re, axis=0)
