@@ -46,6 +46,9 @@ VARIANTS = {
     "complex zoh, bias, N = 32, everything": (
         dict(complex_A=True, B="8 complex", C="4 complex", N=32, optional=(*SKIP, "B_bias", "initial_state")), None,
         False, "zoh", True, True),
+    "complex zoh, bias, odd sizes": (  # tiles that channels, states and steps do not fill
+        dict(complex_A=True, B="2 complex", C="1 real", D=6, N=3, L=1001, optional=("D", "B_bias")), None, True, "zoh",
+        True, True),
     "float64": (
         dict(complex_A=True, B="1 real", C="constant", N=4, dtype=torch.float64, optional=SKIP), None, False, "zoh",
         True, False),
@@ -64,8 +67,8 @@ VARIANTS = {
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
 # All compile for a minute: those beside these are left to `pytest -m trials`.
-CHOSEN = ["complex zoh, constant B and C", "real euler, bfloat16, segments", "depthwise, channels last",
-          "S4D's kernel"]  # fmt: skip
+CHOSEN = ["complex zoh, bias, odd sizes", "complex zoh, constant B and C", "real euler, bfloat16, segments",
+          "depthwise, channels last", "S4D's kernel"]  # fmt: skip
 
 
 def compile_variants(names: list[str]) -> None:
@@ -133,7 +136,7 @@ def compile_variants(names: list[str]) -> None:
         if "B2S6" in variant:
             x["A"] = x["A"][:1].expand(128, -1)
         names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
-        reset = torch.zeros(2, 1024, dtype=torch.bool) if with_reset else None
+        reset = torch.zeros(2, x["u"].shape[-1], dtype=torch.bool) if with_reset else None
         i = check_scan_inputs(*(x.get(key) for key in names), True, x.get("B_bias"), discretization,
                               x.get("initial_state"), reset)  # fmt: skip
         zoh = discretization == "zoh"

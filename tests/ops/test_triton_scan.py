@@ -205,6 +205,17 @@ def test_float32_error_of_large_phases(discretization):
     assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=2e-6)
 
 
+@each(
+    "A, delta", [(complex(-1e-4, 1e5), 6.1e3), (complex(-1e-6, 1e7), 3.3e3), (complex(-1, 0), 1e16), (-1.0, math.inf)]
+)
+def test_beyond_all_phases_the_state_is_bounded(A, delta):
+    """A float32 has no phase left there; |A_bar| is at most 1 all the same, and B_bar 2/|A|."""
+    x = dict(A=torch.tensor([[A]]), u=torch.ones(1, 1, 5), delta=torch.full((1, 1, 5), delta), B=torch.ones(1, 1, 1, 5),
+             C=torch.ones(1, 1, 1, 5))  # fmt: skip
+    y = selective_scan(**{name: v.to(DEVICE) for name, v in x.items()}, discretization="zoh", backend="triton")
+    assert (y.abs() <= 2 * 5 * 2 / abs(A)).all()
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # by numpy, which the interpreter computes with
 @pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_reset_drops_what_is_not_finite(complex_A, cut):

@@ -22,6 +22,7 @@ from lra_ssm.ops.backends.triton_discretization import (
     discretized,
     frequencies,
     hold_slope,
+    largest_delta,
     multiply,
     near_limit,
     sigmoid,
@@ -118,7 +119,9 @@ def gradient_kernel(
         A_re, A_im, B_re, B_im, hold_re, hold_im = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
         B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
-    rates = frequencies(A_re, A_im, COMPLEX)
+    rates, most = frequencies(A_re, A_im, COMPLEX), None
+    if (COMPLEX or HOLD) and not STEADY and TYPE == tl.float32:
+        most = largest_delta(rates)
     if HOLD:
         near_below = near_limit(A_re, A_im, COMPLEX)
         square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)
@@ -160,8 +163,8 @@ def gradient_kernel(
             t0 = chunk_begin + (j - 1) * 4
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS,
-                                       STEADY, BLOCK_D, TYPE)  # fmt: skip
+            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most,
+                                       SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
             Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
@@ -182,7 +185,7 @@ def gradient_kernel(
             t0 = chunk_begin + group * 4
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask,
+            delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most,
                                                SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
             grad_tile, grad_gated, gate = load_output_gradient(grad_y, grad_y_strides, z, z_strides, b, d0, t0,
                                                                tile_mask, BLOCK_D, TYPE)  # fmt: skip

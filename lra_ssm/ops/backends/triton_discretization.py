@@ -111,6 +111,14 @@ def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
 
 
 @triton.jit
+def largest_delta(rates):
+    """By channel, (BLOCK_D or 1,), a |delta| up to which delta A is reduced rightly: 2^21 turns and halvings of all
+    states together.  A larger one counts as that, so that what is computed stays bounded."""
+    rate, turn, _ = rates
+    return 2097152.0 / (tl.sum(tl.abs(rate) + tl.abs(turn), axis=0) + 1e-30)
+
+
+@triton.jit
 def half_turn(r):
     """(sin, cos) of pi r, r in [-1/2, 1/2]."""
     if r.dtype == tl.float64:
@@ -119,7 +127,7 @@ def half_turn(r):
         return fast_sine_cosine(r * PI)
     else:
         # minimax in r^2 with float32 coefficients: rounded after the fit they would let the sum of the squares be
-        # 1 + 4e-8, and the state grow by that at every step
+        # 1 + 4e-8 in the mean, and the state grow by half of that at every step
         z = r * r
         sine = (0.07963868975639343 * z - 0.5993456840515137) * z + 2.5502572059631348
         sine = (sine * z - 5.167720317840576) * z + 3.1415927410125732
@@ -134,7 +142,7 @@ def half_angle(delta, A_im, turn, turn_rest):
 
     In float32 the angle is taken in turns and what is whole of it is left out: a fused multiply-add does that without
     rounding the angle first.  So there is one range for all angles, and neither quadrants nor signs to choose.  (Up to
-    millions of turns; the library's functions bring their code for huge arguments, which lives in local memory.)
+    `largest_delta`; the library's functions bring their code for huge arguments, which lives in local memory.)
     """
     if A_im.dtype == tl.float64:
         return tl.sin(delta * (0.5 * A_im)), tl.cos(delta * (0.5 * A_im))
@@ -226,7 +234,8 @@ def near_limit(A_re, A_im, COMPLEX: tl.constexpr):
 
 @triton.jit
 def hold_slope(delta, A_re, A_im, square_re, square_im, COMPLEX: tl.constexpr):
-    """A (dB_bar/dA) / B_bar = z (1 + m)/m - 1 for small z = delta A, m = exp(z) - 1: z/2 + z^2/12 - z^4/720 + ..."""
+    """A (dB_bar/dA) / B_bar = z (1 + m)/m - 1 for small z = delta A, m = exp(z) - 1: z/2 + z^2/12 - z^4/720 + ...; to
+    4e-7 in float32, with both parts of z at 1/4."""
     TERMS: tl.constexpr = 6 if A_re.dtype == tl.float64 else 2
     square_re, square_im = (delta * delta) * square_re, (delta * delta) * square_im
     re, im = square_re * HOLD_SLOPE[TERMS - 1] + HOLD_SLOPE[TERMS - 2], square_im * HOLD_SLOPE[TERMS - 1]

@@ -23,6 +23,7 @@ from lra_ssm.ops.backends.triton_discretization import (
     exp_minus_1,
     exponential,
     frequencies,
+    largest_delta,
     multiply,
     sigmoid,
     softplus,
@@ -50,10 +51,10 @@ from lra_ssm.ops.backends.triton_steps import (
 
 
 @triton.jit
-def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS: tl.constexpr,
+def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, most, SOFTPLUS: tl.constexpr,
                STEADY: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
-    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, and 1
-    at the others of a discretized system."""
+    """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, 1 at
+    the others of a discretized system, and at most `most`, from `largest_delta`, where that is not None."""
     mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
     if STEADY:
         raw = tl.where(mask, 1.0, 0.0).to(TYPE)
@@ -61,10 +62,11 @@ def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFT
         raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE)
     if delta_bias is not None:
         raw += tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)[:, None]
-    if SOFTPLUS:
-        return tl.where(mask, softplus(raw), 0.0), raw
-    else:
-        return tl.where(mask, raw, 0.0), raw
+    value = softplus(raw) if SOFTPLUS else raw
+    if most is not None:  # selected: nan stays nan
+        most = most[:, None]
+        value = tl.where(value > most, most, tl.where(value < -most, -most, value))
+    return tl.where(mask, value, 0.0), raw
 
 
 @triton.jit
@@ -144,7 +146,9 @@ def scan_kernel(
         A_re, A_im, B_re, B_im, hold_re, hold_im = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
     elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
         B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
-    rates = frequencies(A_re, A_im, COMPLEX)
+    rates, most = frequencies(A_re, A_im, COMPLEX), None
+    if (COMPLEX or HOLD) and not STEADY and TYPE == tl.float32:
+        most = largest_delta(rates)
     if C_FORM == CONSTANT and y is not None:
         C_re, C_im = load_pairs(C, own, mask, COMPLEX)
     skip = tl.zeros((BLOCK_D,), TYPE)
@@ -170,8 +174,8 @@ def scan_kernel(
         for t0 in range(chunk_begin, tl.minimum(chunk_begin + CHUNK, end), 4):
             tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
             u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS,
-                                       STEADY, BLOCK_D, TYPE)  # fmt: skip
+            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most,
+                                       SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
             us, deltas = split4(u_tile), split4(delta_tile)
             Bs_re, Bs_im, Cs_re, Cs_im = us, us, us, us
             if B_FORM != CONSTANT:
@@ -310,7 +314,9 @@ def adjoint_kernel(
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
         A_re, A_im, _, _, _, _ = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
-    rates = frequencies(A_re, A_im, COMPLEX)
+    rates, most = frequencies(A_re, A_im, COMPLEX), None
+    if (COMPLEX or ZOH) and not STEADY and TYPE == tl.float32:
+        most = largest_delta(rates)
     if C_FORM == CONSTANT:
         C_re, C_im = load_pairs(C, d * states + n, mask, COMPLEX)
     g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
@@ -324,8 +330,8 @@ def adjoint_kernel(
     for j in range(0, groups):
         t0 = begin + (groups - 1 - j) * 4
         tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
-        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, SOFTPLUS, STEADY,
-                                   BLOCK_D, TYPE)  # fmt: skip
+        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most, SOFTPLUS,
+                                   STEADY, BLOCK_D, TYPE)  # fmt: skip
         grad_tile, _, _ = load_output_gradient(
             grad_y, grad_y_strides, z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE
         )

@@ -2,8 +2,8 @@
 
 Shapes in a program: channel tiles (BLOCK_D, 4), four steps of u or the like; state tiles (BLOCK_N, BLOCK_D), channels
 last, so that lanes lie along channels and the sum over states stays within a thread, or nearly so; steps (BLOCK_D,) or
-(BLOCK_N,).  Padded states and channels hold zeros, and so does delta at padded steps: they leave every sum and the
-state as they are.  (D channels, N states, W = 2 for complex A, else 1.)
+(BLOCK_N,).  u, delta and y's gradient are zeros at padded channels and steps, B and C at padded states: they leave
+every sum and the state as they are.  (D channels, N states, W = 2 for complex A, else 1.)
 
 Time goes in fours because four float32 steps are the 16 bytes that a thread reads at once.  A complex tensor is a pair
 of real ones; with real A the imaginary half is a stand-in that nothing depends on and the compiler removes.
