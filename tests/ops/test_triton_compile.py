@@ -213,8 +213,8 @@ def test_kernels_compile_for_hopper(variants, tmp_path):
             assert record["stack"] <= stack + 32, record
         # bytes: at most some spilled registers, most in float64, and no array in local memory
         assert record["stack"] <= 1536, record
-        if "float64" not in record["variant"]:
-            # one for each state and step, and softplus once for all lanes
+        if "float64" not in record["variant"] and "odd sizes" not in record["variant"]:
+            # one for each state and step, and softplus once for all lanes (a tile of odd sizes has too few for that)
             assert record.get("exponentials", 0) <= 1.4, record
 
 
