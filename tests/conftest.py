@@ -2,7 +2,6 @@ import atexit
 import copy
 import gc
 import os
-import re
 import shutil
 import signal
 import socket
@@ -48,10 +47,6 @@ def of_data(monkeypatch):
     monkeypatch.setattr("lra_ssm.cli.doctor._devices", lambda: [])
 
 
-# What of a command with tiny.yaml names nothing that lies in the working folder: its options are the same in each.
-PLAIN = re.compile(r"(--config|.*/tiny\.yaml|--data\.(root=/|num_\w+=).*|--trainer\.(max|val)_\w+=.*|--checkpoint\..*)")
-
-
 @cache
 def _options(folder, command, *arguments):
     from lra_ssm.cli.run_options import RunOptions
@@ -61,12 +56,11 @@ def _options(folder, command, *arguments):
 
 @pytest.fixture
 def read_once(monkeypatch):
-    """For tests that start the same commands in this process again and again, and change no config between them: the
-    options, half of a small fit, are read the first time; again in another folder, where it may matter."""
+    """For tests that start the same commands in this process and folder again and again, and change no config between
+    them: the options, half of a small fit, are read the first time."""
 
     def options(command, arguments):
-        plain = any("--data.root=/" in one for one in arguments) and all(map(PLAIN.fullmatch, arguments))
-        known = _options("" if plain else os.getcwd(), command, *arguments)
+        known = _options(os.getcwd(), command, *arguments)
         again = copy.copy(known)
         again.config, again.resolved = copy.deepcopy((known.config, known.resolved))
         return again

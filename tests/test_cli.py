@@ -20,7 +20,7 @@ from lra_ssm.cli import _is_of_a_pipe
 from lra_ssm.cli.parser import cause
 from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.errors import InputError
-from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, succeed
+from tests.runner import FIT, SHORT, TINY, Command, everything_below, fail, in_process, only_run, succeed
 
 
 @pytest.fixture
@@ -402,6 +402,19 @@ def test_overfit_batches_are_the_same_in_every_epoch(tmp_path):
     assert len(losses) == 3 and len(set(losses)) == 1
 
 
+def test_sigterm_leaves_a_run_that_goes_on(tmp_path):
+    command = Command(FIT, tmp_path, {"DELAY": "0.3"})
+    while not list(tmp_path.glob("runs/tiny/*/metrics.csv")):
+        assert command.process.is_alive()
+        command.process.join(0.05)
+    os.kill(command.process.pid, signal.SIGTERM)
+    assert command.wait().code == 143
+    record = only_run(tmp_path) / "run.json"
+    assert json.loads(record.read_text())["status"] == "interrupted"
+    succeed(FIT, tmp_path)
+    assert json.loads(record.read_text())["status"] == "finished"
+
+
 def test_max_time_stops_a_run_that_is_not_finished(tmp_path, monkeypatch):
     monkeypatch.setenv("DELAY", "0.1")
     flags = ["--trainer.max_epochs=500", "--trainer.max_time=00:00:00:01"]
@@ -414,6 +427,12 @@ def test_without_a_logger_a_run_still_finishes(tmp_path):
     path = only_run(tmp_path)
     assert not (path / "metrics.csv").exists() and (path / "checkpoints/best.ckpt").is_file()
     assert "val/accuracy" in json.loads((path / "run.json").read_text())["metrics"]
+
+
+def test_two_commands_in_one_process_are_two_runs(folder):
+    assert "is finished" not in succeed([*FIT, *SHORT, "--seed_everything=2"], folder).out
+    assert "is finished" in succeed([*FIT, *SHORT, "--seed_everything=1"], folder).out
+    assert len(list((folder / "runs/tiny").iterdir())) == 2
 
 
 @pytest.mark.slow

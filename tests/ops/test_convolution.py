@@ -173,13 +173,13 @@ def test_kernel_in_float32(name, path):
     A = initialize_A(name, 32)
     delta = torch.tensor([1e-3, 1e-2, 1e-1])
     B, C = torch.ones_like(A), randn(3, 32, dtype=A.dtype, seed=3)
-    kernel = s4d_kernel(delta, A, B, C, 2048)
+    kernel = s4d_kernel(delta, A, B, C, 4096)
     assert kernel.dtype == torch.float32
     wide = [x.to(torch.complex128 if x.is_complex() else torch.float64) for x in (delta, A, B, C)]
-    truth = s4d_kernel_reference(*wide, 2048)
+    truth = s4d_kernel_reference(*wide, 4096)
     assert (kernel - truth).abs().max() <= 1e-6 * truth.abs().max()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(s4d_kernel(delta, A, B, C, 2048), kernel)
+        assert torch.equal(s4d_kernel(delta, A, B, C, 4096), kernel)
 
 
 def test_real_B_and_C_beside_complex_A(path):

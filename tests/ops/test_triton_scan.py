@@ -367,7 +367,7 @@ def test_plan_fills_the_device(monkeypatch):
         backward = budget != triton_call.FORWARD_STATE
         for batch, channels, length in ((16, 1024, 2048), (8, 128, 16384), (1, 128, 65536), (256, 128, 512)):
             p = triton_call.plan(batch, channels, length, channels, 16, budget, gpu, backward)
-            assert batch * p.blocks * p.segments >= triton_call.FEW_WARPS * 132
+            assert batch * p.blocks * p.segments >= (3 if p.segments == 1 else 4) * 132
             assert p.blocks * p.block >= channels and p.segments * p.segment >= length > (p.segments - 1) * p.segment
             assert p.segments == 1 or (p.segment >= 256 and p.segment % 64 == 0)
     assert triton_call.plan(16, 1024, 2048, 1024, 16, triton_call.FORWARD_STATE, gpu, False).segments == 1

@@ -18,8 +18,6 @@ import triton
 import triton.language as tl
 
 from lra_ssm.ops.backends.triton_discretization import (
-    away_from_zero,
-    discretized,
     frequencies,
     hold_slope,
     largest_delta,
@@ -28,7 +26,7 @@ from lra_ssm.ops.backends.triton_discretization import (
     sigmoid,
     undiscretized,
 )
-from lra_ssm.ops.backends.triton_kernels import load_delta, load_output_gradient, step
+from lra_ssm.ops.backends.triton_kernels import load_delta, load_output_gradient, load_system, step
 from lra_ssm.ops.backends.triton_steps import (
     COMPLEX_STEPS,
     CONSTANT,
@@ -83,7 +81,7 @@ def gradient_kernel(
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
     COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
     HALVINGS: tl.constexpr, STATE_HALVINGS: tl.constexpr, TIED: tl.constexpr,
-    EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, chunk by chunk backward in time.
 
@@ -105,23 +103,11 @@ def gradient_kernel(
     blocks = channels // unit * tl.cdiv(unit, BLOCK_D)
     vectors = tl.cast(b * blocks + block, tl.int64) * length * states  # where grad_B and grad_C of the block begin
 
-    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
-    inverse_re, inverse_im = A_re, A_im
-    if ZOH:
-        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
-    B_re, B_im, C_re, C_im = A_re, A_im, A_re, A_im
-    if B_FORM == CONSTANT:
-        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
-    elif B_bias is not None:
-        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
-    if STEADY:
-        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im, B_re, B_im, hold_re, hold_im = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
-    elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
-        B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
-    rates, most = frequencies(A_re, A_im, COMPLEX), None
-    if (COMPLEX or HOLD) and not STEADY and TYPE == tl.float32:
-        most = largest_delta(rates)
+    A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
+        A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, STEADY, TIED)  # fmt: skip
+    C_re, C_im = A_re, A_im
+    rates = frequencies(A_re, A_im, COMPLEX)
+    most = largest_delta(rates) if BOUNDED else None
     if HOLD:
         near_below = near_limit(A_re, A_im, COMPLEX)
         square_re, square_im = multiply(A_re, A_im, A_re, A_im, COMPLEX)

@@ -167,6 +167,7 @@ class Scan:
             COMPLEX=self.complex, ZOH=zoh, SOFTPLUS=softplus, STEADY=self.steady, TIED=tied,
             EVEN=unit % self.plan.block == 0,
             WHOLE=self.length % 16 == 0,  # of which Triton compiles other kernels anyway
+            BOUNDED=self.dtype == torch.float32 and not self.steady and (zoh or self.complex),
             HALVINGS=self.plan.block.bit_length() - 1, STATE_HALVINGS=block_n.bit_length() - 1,
         )  # fmt: skip
 

@@ -7,6 +7,10 @@ for complex A, else 1.)
 
 A program takes one batch item, BLOCK_D channels and a segment of the length, and walks through it with the state in
 registers.  See triton_steps.py for the tiles.
+
+What a kernel is compiled for: STEADY, delta (D,) is one for all steps, and A and B are discretized first; TIED, A
+(N, W) is one for all channels; EVEN, blocks of channels, WHOLE, groups of four steps have no gaps, and need no masks;
+BOUNDED, delta is kept where float32 can reduce its phases.  HOLD: zero-order hold, step by step.
 """
 
 # The bodies are Triton's language, not Python's: its tensors and tuples have no types that mypy could check.
@@ -51,10 +55,35 @@ from lra_ssm.ops.backends.triton_steps import (
 
 
 @triton.jit
+def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: tl.constexpr, COMPLEX: tl.constexpr,
+                ZOH: tl.constexpr, STEADY: tl.constexpr, TIED: tl.constexpr):  # fmt: skip
+    """Tiles (BLOCK_N, BLOCK_D) of A, 1/A and constant B or B's bias, re and im each; B is over A for zero-order hold.
+
+    STEADY: of A_bar and B_bar B.  1/A for euler, and B where there is none, are stand-ins.
+    """
+    own = d * states + n  # in (D, N)
+    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
+    inverse_re, inverse_im = A_re, A_im
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+    B_re, B_im = A_re, A_im
+    if B_FORM == CONSTANT:
+        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
+    elif B_bias is not None:
+        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
+    if STEADY:
+        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
+        A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
+    elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
+        B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
+    return A_re, A_im, inverse_re, inverse_im, B_re, B_im
+
+
+@triton.jit
 def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, most, SOFTPLUS: tl.constexpr,
                STEADY: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, 1 at
-    the others of a discretized system, and at most `most`, from `largest_delta`, where that is not None."""
+    the others of a discretized system, and within `most`, from `largest_delta`, where that is not None."""
     mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
     if STEADY:
         raw = tl.where(mask, 1.0, 0.0).to(TYPE)
@@ -114,7 +143,8 @@ def scan_kernel(
     batch, length, channels, unit, B_group, C_group, segment_length,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, B_FORM: tl.constexpr, C_FORM: tl.constexpr,
     COMPLEX: tl.constexpr, ZOH: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr,
-    TIED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr, STATE_HALVINGS: tl.constexpr,
+    TIED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
+    STATE_HALVINGS: tl.constexpr,
 ):  # fmt: skip
     """One segment of the scan.
 
@@ -132,23 +162,11 @@ def scan_kernel(
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
     own = d * states + n  # in (D, N)
 
-    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
-    inverse_re, inverse_im = A_re, A_im
-    if ZOH:
-        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
-    B_re, B_im, C_re, C_im = A_re, A_im, A_re, A_im
-    if B_FORM == CONSTANT:
-        B_re, B_im = load_pairs(B, own, mask, COMPLEX)
-    elif B_bias is not None:
-        B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
-    if STEADY:
-        held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im, B_re, B_im, hold_re, hold_im = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
-    elif ZOH and (B_FORM == CONSTANT or B_bias is not None):
-        B_re, B_im = multiply(B_re, B_im, inverse_re, inverse_im, COMPLEX)
-    rates, most = frequencies(A_re, A_im, COMPLEX), None
-    if (COMPLEX or HOLD) and not STEADY and TYPE == tl.float32:
-        most = largest_delta(rates)
+    A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
+        A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, STEADY, TIED)  # fmt: skip
+    C_re, C_im = A_re, A_im
+    rates = frequencies(A_re, A_im, COMPLEX)
+    most = largest_delta(rates) if BOUNDED else None
     if C_FORM == CONSTANT and y is not None:
         C_re, C_im = load_pairs(C, own, mask, COMPLEX)
     skip = tl.zeros((BLOCK_D,), TYPE)
@@ -298,7 +316,7 @@ def adjoint_kernel(
     batch, length, channels, unit, C_group, segment_length,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, C_FORM: tl.constexpr, COMPLEX: tl.constexpr, SOFTPLUS: tl.constexpr,
     ZOH: tl.constexpr, STEADY: tl.constexpr, TIED: tl.constexpr,
-    EVEN: tl.constexpr, WHOLE: tl.constexpr, states: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, BOUNDED: tl.constexpr, states: tl.constexpr,
 ):  # fmt: skip
     """One segment of g, backward in time from zero: what it passes to the state before it, and as in `scan_kernel`
     by how much it shrinks what came from behind, and whether a reset cuts that off."""
@@ -314,9 +332,8 @@ def adjoint_kernel(
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
         A_re, A_im, _, _, _, _ = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
-    rates, most = frequencies(A_re, A_im, COMPLEX), None
-    if (COMPLEX or ZOH) and not STEADY and TYPE == tl.float32:
-        most = largest_delta(rates)
+    rates = frequencies(A_re, A_im, COMPLEX)
+    most = largest_delta(rates) if BOUNDED else None
     if C_FORM == CONSTANT:
         C_re, C_im = load_pairs(C, d * states + n, mask, COMPLEX)
     g_re, g_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
