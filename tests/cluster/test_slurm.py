@@ -154,6 +154,8 @@ def test_an_impossible_request_is_refused_in_slurms_words(folder):
     write_sweep(folder, "large")
     said = fail(["submit", "large.yaml", "--nodes=99"], folder)
     assert said.startswith("Slurm refuses submit.sbatch: Batch job submission failed: ")
-    queued = subprocess.run(["squeue", "--noheader", "--format=%j"], capture_output=True, text=True).stdout.split()
-    assert not [name for name in queued if name.startswith("large")]
+    # What would have prepared its data is cancelled; where it ran already, in a moment.
+    asked = ["squeue", "--noheader", "--states=all", "--name=large-prepare,large", "--format=%i %T"]
+    wait_for(*subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[::2])
+    assert set(subprocess.run(asked, capture_output=True, text=True).stdout.split()[1::2]) == {"CANCELLED"}
     assert not (sweep_folder(folder, "large") / "submissions.json").exists()
