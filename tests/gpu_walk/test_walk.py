@@ -70,6 +70,19 @@ def test_compiled_blocks_launch_fewer_kernels() -> None:
     assert compiled["lra_ssm::selective_scan_triton"] == 2 and compiled["fused"] > 0 and compiled["others"] < 100
 
 
+@pytest.mark.slow
+def test_calls_of_the_scan_are_compiled() -> None:
+    """As a config makes them: forward and backward, and the config of each."""
+    config = str(ROOT / "configs/mnist/b2s6.yaml")
+    line = [sys.executable, "-m", "tests.gpu_walk.signatures", config]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    forward, backward = (json.loads(text) for text in done.stdout.splitlines())
+    assert (forward["kernels"], backward["kernels"]) == (["scan"], ["gradient"])
+    assert forward["configs"] == [config] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024
+
+
 def test_every_config_has_its_bounds() -> None:
     configs = {
         str(path.relative_to(ROOT / "configs").with_suffix(""))

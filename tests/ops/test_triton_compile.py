@@ -71,16 +71,10 @@ CHOSEN = ["complex zoh, bias, odd sizes", "complex zoh, constant B and C", "real
           "depthwise, channels last", "S4D's kernel"]  # fmt: skip
 
 
-def compile_variants(names: list[str]) -> None:
-    import triton
+def without_a_gpu() -> None:
+    """Triton compiles for a Hopper GPU from here on."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
-
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    import gpu_exp
-    from lra_ssm.ops.backends import triton_call, triton_kernels, triton_scan
-    from lra_ssm.ops.scan_inputs import check_scan_inputs
-    from tests.ops.scan_cases import make_inputs
 
     class Hopper:
         """What the compiler asks of a GPU's driver."""
@@ -95,28 +89,45 @@ def compile_variants(names: list[str]) -> None:
             return 0
 
     driver.set_active(Hopper())
-    current = []
+
+
+def counted(kernel, num_warps=1, **arguments) -> dict:
+    """What a kernel takes that is compiled for these arguments."""
+    import triton
+
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    start = time.perf_counter()
+    compiled = kernel.warmup(**arguments, grid=(1,), num_warps=num_warps, enable_fp_fusion=True)
+    seconds = time.perf_counter() - start
+    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    usage, code = (
+        subprocess.run([tool, option, cubin], capture_output=True, text=True).stdout
+        for option in ("--dump-resource-usage", "-sass")
+    )
+    registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    record = dict(kernel=kernel.__name__, block=arguments.get("BLOCK_D"), registers=registers, stack=stack,
+                  seconds=round(seconds, 1))  # fmt: skip
+    if "CHUNK" in arguments or "C_FORM" in arguments:
+        states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
+        record["per state and step"] = round(in_inner_loops(code) / states, 1)
+    if kernel.__name__ == "scan_kernel":
+        record["exponentials"] = compiled.asm["ptx"].count("ex2.approx") / states
+    return record
+
+
+def compile_variants(names: list[str]) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu_exp
+    from lra_ssm.ops.backends import triton_call, triton_scan
+    from lra_ssm.ops.scan_inputs import check_scan_inputs
+    from tests.ops.scan_cases import make_inputs
+
+    without_a_gpu()
+    current = []
 
     def compile_instead(kernel, programs, num_warps=1, **arguments):
-        start = time.perf_counter()
-        compiled = kernel.warmup(**arguments, grid=(programs,), num_warps=num_warps, enable_fp_fusion=True)
-        seconds = time.perf_counter() - start
-        cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        usage, code = (
-            subprocess.run([tool, option, cubin], capture_output=True, text=True).stdout
-            for option in ("--dump-resource-usage", "-sass")
-        )
-        registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-        record = dict(variant=current[0], kernel=kernel.__name__, block=arguments.get("BLOCK_D"), registers=registers,
-                      stack=stack, seconds=round(seconds, 1))  # fmt: skip
-        if "CHUNK" in arguments or "C_FORM" in arguments:
-            states = arguments["BLOCK_D"] * arguments["BLOCK_N"] * 4 / 32  # and steps that a lane takes at once
-            record["per state and step"] = round(in_inner_loops(code) / states, 1)
-        if kernel is triton_kernels.scan_kernel:
-            record["exponentials"] = compiled.asm["ptx"].count("ex2.approx") / states
-        print(json.dumps(record), flush=True)
+        print(json.dumps({"variant": current[0], **counted(kernel, num_warps, **arguments)}), flush=True)
 
     ceiling = gpu_exp._kernel.warmup(torch.empty(gpu_exp._BLOCK), gpu_exp.ROUNDS, gpu_exp._BLOCK, grid=(1,))
     assert "ex2.approx" in ceiling.asm["ptx"], "the ceiling of benchmarks/operators.py is one of exponentials"

@@ -366,16 +366,19 @@ def test_plan_fills_the_device(monkeypatch):
     for budget in (triton_call.FORWARD_STATE, triton_call.BACKWARD_STATE, triton_call.BACKWARD_STATE_REAL_EULER):
         backward = budget != triton_call.FORWARD_STATE
         for batch, channels, length in ((16, 1024, 2048), (8, 128, 16384), (1, 128, 65536), (256, 128, 512)):
-            p = triton_call.plan(batch, channels, length, channels, 16, budget, gpu, backward)
+            p = triton_call.plan(batch, channels, length, channels, 16, 1, budget, gpu, backward)
             assert batch * p.blocks * p.segments >= (3 if p.segments == 1 else 4) * 132
             assert p.blocks * p.block >= channels and p.segments * p.segment >= length > (p.segments - 1) * p.segment
             assert p.segments == 1 or (p.segment >= 256 and p.segment % 64 == 0)
-    assert triton_call.plan(16, 1024, 2048, 1024, 16, triton_call.FORWARD_STATE, gpu, False).segments == 1
+    assert triton_call.plan(16, 1024, 2048, 1024, 16, 1, triton_call.FORWARD_STATE, gpu, False).segments == 1
     # B2S6 on LRA (32 pairs, groups of 16 channels), ListOps and Path-X: 512 and 768 programs, none walks twice
-    listops = triton_call.plan(32, 128, 2048, 16, 64, triton_call.FORWARD_STATE, gpu, False)
-    pathx = triton_call.plan(24, 128, 16384, 16, 64, triton_call.FORWARD_STATE, gpu, False)
+    listops = triton_call.plan(32, 128, 2048, 16, 32, 2, triton_call.FORWARD_STATE, gpu, False)
+    pathx = triton_call.plan(24, 128, 16384, 16, 32, 2, triton_call.FORWARD_STATE, gpu, False)
     assert (listops.block, listops.segments, pathx.block, pathx.segments) == (8, 1, 4, 1)
-    assert triton_call.plan(1, 6, 100, 3, 16, triton_call.BACKWARD_STATE, gpu, True)[:2] == (
+    # one state a channel: a lane each, however few programs that makes
+    few = triton_call.plan(16, 256, 1024, 256, 1, 1, triton_call.FORWARD_STATE, gpu, False)
+    assert (few.block, few.segments) == (32, 4)
+    assert triton_call.plan(1, 6, 100, 3, 16, 1, triton_call.BACKWARD_STATE, gpu, True)[:2] == (
         4,
         2,
     )  # two groups, each one block of 4, one masked

@@ -35,8 +35,9 @@ FORWARD_STATE = 512
 BACKWARD_STATE = 256
 BACKWARD_STATE_REAL_EULER = 512
 WARPS = 1
-# Channels a program takes at most and, unless N asks for fewer, at least. (8 float32 are a 32-byte sector.)
+# Channels a program takes at most and, unless N asks for fewer, at least; of few states as many as a warp has lanes.
 MAX_BLOCK, MIN_BLOCK = 32, 4
+LANES = 32
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
 # Warps per multiprocessor that hide most of the latency (and that backward's registers leave room for), and those below
@@ -69,21 +70,22 @@ def plan(
     channels: int,
     length: int,
     unit: int,
-    state_size: int,
+    states: int,
+    width: int,
     budget: int,
     device: torch.device,
     backward: bool,
 ) -> Plan:
-    """unit: channels that share a group of B and of C; state_size: 32-bit numbers of one channel's padded state;
-    budget: the same of a program's."""
+    """unit: channels that share a group of B and of C; states: of a channel, padded; width: the 32-bit numbers of one;
+    budget: the same of a program's state."""
 
     def blocks_of(block: int) -> int:
         return channels // unit * math.ceil(unit / block)
 
-    widest = min(max(budget // state_size, 1), MAX_BLOCK, _power_of_two(unit))
+    widest = min(max(budget // (states * width), 1), MAX_BLOCK, _power_of_two(unit))
     available, block, segments = processors(device), widest, 1
     if not backward:  # there, smaller blocks would mean more partial gradients of B and C
-        while block > MIN_BLOCK and batch * blocks_of(block) < FEW_WARPS * available:
+        while block > max(MIN_BLOCK, LANES // states) and batch * blocks_of(block) < FEW_WARPS * available:
             block //= 2
     if batch * blocks_of(block) < FEW_WARPS * available and length >= 2 * MIN_SEGMENT:
         block = widest
@@ -147,11 +149,11 @@ class Scan:
         self.B, self.C = (_matrix(m, self.length, x.A.dtype) for m in (x.B, x.C))
         B_group, C_group = (self.channels // (m.shape[1] if m.dim() == 4 else 1) for m in (x.B, x.C))
         unit, block_n = math.gcd(B_group, C_group), _power_of_two(self.states)
-        state_size = block_n * x.A.element_size() // 4
-        budget = FORWARD_STATE
+        width, budget = x.A.element_size() // 4, FORWARD_STATE
         if backward:
             budget = BACKWARD_STATE if zoh or self.complex else BACKWARD_STATE_REAL_EULER
-        self.plan = plan(self.batch, self.channels, self.length, unit, state_size, budget, self.device, backward)
+        shape = (self.batch, self.channels, self.length, unit, block_n)
+        self.plan = plan(*shape, width, budget, self.device, backward)
         self.programs = self.batch * self.plan.blocks * self.plan.segments
         tied = x.A.stride(0) == 0 and not self.steady  # the same of all channels
         reset = None if x.reset is None else x.reset.view(torch.uint8)
