@@ -24,13 +24,13 @@ pytestmark = [
 ]
 
 
-def walked(configs: list[str], *flags: str) -> list[dict[str, Any]]:
+def walked(configs: list[str], *flags: str, by: str = "walk") -> list[dict[str, Any]]:
     import torch
 
     if "+cpu" not in torch.__version__:
         pytest.skip("the stand-in is for a CPU build of torch")
     files = [str(ROOT / f"configs/{name}.yaml") if name != "known" else name for name in configs]
-    line = [sys.executable, "-m", "tests.gpu_walk.walk", *flags, *files]
+    line = [sys.executable, "-m", f"tests.gpu_walk.{by}", *flags, *files]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(text) for text in done.stdout.splitlines()]
@@ -73,13 +73,10 @@ def test_compiled_blocks_launch_fewer_kernels() -> None:
 @pytest.mark.slow
 def test_calls_of_the_scan_are_compiled() -> None:
     """As a config makes them: forward and backward, and the config of each."""
-    config = str(ROOT / "configs/mnist/b2s6.yaml")
-    line = [sys.executable, "-m", "tests.gpu_walk.signatures", config]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    forward, backward = (json.loads(text) for text in done.stdout.splitlines())
+    pytest.importorskip("triton")
+    forward, backward = walked(["mnist/b2s6"], by="signatures")
     assert (forward["kernels"], backward["kernels"]) == (["scan"], ["gradient"])
-    assert forward["configs"] == [config] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    assert "mnist/b2s6" in forward["configs"][0] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
     assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024
 
 
