@@ -35,27 +35,26 @@ struct Task {
     // rows (CHANNELS, size)
     T *u, *delta, *z, *y, *raw_delta;
     T smallest_delta = 0, largest_delta = 0;  // in absolute value; below 1e-19 delta^2 is 0, as is its share of any gradient
-    V *B_re, *B_im, *C_re, *C_im;  // (nv, size), or (nv) for a constant C
-    V* state;                      // (channels_per_task, nv, parts)
-    V* readout;                    // (size): C x, of all states of a channel
-    Coefficients<L> coefficients;
+    V *B, *C;               // (nv, size, parts)
+    V* state;               // (channels_per_task, nv, parts)
+    V* readout;             // (size): C x, of all states of a channel
+    Step<V>* coefficients;  // (size)
     uint8_t* reset_tile;
 
     static int64_t bytes(const Arguments& a) {
         const int64_t nv = (a.states + L::W - 1) / L::W, rows = CHANNELS * a.tile * sizeof(T), tile = nv * a.tile * sizeof(V);
-        return 5 * rows + 4 * tile + a.channels_per_task * nv * parts * sizeof(V) + 7 * a.tile * sizeof(V) + a.tile + SLACK;
+        return 5 * rows + 2 * parts * tile + a.channels_per_task * nv * parts * sizeof(V) + 7 * a.tile * sizeof(V) + a.tile + SLACK;
     }
 
     Task(const Arguments& arguments, const Constants<L, Complex>& constants, Workspace& w)
         : a(arguments), diagonals(constants.diagonals), bias(constants.bias), constant_C(constants.C) {
         for (T** row : {&u, &delta, &z, &y, &raw_delta}) *row = w.take<T>(CHANNELS * size);
-        for (V** tile : {&B_re, &B_im, &C_re, &C_im}) *tile = w.take<V>(nv * size);
+        for (V** tile : {&B, &C}) *tile = w.take<V>(nv * size * parts);
         state = w.take<V>(a.channels_per_task * nv * parts);
         readout = w.take<V>(size);
-        for (V** row : {&coefficients.A_re, &coefficients.A_im, &coefficients.B_re, &coefficients.B_im, &coefficients.slope_re, &coefficients.slope_im})
-            *row = w.take<V>(size);
+        coefficients = w.take<Step<V>>(size);
         reset_tile = w.take<uint8_t>(size);
-        std::fill(B_re, B_re + nv * size, V{}), std::fill(B_im, B_im + nv * size, V{});  // they stay so if B is constant
+        std::fill(B, B + nv * size * parts, V{});  // it stays so if B is constant
         std::fill(readout, readout + size, V{});
     }
 
@@ -73,12 +72,11 @@ struct Task {
         const int64_t g_B = d / per_B, g_C = d / per_C;
         const int count = std::min({end - d, (g_B + 1) * per_B - d, (g_C + 1) * per_C - d, int64_t(CHANNELS)});
         if (g_B != group_B) {
-            if (a.groups_B)
-                load_states<L>(B_re, Complex ? B_im : nullptr, size, a.B, b, g_B, N, t0, steps);
+            if (a.groups_B) load_states<L, parts>(B, size, a.B, b, g_B, N, t0, steps);
             group_B = g_B;
         }
         if (a.groups_C && g_C != group_C) {
-            load_states<L>(C_re, Complex ? C_im : nullptr, size, a.C, b, g_C, N, t0, steps);
+            load_states<L, parts>(C, size, a.C, b, g_C, N, t0, steps);
             group_C = g_C;
         }
         load_rows<L>(u, size, a.u, b, d, count, t0, steps);
@@ -112,15 +110,10 @@ struct Task {
         return at<T>(a.checkpoints, ((tile * a.batch + b) * a.channels + d) * nv * parts * L::W);
     }
 
-    // C for channel d and lane vector v: a tile's row, or a constant that does not move with the step.
-    struct Readout {
-        const V *re, *im;
-        int step;
-    };
-    Readout C_of(int64_t d, int v) const {
-        if (a.groups_C) return {C_re + v * size, C_im + v * size, 1};
-        const V* C = constant_C + (d * nv + v) * parts;
-        return {C, Complex ? C + 1 : C, 0};
+    // C for channel d and lane vector v, and how far it moves with a step: a tile's rows, or a constant.
+    std::pair<const V*, int> C_of(int64_t d, int v) const {
+        if (a.groups_C) return {C + v * size * parts, parts};
+        return {constant_C + (d * nv + v) * parts, 0};
     }
 
     // The states of one channel and lane vector along the tile, from (state_re, state_im) on, and left there; kept in
@@ -130,8 +123,8 @@ struct Task {
         V x_re = state_re, x_im = state_im;  // registers: what is stored below might alias a reference
         const V* bias = c.bias + (d * c.nv + v) * parts;
         const V bias_re = bias[0], bias_im = Complex ? bias[1] : V{};
-        const V *B_re = c.B_re + v * c.size, *B_im = c.B_im + v * c.size;
-        const auto [C_re, C_im, C_step] = c.C_of(d, v);
+        const V* B = c.B + v * c.size * parts;
+        const auto [C, C_step] = c.C_of(d, v);
         const T *u = c.u + i * c.size, *delta = c.delta + i * c.size;
         V* readout = c.readout;
         if constexpr (Keep) {
@@ -139,17 +132,17 @@ struct Task {
             if constexpr (Complex) states[1] = x_im;
         }
         for (int k = 0; k < c.steps; ++k) {
-            const Step<V> q = step(k);
+            const Step<V>& q = step(k);
             if (c.reset && c.reset[k]) x_re = x_im = V{};
-            const V b_re = B_re[k] + bias_re;
+            const V b_re = B[parts * k] + bias_re;
             if constexpr (!Complex) {
                 const V w = Zoh ? u[k] * q.B_re : splat<V>(u[k] * delta[k]);
                 const V decayed = q.A_re * x_re;  // first: the product fused with the sum, on which the next step waits
                 x_re = decayed + w * b_re;
-                if constexpr (Read) readout[k] = (v ? readout[k] : V{}) + C_re[k * C_step] * x_re;
+                if constexpr (Read) readout[k] = (v ? readout[k] : V{}) + C[k * C_step] * x_re;
                 if constexpr (Keep) states[k + 1] = x_re;
             } else {
-                const V b_im = B_im[k] + bias_im;
+                const V b_im = B[parts * k + 1] + bias_im;
                 V w_re, w_im;
                 if constexpr (Zoh) {
                     w_re = u[k] * (q.B_re * b_re - q.B_im * b_im);
@@ -161,7 +154,7 @@ struct Task {
                 x_im = q.A_re * x_im + (w_im + q.A_im * x_re);
                 x_re = next;
                 if constexpr (Read)
-                    readout[k] = (v ? readout[k] : V{}) + (C_re[k * C_step] * x_re - C_im[k * C_step] * x_im);
+                    readout[k] = (v ? readout[k] : V{}) + (C[k * C_step] * x_re - C[k * C_step + 1] * x_im);
                 if constexpr (Keep) states[2 * k + 2] = x_re, states[2 * k + 3] = x_im;
             }
         }

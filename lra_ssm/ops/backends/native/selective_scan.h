@@ -88,7 +88,7 @@ struct Diagonal {
                 if (std::hypot(a, b) < tiny) a = tiny, b = 0, upper = 500;
                 smallest = std::min(smallest, std::hypot(a, b));
             }
-            const double turns = b * 0.636619772367581343;
+            const double turns = b * 0.318309886183790672;
             rate[j] = a * 1.4426950408889634;
             turn[j] = turns, turn_rest[j] = turns - static_cast<T>(turns);
             // read under zoh alone, and where A is 0 not at all
@@ -214,23 +214,16 @@ INLINE void with_reach(Reach reach, F f) {
     f(std::integral_constant<Reach, Reach::BEYOND>());
 }
 
-// The same for a tile, kept for several uses.
-template <class L>
-struct Coefficients {
-    using V = typename L::V;
-    V *A_re, *A_im, *B_re, *B_im, *slope_re, *slope_im;  // (steps,) each
-
-    template <bool Complex, bool Zoh, bool Derivative, Reach R>
-    void fill(const Diagonal<L, Complex>& a, const typename L::Scalar* delta, int steps) const {
-        const Coefficients out = *this;
-        for (int k = 0; k < steps; ++k) {
-            const auto s = discretize<L, Complex, Zoh, Derivative, R>(a, delta[k]);
-            out.A_re[k] = s.A_re;
-            if constexpr (Complex) out.A_im[k] = s.A_im;
-            if constexpr (Zoh) out.B_re[k] = s.B_re;
-            if constexpr (Zoh && Complex) out.B_im[k] = s.B_im;
-            if constexpr (Zoh && Derivative) out.slope_re[k] = s.slope_re;
-            if constexpr (Zoh && Derivative && Complex) out.slope_im[k] = s.slope_im;
-        }
+// The same for the steps of a tile, kept for several uses.
+template <class L, bool Complex, bool Zoh, bool Derivative, Reach R>
+void discretize(const Diagonal<L, Complex>& a, const typename L::Scalar* delta, int steps, Step<typename L::V>* out) {
+    for (int k = 0; k < steps; ++k) {
+        const auto s = discretize<L, Complex, Zoh, Derivative, R>(a, delta[k]);
+        out[k].A_re = s.A_re;
+        if constexpr (Complex) out[k].A_im = s.A_im;
+        if constexpr (Zoh) out[k].B_re = s.B_re;
+        if constexpr (Zoh && Complex) out[k].B_im = s.B_im;
+        if constexpr (Zoh && Derivative) out[k].slope_re = s.slope_re;
+        if constexpr (Zoh && Derivative && Complex) out[k].slope_im = s.slope_im;
     }
-};
+}

@@ -7,56 +7,54 @@ struct BackwardTask : Task<L, Complex> {
     using Base = Task<L, Complex>;
     using typename Base::T;
     using typename Base::V;
-    using Base::a, Base::nv, Base::size, Base::N, Base::steps, Base::b, Base::t0, Base::coefficients, Base::parts;
+    using Base::a, Base::nv, Base::size, Base::N, Base::steps, Base::b, Base::t0, Base::parts;
 
     T *grad_y, *pull, *grad_u, *grad_delta, *grad_z;  // rows; pull is y's gradient behind the gate, times 2 if complex
     V* states;                                        // (size + 1, parts)
     V *per_u, *per_delta;                             // (size), still to be summed over their lanes
-    V *B_re, *B_im, *C_re, *C_im;                     // (nv, size): conjugated gradients of one group
+    V *grad_B, *grad_C;                               // (nv, size, parts): conjugated gradients of one group
     V *sum_A, *sum_bias, *sum_C;                      // (channels_per_task, nv, parts): conjugated gradients
     int64_t held_B = -1, held_C = -1;                 // the groups that they are of
 
     static int64_t bytes(const Arguments& a) {
         const int64_t nv = (a.states + L::W - 1) / L::W, rows = CHANNELS * a.tile * sizeof(T), tile = nv * a.tile * sizeof(V);
-        return Base::bytes(a) + 5 * rows + 4 * tile + (parts * (a.tile + 1) + 2 * a.tile + 3 * a.channels_per_task * nv * parts) * sizeof(V) + SLACK;
+        return Base::bytes(a) + 5 * rows + 2 * parts * tile + (parts * (a.tile + 1) + 2 * a.tile + 3 * a.channels_per_task * nv * parts) * sizeof(V) + SLACK;
     }
 
     BackwardTask(const Arguments& arguments, const Constants<L, Complex>& constants, Workspace& w) : Base(arguments, constants, w) {
         for (T** row : {&grad_y, &pull, &grad_u, &grad_delta, &grad_z}) *row = w.take<T>(CHANNELS * size);
-        for (V** tile : {&B_re, &B_im, &C_re, &C_im}) *tile = w.take<V>(nv * size);
+        for (V** tile : {&grad_B, &grad_C}) *tile = w.take<V>(nv * size * parts);
         states = w.take<V>(parts * (size + 1));
         for (V** rows : {&sum_A, &sum_bias, &sum_C}) *rows = w.take<V>(a.channels_per_task * nv * parts);
         per_u = w.take<V>(size), per_delta = w.take<V>(size);
     }
 
-    // Stores the tile of one of B's or C's groups into the slot that this task has there.
-    void flush(Tensor to, int64_t slot_stride, int64_t group, int64_t per_group, int64_t begin, V* re, V* im) {
+    // Stores the tile of one of B's or C's groups, if it holds any, into the slot that this task has there.
+    void flush(Tensor to, int64_t slot_stride, int64_t& group, int64_t per_group, int64_t begin, V* tile) {
+        if (group < 0) return;
         const int64_t slot = begin / a.channels_per_task - group * per_group / a.channels_per_task;
-        for (int k = 0; Complex && k < nv * size; ++k) im[k] = -im[k];
+        for (int k = 1; Complex && k < nv * size * parts; k += parts) tile[k] = -tile[k];
         with_type(to.type, to.data, [&](auto* data) { to.data = data + slot * slot_stride; });
         if (to.imag) with_type(to.type, to.imag, [&](auto* data) { to.imag = data + slot * slot_stride; });
-        store_states<L>(to, b, group, N, t0, steps, re, im, size);
+        store_states<L, parts>(to, b, group, N, t0, steps, tile, size);
+        group = -1;
+    }
+    void flush(int64_t begin) {
+        flush(a.grad_B, a.slot_B, held_B, this->per_B, begin, grad_B);
+        flush(a.grad_C, a.slot_C, held_C, this->per_C, begin, grad_C);
     }
 
     void hold_groups(int64_t begin) {
         if (a.groups_B && held_B != this->group_B) {
-            flush_B(begin);
+            flush(a.grad_B, a.slot_B, held_B, this->per_B, begin, grad_B);
             held_B = this->group_B;
-            std::fill(B_re, B_re + nv * size, V{}), std::fill(B_im, B_im + nv * size, V{});
+            std::fill(grad_B, grad_B + nv * size * parts, V{});
         }
         if (a.groups_C && held_C != this->group_C) {
-            flush_C(begin);
+            flush(a.grad_C, a.slot_C, held_C, this->per_C, begin, grad_C);
             held_C = this->group_C;
-            std::fill(C_re, C_re + nv * size, V{}), std::fill(C_im, C_im + nv * size, V{});
+            std::fill(grad_C, grad_C + nv * size * parts, V{});
         }
-    }
-    void flush_B(int64_t begin) {
-        if (held_B >= 0) flush(a.grad_B, a.slot_B, held_B, this->per_B, begin, B_re, B_im);
-        held_B = -1;
-    }
-    void flush_C(int64_t begin) {
-        if (held_C >= 0) flush(a.grad_C, a.slot_C, held_C, this->per_C, begin, C_re, C_im);
-        held_C = -1;
     }
 
     // y's gradient through the gate, for one row: pull, and grad_z short of its factor y.
@@ -78,13 +76,12 @@ struct BackwardTask : Task<L, Complex> {
     template <bool Zoh>
     INLINE void pull_back(BackwardTask& c, int64_t d, int i, int v, int64_t row, const Diagonal<L, Complex>& A, V& end_re, V& end_im) {
         V next_re = end_re, next_im = end_im;  // registers, as in run
-        const Coefficients<L> q = c.coefficients;
         const V* bias = c.bias + (d * c.nv + v) * parts;
         const V bias_re = bias[0], bias_im = Complex ? bias[1] : V{};
-        const int tile = v * c.size;
-        const V *B_re = c.Base::B_re + tile, *B_im = c.Base::B_im + tile;
-        const auto [C_re, C_im, C_step] = c.C_of(d, v);
-        V *grad_B_re = c.B_re + tile, *grad_B_im = c.B_im + tile, *grad_C_re = c.C_re + tile, *grad_C_im = c.C_im + tile;
+        const int tile = v * c.size * parts;
+        const V* B = c.B + tile;
+        const auto [C, C_step] = c.C_of(d, v);
+        V *grad_B = c.grad_B + tile, *grad_C = c.grad_C + tile;
         V *per_u = c.per_u, *per_delta = c.per_delta;
         const V* x = c.states;
         const T *u = c.u + i * c.size, *delta = c.delta + i * c.size, *pull = c.pull + i * c.size;
@@ -92,55 +89,55 @@ struct BackwardTask : Task<L, Complex> {
         V A_re{}, A_im{}, bias_grad_re{}, bias_grad_im{}, C_grad_re{}, C_grad_im{};
         for (int k = c.steps - 1; k >= 0; --k) {
             const bool dropped = c.reset && c.reset[k];
-            const V b_re = B_re[k] + bias_re;
+            const Step<V>& q = c.coefficients[k];
+            const V b_re = B[parts * k] + bias_re;
             if constexpr (!Complex) {
-                const V g = C_re[k * C_step] * pull[k] + next_re, for_C = x[k + 1] * pull[k];
-                if (variable_C) grad_C_re[k] += for_C;
+                const V g = C[k * C_step] * pull[k] + next_re, for_C = x[k + 1] * pull[k];
+                if (variable_C) grad_C[k] += for_C;
                 else C_grad_re += for_C;
-                const V P = dropped ? V{} : g * x[k];
-                next_re = dropped ? V{} : g * q.A_re[k];
-                V for_B, for_u, for_delta;
-                const V PA = P * q.A_re[k];
-                A_re += PA * delta[k];
+                const V decayed = g * q.A_re;
+                next_re = dropped ? V{} : decayed;
+                const V P = dropped ? V{} : decayed * x[k];
+                A_re += P * delta[k];
+                V for_B, for_u, for_delta = P * A.re;
                 if constexpr (Zoh) {
-                    const V M = g * q.B_re[k], Q = g * b_re * u[k];
+                    const V M = g * q.B_re, b = b_re * u[k];
                     for_B = M * u[k], for_u = M * b_re;
-                    for_delta = PA * A.re + Q * q.A_re[k];
-                    A_re += Q * q.slope_re[k];
+                    for_delta += decayed * b;
+                    A_re += g * b * q.slope_re;
                 } else {
                     for_B = g * (u[k] * delta[k]), for_u = g * b_re;
-                    for_delta = PA * A.re;
                 }
                 bias_grad_re += for_B;
-                if (variable_B) grad_B_re[k] += for_B;
+                if (variable_B) grad_B[k] += for_B;
                 per_u[k] = (v ? per_u[k] : V{}) + for_u;
                 per_delta[k] = (v ? per_delta[k] : V{}) + for_delta;
             } else {
-                const V b_im = B_im[k] + bias_im;
-                const V g_re = C_re[k * C_step] * pull[k] + next_re, g_im = C_im[k * C_step] * pull[k] + next_im;
+                const V b_im = B[parts * k + 1] + bias_im;
+                const V g_re = C[k * C_step] * pull[k] + next_re, g_im = C[k * C_step + 1] * pull[k] + next_im;
                 const V for_C_re = x[2 * k + 2] * pull[k], for_C_im = x[2 * k + 3] * pull[k];
-                if (variable_C) grad_C_re[k] += for_C_re, grad_C_im[k] += for_C_im;
+                if (variable_C) grad_C[2 * k] += for_C_re, grad_C[2 * k + 1] += for_C_im;
                 else C_grad_re += for_C_re, C_grad_im += for_C_im;
-                const V P_re = dropped ? V{} : g_re * x[2 * k] - g_im * x[2 * k + 1];
-                const V P_im = dropped ? V{} : g_re * x[2 * k + 1] + g_im * x[2 * k];
-                next_re = dropped ? V{} : g_re * q.A_re[k] - g_im * q.A_im[k];
-                next_im = dropped ? V{} : g_re * q.A_im[k] + g_im * q.A_re[k];
-                const V PA_re = P_re * q.A_re[k] - P_im * q.A_im[k], PA_im = P_re * q.A_im[k] + P_im * q.A_re[k];
-                A_re += PA_re * delta[k], A_im += PA_im * delta[k];
-                V for_B_re, for_B_im, for_u, for_delta = PA_re * A.re - PA_im * A.im;
+                const V decayed_re = g_re * q.A_re - g_im * q.A_im, decayed_im = g_re * q.A_im + g_im * q.A_re;
+                next_re = dropped ? V{} : decayed_re, next_im = dropped ? V{} : decayed_im;
+                const V P_re = dropped ? V{} : decayed_re * x[2 * k] - decayed_im * x[2 * k + 1];
+                const V P_im = dropped ? V{} : decayed_re * x[2 * k + 1] + decayed_im * x[2 * k];
+                A_re += P_re * delta[k], A_im += P_im * delta[k];
+                V for_B_re, for_B_im, for_u, for_delta = P_re * A.re - P_im * A.im;
                 if constexpr (Zoh) {
-                    const V M_re = g_re * q.B_re[k] - g_im * q.B_im[k], M_im = g_re * q.B_im[k] + g_im * q.B_re[k];
-                    const V Q_re = (g_re * b_re - g_im * b_im) * u[k], Q_im = (g_re * b_im + g_im * b_re) * u[k];
+                    const V M_re = g_re * q.B_re - g_im * q.B_im, M_im = g_re * q.B_im + g_im * q.B_re;
+                    const V v_re = b_re * u[k], v_im = b_im * u[k];
+                    const V Q_re = g_re * v_re - g_im * v_im, Q_im = g_re * v_im + g_im * v_re;
                     for_B_re = M_re * u[k], for_B_im = M_im * u[k];
                     for_u = M_re * b_re - M_im * b_im;
-                    for_delta += Q_re * q.A_re[k] - Q_im * q.A_im[k];
-                    A_re += Q_re * q.slope_re[k] - Q_im * q.slope_im[k], A_im += Q_re * q.slope_im[k] + Q_im * q.slope_re[k];
+                    for_delta += decayed_re * v_re - decayed_im * v_im;
+                    A_re += Q_re * q.slope_re - Q_im * q.slope_im, A_im += Q_re * q.slope_im + Q_im * q.slope_re;
                 } else {
                     for_B_re = g_re * (u[k] * delta[k]), for_B_im = g_im * (u[k] * delta[k]);
                     for_u = g_re * b_re - g_im * b_im;
                 }
                 bias_grad_re += for_B_re, bias_grad_im += for_B_im;
-                if (variable_B) grad_B_re[k] += for_B_re, grad_B_im[k] += for_B_im;
+                if (variable_B) grad_B[2 * k] += for_B_re, grad_B[2 * k + 1] += for_B_im;
                 per_u[k] = (v ? per_u[k] : V{}) + for_u;
                 per_delta[k] = (v ? per_delta[k] : V{}) + for_delta;
             }
@@ -206,11 +203,9 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
                     const auto& A = task.diagonals[(d + i) * nv + v];
                     const T* delta = task.delta + i * size;
                     with_reach<L>(task.reach(A), [&](auto reach) {
-                        task.coefficients.template fill<Complex, Zoh, true, decltype(reach)::value>(A, delta, task.steps);
+                        discretize<L, Complex, Zoh, true, decltype(reach)::value>(A, delta, task.steps, task.coefficients);
                     });
-                    const auto step = [q = task.coefficients](int k) {
-                        return Step<V>{q.A_re[k], q.A_im[k], q.B_re[k], q.B_im[k], V{}, V{}};
-                    };
+                    const auto step = [q = task.coefficients](int k) -> const Step<V>& { return q[k]; };
                     V x_re = load<V>(start + v * parts * L::W), x_im = Complex ? load<V>(start + (v * parts + 1) * L::W) : V{};
                     if (a.z.data)
                         task.template run<Zoh, true, true>(task, d + i, i, v, x_re, x_im, task.states, step);
@@ -230,8 +225,7 @@ void backward(BackwardTask<L, Complex>& task, int64_t b, int64_t begin, int64_t 
             store_rows<L>(a.grad_delta, b, d, count, task.t0, task.steps, task.grad_delta, size);
             if (a.z.data) store_rows<L>(a.grad_z, b, d, count, task.t0, task.steps, task.grad_z, size);
         }
-        task.flush_B(begin);
-        task.flush_C(begin);
+        task.flush(begin);
     }
     for (int64_t d = begin; d < end; ++d)
         for (int v = 0; v < nv; ++v) {

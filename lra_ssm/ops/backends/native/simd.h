@@ -174,24 +174,22 @@ struct Elementary<Lanes<float, W>> {
         return 2.40226475e-01f + r * (5.55036225e-02f + r * upper);
     }
 
-    // b = step * a is given in quarter turns as step * (turn + turn_rest), a product that is never rounded: the
-    // remainder is right for any number of turns up to 2^20.
+    // b = step * a is given in half turns as step * (turn + turn_rest), a product that is never rounded: the remainder is
+    // right for any number of turns up to 2^20.
     INLINE Rotation<L> rotation(V turn, V turn_rest, V a, V step) {
         const V shifted = step * turn + ROUND, k = shifted - ROUND;
         V r = step * turn - k;
         r = step * turn_rest + r;
         const V v = r * r;
-        const V S = v * (-0.64596364f + v * (0.07968158f + v * -0.00460531f));
-        const V sine = r * 1.57079637f + r * (S - 4.37113883e-08f);  // pi / 2 in two parts
-        const V cosine_rest = v * (-1.23370054f + v * (2.53669244e-01f + v * (-2.08602885e-02f + v * 9.04021668e-04f)));
-        const V cosine = 1.0f + cosine_rest;
-        const I quadrant = bits<I>(shifted);
-        const I odd = -(quadrant & 1);
-        const I sign_sin = ((quadrant >> 1) & 1) << 31, sign_cos = (((quadrant + 1) >> 1) & 1) << 31;
+        const V S = v * (-5.16770981f + v * (2.55006732f + v * (-0.59821786f + v * 0.07750529f)));
+        const V sine = r * 3.14159274f + r * (S - 8.74227766e-08f);  // pi in two parts
+        const V rest_upper = 4.0587096f + v * (-1.3352161f + v * (0.23495393f + v * -0.0244207f));
+        const V cosine_rest = v * (-4.93480216f + v * rest_upper);
+        const I odd = bits<I>(shifted) << 31;
         Rotation<L> out;
-        out.sin = bits<V>(bits<I>(odd ? cosine : sine) ^ sign_sin);
-        out.cos = bits<V>(bits<I>(odd ? sine : cosine) ^ sign_cos);
-        out.cos_minus_1 = (quadrant & 3) == 0 ? cosine_rest : out.cos - 1.0f;
+        out.sin = bits<V>(bits<I>(sine) ^ odd);
+        out.cos = bits<V>(bits<I>(1.0f + cosine_rest) ^ odd);
+        out.cos_minus_1 = odd < 0 ? out.cos - 1.0f : cosine_rest;
         out.near = k == 0.0f;
         out.sin_minus_b = out.near ? r * S : out.sin - step * a;
         return out;

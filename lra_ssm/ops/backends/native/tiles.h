@@ -154,39 +154,37 @@ void store_rows(const Tensor& x, int64_t b, int64_t d, int rows, int64_t t, int 
     });
 }
 
-// A variable B or C of one group as vectors over states: tile[v * size + k] holds the states v W .. v W + W-1 of step
-// t + k, 0 beyond N.
-template <class L>
-void load_states(typename L::V* re, typename L::V* im, int size, const Tensor& x, int64_t b, int64_t g, int N, int64_t t, int steps) {
+// A variable B or C of one group as vectors over states: tile[(v * size + k) * parts + part] holds the states
+// v W .. v W + W-1 of step t + k, 0 beyond N and where the tensor has no imaginary part.
+template <class L, int parts>
+void load_states(typename L::V* tile, int size, const Tensor& x, int64_t b, int64_t g, int N, int64_t t, int steps) {
     using T = typename L::Scalar;
-    const auto read = [&](typename L::V* tile, void* part) {
-        if (!part) return std::fill(tile, tile + (N + L::W - 1) / L::W * size, typename L::V{});
-        with_type(x.type, part, [&](auto* data) {
+    const int nv = (N + L::W - 1) / L::W;
+    if (N % L::W || (parts == 2 && !x.imag)) std::fill(tile, tile + nv * size * parts, typename L::V{});
+    for (int part = 0; part < parts; ++part) {
+        void* data = part ? x.imag : x.data;
+        if (data) with_type(x.type, data, [&](auto* data) {
             const auto* from = data + b * x.batch + g * x.row + t * x.time;
             for (int v = 0, n = 0; n < N; ++v, n += L::W) {
-                const int count = std::min(N - n, L::W);
-                if (count < L::W) std::fill(tile + v * size, tile + (v + 1) * size, typename L::V{});
-                gather<L>(reinterpret_cast<T*>(tile + v * size), L::W, from + n * x.state, x.time, x.state, steps, count);
+                T* to = reinterpret_cast<T*>(tile + v * size * parts + part);
+                gather<L>(to, parts * L::W, from + n * x.state, x.time, x.state, steps, std::min(N - n, L::W));
             }
         });
-    };
-    read(re, x.data);
-    if (im) read(im, x.imag);
+    }
 }
 
 // The inverse.  An imaginary part that the tensor does not have is dropped.
-template <class L>
-void store_states(const Tensor& x, int64_t b, int64_t g, int N, int64_t t, int steps, const typename L::V* re, const typename L::V* im, int size) {
+template <class L, int parts>
+void store_states(const Tensor& x, int64_t b, int64_t g, int N, int64_t t, int steps, const typename L::V* tile, int size) {
     using T = typename L::Scalar;
-    const auto write = [&](void* part, const typename L::V* tile) {
-        with_type(x.type, part, [&](auto* data) {
+    for (int part = 0; part < parts; ++part) {
+        void* data = part ? x.imag : x.data;
+        if (data) with_type(x.type, data, [&](auto* data) {
             auto* to = data + b * x.batch + g * x.row + t * x.time;
             for (int v = 0, n = 0; n < N; ++v, n += L::W) {
-                const int count = std::min(N - n, L::W);
-                scatter<L>(to + n * x.state, x.time, x.state, reinterpret_cast<const T*>(tile + v * size), L::W, steps, count);
+                const T* from = reinterpret_cast<const T*>(tile + v * size * parts + part);
+                scatter<L>(to + n * x.state, x.time, x.state, from, parts * L::W, steps, std::min(N - n, L::W));
             }
         });
-    };
-    write(x.data, re);
-    if (x.imag) write(x.imag, im);
+    }
 }
