@@ -4,9 +4,9 @@ Shapes: u, delta, z, y (batch, D, L); A, B_bias (D, N); B, C constant (D, N) or 
 delta_bias (D,); initial and last state (batch, D, N); reset (batch, L); checkpoints
 (tiles, batch, D, vectors, 1 or 2, W). (D channels, L length, N states, G groups, W lanes of a vector of the processor.)
 
-Extra memory beyond the results: for backward, the state at the start of every tile of time, about 2 batch D L numbers at
-most; where tasks share a group of B or C, their parts of its gradient, 8 batch D L numbers at most; and for each thread
-some hundred KB at N = 16.
+Extra memory beyond the results: for backward, the state at the start of every tile of time, about 2 batch D L numbers
+at most; where tasks share a group of B or C, their parts of its gradient, 8 batch D L numbers at most; and for each
+thread some hundred KB at N = 16.
 """
 
 import ctypes
@@ -152,7 +152,8 @@ class _Call:
 def tile_steps(A: Tensor) -> int:
     """Steps per tile: 32 for complex A, else 64, or more where the states kept would be over twice as large as u.
 
-    Measured: backward's buffers of a tile then stay in a first-level cache; 128 steps took an eighth to a quarter longer.
+    Measured: backward's buffers of a tile then stay in a first-level cache; with 128 steps it took an eighth to a
+    quarter longer.
     """
     numbers = A.shape[1] * (2 if A.is_complex() else 1)
     return max(32 if A.is_complex() else 64, (1 << (numbers - 1).bit_length()) // 2)
