@@ -1,7 +1,8 @@
-"""The Triton scan as every config calls it, compiled for a Hopper GPU: `python -m tests.gpu_walk.signatures CONFIG…`
+"""The Triton scan as configs call it, compiled for a Hopper GPU.
 
-prints a line of JSON for each kind of call: instructions for a state (or pair of states) and step of all its kernels
-together, the most registers and bytes of stack that one of them takes, and the configs that call so.
+`python -m tests.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call: instructions for a state (or
+pair of states) and step of all its kernels together, the most registers and bytes of stack that one of them takes, and
+the configs that call so.
 """
 
 import json
@@ -11,6 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+# What is printed of a call's last kernel.
+ABOUT = ("COMPLEX", "ZOH", "STEADY", "TIED", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset", "initial",
+         "B_bias", "u_strides")  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
@@ -85,10 +90,6 @@ def compile_calls(calls: dict[str, list[str]]) -> None:
         kernels = [name.removesuffix("_kernel") for name, _ in json.loads(call)]
         print(json.dumps({"kernels": kernels, **about, "instructions": round(total, 1), "registers": registers,
                           "stack": stack, "configs": users}), flush=True)  # fmt: skip
-
-
-ABOUT = ("COMPLEX", "ZOH", "STEADY", "TIED", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset", "initial",
-         "B_bias", "u_strides")  # fmt: skip
 
 
 if __name__ == "__main__":
