@@ -35,9 +35,10 @@ FORWARD_STATE = 512
 BACKWARD_STATE = 256
 BACKWARD_STATE_REAL_EULER = 512
 WARPS = 1
-# Channels a program takes at most and, unless N asks for fewer, at least; of few states as many as a warp has lanes.
+# Channels a program takes at most and, unless N asks for fewer, at least; and at least so many states, half of a
+# warp's lanes.
 MAX_BLOCK, MIN_BLOCK = 32, 4
-LANES = 32
+MIN_STATES = 16
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
 # Warps per multiprocessor that hide most of the latency (and that backward's registers leave room for), and those below
@@ -85,7 +86,7 @@ def plan(
     widest = min(max(budget // (states * width), 1), MAX_BLOCK, _power_of_two(unit))
     available, block, segments = processors(device), widest, 1
     if not backward:  # there, smaller blocks would mean more partial gradients of B and C
-        while block > max(MIN_BLOCK, LANES // states) and batch * blocks_of(block) < FEW_WARPS * available:
+        while block > max(MIN_BLOCK, MIN_STATES // states) and batch * blocks_of(block) < FEW_WARPS * available:
             block //= 2
     if batch * blocks_of(block) < FEW_WARPS * available and length >= 2 * MIN_SEGMENT:
         block = widest
