@@ -75,12 +75,12 @@ def page() -> str:
         ]
         runs += made
         left += [] if made else [one]
-    remarks = FOLDER / "remarks.yaml"
+    remarks = yaml.safe_load((FOLDER / "remarks.yaml").read_text())
+    if unknown := remarks.keys() - {run["folder"] for run in runs}:
+        raise SystemExit(f"remarks.yaml: no results in {', '.join(sorted(unknown))}")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["cell"] = lambda text: text.replace("|", "\\|")
-    return environment.from_string(TEMPLATE).render(
-        runs=runs, left=left, papers=PAPERS, remarks=yaml.safe_load(remarks.read_text()) if remarks.exists() else {}
-    )
+    return environment.from_string(TEMPLATE).render(runs=runs, left=left, papers=PAPERS, remarks=remarks)
 
 
 if __name__ == "__main__":
