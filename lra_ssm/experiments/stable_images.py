@@ -196,16 +196,22 @@ class _ByRate(Experiment):
         axes = figure.subplots()
         for place, (form, own) in enumerate(rows.groupby("form", sort=False)):
             color, line = COLORS[str(form).split(",")[0]], ":" if form == UNSTABLE else "-"
-            means = by_seed(own.dropna(subset="loss"), ["lr"], "loss")
+            means, beside = by_seed(own.dropna(subset="loss"), ["lr"], "loss"), 1.12 ** (place - 2)
             axes.errorbar(
-                means["lr"], means["mean"], means["std"], fmt=f"o{line}", markersize=3, label=form, color=color
+                beside * means["lr"], means["mean"], means["std"], fmt=f"o{line}", markersize=3, label=form, color=color
             )
             for lr, count in own[own["loss"].isna()].groupby("lr").size().items():
-                axes.plot(lr, 900 / 1.5**place, "x", color=color, markersize=3 + count)
+                axes.plot(
+                    beside * lr, 0.96, "x", color=color, markersize=3 + count, transform=axes.get_xaxis_transform()
+                )
         axes.axhline(CHANCE, color="#bbbbbb", linewidth=1, linestyle=":")
-        axes.text(0.01, CHANCE, "guessing", transform=axes.get_yaxis_transform(), fontsize=8, color="#7f7f7f")
+        axes.text(
+            0.5, CHANCE, "guessing", transform=axes.get_yaxis_transform(), fontsize=8, color="#7f7f7f", va="bottom"
+        )
         axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="test loss, mean ± deviation of seeds")
-        axes.legend(frameon=False, fontsize=8, title="× : seeds that diverged", title_fontsize=8)
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top * (top / bottom) ** 0.15)
+        axes.legend(frameon=False, fontsize=8, title="× : seeds that diverged", title_fontsize=8, loc="lower left")
 
 
 class MNISTByRate(_ByRate):
