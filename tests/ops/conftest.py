@@ -18,7 +18,7 @@ def interpreter(monkeypatch):
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for module in (triton.language, triton.language.standard):
-        for name in ("sum", "zeros", "zeros_like", "cdiv"):
+        for name in ("sum", "max", "zeros", "zeros_like", "cdiv"):
             function = getattr(module, name)
             if not isinstance(function, interpreter.InterpretedFunction):
                 monkeypatch.setattr(module, name, interpreter.InterpretedFunction(function.fn))

@@ -20,8 +20,7 @@ LOG2_E_REST = tl.constexpr(1.9259629911e-08)
 LN_2 = tl.constexpr(0.6931471805599453)
 PI = tl.constexpr(math.pi)
 ONE_TURN = tl.constexpr(1 / (2 * math.pi))
-ONE_TURN_FLOAT = tl.constexpr(0.15915493667125702)  # and what a float32 leaves of it
-ONE_TURN_REST = tl.constexpr(6.42063831673e-09)
+MOST = tl.constexpr(1 - 2**-18)
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
 # The hardware's sine and cosine, for angles up to pi/2 here: errors up to 4e-7 by CUDA's guide, where ours are up to
 # 1.5e-7. Off until they are measured on a device.
@@ -101,21 +100,26 @@ def expm1(x):
 
 @triton.jit
 def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
-    """What exponentials of delta A need of A, made once for all steps: Re A log2(e), and Im A / 2 pi in two parts, a
-    float32 and what it leaves."""
+    """What exponentials of delta A need of A, made once for all steps: Re A log2(e), and Im A / 2 pi in two parts.
+
+    In float32 the second part is 2^-18 of the first, enough to show in a sum with it: so the remainder of a step's
+    phase is rounded up and down at random.  What the nearest float32 leaves would mostly be lost, and the rounding of
+    one frequency add up over the thousands of steps that a state remembers.
+    """
     if COMPLEX and A_re.dtype != tl.float64:
-        turn = A_im * ONE_TURN
-        return A_re * LOG2_E, turn, tl.fma(A_im, ONE_TURN_FLOAT, -turn) + A_im * ONE_TURN_REST
+        turns = A_im.to(tl.float64) * ONE_TURN
+        turn = (turns * MOST).to(tl.float32)
+        return A_re * LOG2_E, turn, (turns - turn.to(tl.float64)).to(tl.float32)
     else:
         return A_re * LOG2_E, A_im, A_im
 
 
 @triton.jit
 def largest_delta(rates):
-    """By channel, (BLOCK_D or 1,), a |delta| up to which delta A is reduced rightly: 2^21 turns and halvings of all
-    states together.  A larger one counts as that, so that what is computed stays bounded."""
+    """By channel, (BLOCK_D or 1,), a |delta| up to which delta A is reduced rightly: 2^13 turns, 2^21 halvings.  A
+    larger one counts as that, so that what is computed stays bounded."""
     rate, turn, _ = rates
-    return 2097152.0 / (tl.sum(tl.abs(rate) + tl.abs(turn), axis=0) + 1e-30)
+    return 2097152.0 / (tl.max(tl.abs(rate) + 256.0 * tl.abs(turn), axis=0) + 1e-30)
 
 
 @triton.jit
@@ -126,14 +130,15 @@ def half_turn(r):
     elif FAST_SINE:
         return fast_sine_cosine(r * PI)
     else:
-        # minimax in r^2 with float32 coefficients: rounded after the fit they would let the sum of the squares be
-        # 1 + 4e-8 in the mean, and the state grow by half of that at every step
+        # polynomials in r^2 with pi in two parts and float32 coefficients, which were chosen so that the errors of the
+        # angle and of the sum of squares cancel in the mean over [0, r], for every r: what is left of them adds up over
+        # the steps that a state remembers
         z = r * r
-        sine = (0.07963868975639343 * z - 0.5993456840515137) * z + 2.5502572059631348
-        sine = (sine * z - 5.167720317840576) * z + 3.1415927410125732
+        sine = (0.0779813751578331 * z - 0.598444938659668) * z + 2.550100564956665
+        sine = (sine * z - 5.16771125793457) * z - 8.742278000372485e-08
         cosine = (-0.02396378107368946 * z + 0.23468375205993652) * z - 1.335161566734314
         cosine = ((cosine * z + 4.0587053298950195) * z - 4.934802055358887) * z + 1.0
-        return sine * r, cosine
+        return tl.fma(r, 3.1415927410125732, sine * r), cosine
 
 
 @triton.jit

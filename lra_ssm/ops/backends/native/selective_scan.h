@@ -90,7 +90,8 @@ struct Diagonal {
             }
             const double turns = b * 0.318309886183790672;
             rate[j] = a * 1.4426950408889634;
-            turn[j] = turns, turn_rest[j] = turns - static_cast<T>(turns);
+            turn[j] = turns * (1 - 0x1p-18);
+            turn_rest[j] = turns - turn[j];
             // read under zoh alone, and where A is 0 not at all
             const Complex128 inverse_A = inverse({a, b}), square = times(inverse_A, inverse_A);
             inverse_re[j] = inverse_A.real(), inverse_im[j] = inverse_A.imag();

@@ -138,7 +138,8 @@ struct Rotation {  // by an angle b = step * a
 template <class L>
 struct Elementary;
 
-// float: reduced arguments and minimax polynomials (fitted for this file), all within two rounding errors.
+// float: reduced arguments and polynomials (fitted for this file), minimax but for the sine, whose errors cancel in the
+// mean over an interval; all within two rounding errors.
 template <int W>
 struct Elementary<Lanes<float, W>> {
     using L = Lanes<float, W>;
@@ -148,7 +149,7 @@ struct Elementary<Lanes<float, W>> {
     static constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
     static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added and subtracted, it rounds to an integer
     static constexpr float LARGE = 80.0f;        // |z| up to which e^z is normal and no Guard is needed
-    static constexpr float REACH = 1e6f;         // |z| up to which the reductions are right, with Guard
+    static constexpr float REACH = 2.5e4f;       // |z| up to which the reductions are right, with Guard
 
     // z = step * a is given as step * rate with rate = a log2(e), rounded as a is; the product never is.  Guard: e^z is 0
     // where it would be below 2^-126 and infinite above 2^127.5 (numbers that are not normal cost ten times the time).
@@ -175,16 +176,18 @@ struct Elementary<Lanes<float, W>> {
     }
 
     // b = step * a is given in half turns as step * (turn + turn_rest), a product that is never rounded: the remainder is
-    // right for any number of turns up to 2^20.
+    // right for up to 2^13 of them. turn_rest is 2^-18 of turn, enough to show in the sum with it: so that is rounded up
+    // and down at random. What the nearest float leaves would mostly be lost, and the rounding of one frequency add up
+    // over a memory of thousands of steps.
     INLINE Rotation<L> rotation(V turn, V turn_rest, V a, V step) {
         const V shifted = step * turn + ROUND, k = shifted - ROUND;
         V r = step * turn - k;
         r = step * turn_rest + r;
         const V v = r * r;
-        const V S = v * (-5.16770981f + v * (2.55006732f + v * (-0.59821786f + v * 0.07750529f)));
+        const V S = v * (-5.16771126f + v * (2.55010056f + v * (-0.59844494f + v * 0.077981375f)));
         const V sine = r * 3.14159274f + r * (S - 8.74227766e-08f);  // pi in two parts
-        const V rest_upper = 4.0587096f + v * (-1.3352161f + v * (0.23495393f + v * -0.0244207f));
-        const V cosine_rest = v * (-4.93480216f + v * rest_upper);
+        const V rest_upper = 4.0587053f + v * (-1.3351616f + v * (0.23468375f + v * -0.023963781f));
+        const V cosine_rest = v * (-4.9348021f + v * rest_upper);
         const I odd = bits<I>(shifted) << 31;
         Rotation<L> out;
         out.sin = bits<V>(bits<I>(sine) ^ odd);
