@@ -108,7 +108,8 @@ class Bar:
         parts[0] += self._unit if self._scale > 1 else ""
         if rate:
             shown = rate / self._scale
-            parts.append(f"{shown:.{1 if shown < 100 else 0}f}{self._unit}/s")
+            at = f"{shown:.{1 if shown < 100 else 0}f}{self._unit}/s"
+            parts.append(at if shown >= 0.1 or self._scale > 1 else f"{duration(1 / rate)} each")
             if total is not None and self.done < total:
                 parts.append(f"{duration((total - self.done) / rate)} left")
         parts = [part for part in [*parts, *more] if part]

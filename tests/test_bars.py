@@ -29,6 +29,15 @@ def test_a_line_now_and_then_with_rate_and_time_left(clock):
     ]
 
 
+def test_what_takes_over_ten_seconds_each_is_given_in_seconds(clock):
+    said = io.StringIO()
+    bar = Bar("fits", 105, stream=said, line_every_s=0)
+    for _ in range(2):
+        clock[0] += 31
+        bar.advance(1)
+    assert said.getvalue().splitlines()[-1] == "fits 2/105, 31 s each, 53.2 min left"
+
+
 def test_what_is_soon_over_or_not_wanted_is_not_shown(clock):
     said = io.StringIO()
     with Bar("reading", 10, stream=said) as bar:
