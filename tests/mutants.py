@@ -28,7 +28,8 @@ ROOMS = {
     "datamodules/loading": ["tests/datamodules/test_loader.py", "tests/datamodules/test_token_batches.py",
                             "tests/datamodules/test_selection.py", "tests/datamodules/test_own_files.py"],
     "runs": ["tests/test_start.py", "tests/test_runs.py", "tests/test_identity.py", "tests/test_curves.py",
-             "tests/test_records.py", "tests/test_resume.py", "tests/test_init_from.py", "tests/test_signals.py"],
+             "tests/test_records.py", "tests/test_source.py", "tests/test_resume.py", "tests/test_init_from.py",
+             "tests/test_signals.py"],
     "results": ["tests/results", "tests/test_results_command.py"],
 }  # fmt: skip
 _SWAPPED = {
