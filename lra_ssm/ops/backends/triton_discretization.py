@@ -20,7 +20,7 @@ LOG2_E_REST = tl.constexpr(1.9259629911e-08)
 LN_2 = tl.constexpr(0.6931471805599453)
 PI = tl.constexpr(math.pi)
 ONE_TURN = tl.constexpr(1 / (2 * math.pi))
-MOST = tl.constexpr(1 - 2**-18)
+MOST = tl.constexpr(1 - 2**-18)  # of a frequency, in the first of its two parts: see `frequencies`
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
 # The hardware's sine and cosine, for angles up to pi/2 here: errors up to 4e-7 by CUDA's guide, where ours are up to
 # 1.5e-7. Off until they are measured on a device.
@@ -163,7 +163,7 @@ def exponential(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
     if COMPLEX:
         size = power_of_2(delta * rate)
         sine, cosine = half_angle(delta, A_im, turn, turn_rest)
-        scaled = (2.0 * size) * sine
+        scaled = size * (2.0 * sine)
         return size - scaled * sine, scaled * cosine
     else:
         return power_of_2((delta * LOG2_E) * A_re), A_im  # delta is one number for all states of a channel
