@@ -208,7 +208,8 @@ class _ByRate(Experiment):
         axes.text(
             0.5, CHANCE, "guessing", transform=axes.get_yaxis_transform(), fontsize=8, color="#7f7f7f", va="bottom"
         )
-        axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="test loss, mean ± deviation of seeds")
+        axes.set(xscale="log", yscale="log", xlabel="learning rate (points of one rate side by side)")
+        axes.set_ylabel("test loss, mean ± deviation of seeds")
         bottom, top = axes.get_ylim()
         axes.set_ylim(bottom, top * (top / bottom) ** 0.15)
         axes.legend(frameon=False, fontsize=8, title="× : seeds that diverged", title_fontsize=8, loc="lower left")
