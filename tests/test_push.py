@@ -305,12 +305,16 @@ def _records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def test_an_artifact_is_in_wandbs_offline_files(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_is_in_wandbs_offline_files(run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(Path.cwd() / name))
+    with monkeypatch.context() as elsewhere:  # there wandb's process begins, and stays
+        elsewhere.chdir(tmp_path.parent)
+        wandb.init(dir=str(tmp_path), settings=wandb.Settings(silent=True, console="off")).finish()
     assert "wandb sync sends it" in done(capsys, "push", str(run), "wandb:me/lra/tiny")[-1]
     (file,) = (run / "wandb").glob(f"offline-run-*/run-{run.name}.wandb")
     records = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]

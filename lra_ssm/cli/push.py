@@ -191,7 +191,7 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
             resume="allow",
             reinit="create_new",  # beside one of this process that is not finished
             job_type="push",
-            dir=str(run.path),
+            dir=str(run.path.resolve()),  # wandb's own process may have begun in another folder
             settings=wandb.Settings(silent=True, console="off"),
         )
         try:

@@ -46,7 +46,7 @@ def identify(loggers: Sequence[Any], run: RunDirectory, record: Mapping[str, Any
         }
         given.update({key: value for key, value in ours.items() if given.get(key) is None})
         if given.get("dir") in (None, "."):
-            given["dir"] = str(run.path)
+            given["dir"] = str(run.path.resolve())  # as wandb's own process may have begun in another folder
         if given.get("anonymous") is None:
             given.pop("anonymous", None)  # or wandb warns that it has no effect
         if given.get("settings") is None:
