@@ -226,6 +226,7 @@ def gradient_kernel(
 
             # Backward.
             us_grad, deltas_grad, Bs_grad_re, Bs_grad_im = (), (), (), ()
+            four_re, four_im = zero, zero  # A's of these steps: summed first, they are rounded less
             for i in tl.static_range(3, -1, -1):
                 old_re, old_im, A_bar_re, A_bar_im = before[i]
                 full_re, full_im, c_re, c_im = B_re, B_im, C_re, C_im
@@ -248,18 +249,19 @@ def gradient_kernel(
                     sum_re, sum_im = old_re + full_re * u_i, old_im + full_im * u_i
                     both_re, both_im = multiply(back_re, back_im, sum_re, sum_im, COMPLEX)
                     g_delta_re, _ = multiply(both_re, both_im, A_re, A_im, COMPLEX)
-                    held_re, held_im = multiply(mg_re, mg_im, full_re, full_im, COMPLEX)
-                    deltas_grad, us_grad = (g_delta_re,) + deltas_grad, (held_re,) + us_grad
                     # A's: delta back (x + w) - m g w / A; where w cancels, delta back x and the rest by its series.
                     near = tl.abs(delta_i) < near_below
-                    slope_re, slope_im = hold_slope(delta_i, A_re, A_im, square_re, square_im, COMPLEX)
-                    slope_re, slope_im = tl.where(near, slope_re, -1.0) * u_i, tl.where(near, slope_im, 0.0) * u_i
                     sum_re, sum_im = tl.where(near, old_re, sum_re), tl.where(near, old_im, sum_im)
                     decay_re, decay_im = multiply(back_re, back_im, sum_re, sum_im, COMPLEX)
-                    sum_A_re += decay_re * delta_i
+                    four_re += decay_re * delta_i
+                    if COMPLEX:
+                        four_im += decay_im * delta_i
+                    held_re, held_im = multiply(mg_re, mg_im, full_re, full_im, COMPLEX)
+                    deltas_grad, us_grad = (g_delta_re,) + deltas_grad, (held_re,) + us_grad
+                    slope_re, slope_im = hold_slope(delta_i, A_re, A_im, square_re, square_im, COMPLEX)
+                    slope_re, slope_im = tl.where(near, slope_re, -1.0) * u_i, tl.where(near, slope_im, 0.0) * u_i
                     sum_hold_re += held_re * slope_re
                     if COMPLEX:
-                        sum_A_im += decay_im * delta_i
                         sum_hold_re -= held_im * slope_im
                         sum_hold_im = (sum_hold_im + held_re * slope_im) + held_im * slope_re
                     grad_B_re, grad_B_im = mg_re * u_i, mg_im * u_i
@@ -299,6 +301,10 @@ def gradient_kernel(
                     g_im = back_im
                 if reset is not None:
                     g_re, g_im = drop(g_re, g_im, resets[i], COMPLEX)
+            if HOLD:
+                sum_A_re += four_re
+                if COMPLEX:
+                    sum_A_im += four_im
             if B_FORM != CONSTANT:
                 store_matrix_gradient(grad_B, vectors, t0, last_t, states, Bs_grad_re, Bs_grad_im, B_FORM, BLOCK_N)
             if HOLD:

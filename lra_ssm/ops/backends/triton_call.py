@@ -156,7 +156,9 @@ class Scan:
         shape = (self.batch, self.channels, self.length, unit, block_n)
         self.plan = plan(*shape, width, budget, self.device, backward)
         self.programs = self.batch * self.plan.blocks * self.plan.segments
-        tied = x.A.stride(0) == 0 and not self.steady  # the same of all channels
+        # The same of all channels, with a lane for each state; of fewer states, the compiler would lay out what is made
+        # of such an A otherwise than the states, and move it at every step.
+        tied = x.A.stride(0) == 0 and not self.steady and block_n >= 32
         reset = None if x.reset is None else x.reset.view(torch.uint8)
         # All that a kernel may ask for, by name.
         self.known: dict[str, Any] = dict(

@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LOG2_E_FLOAT = tl.constexpr(1.4426950216293335)  # and what a float32 leaves of it
-LOG2_E_REST = tl.constexpr(1.9259629911e-08)
-LN_2 = tl.constexpr(0.6931471805599453)
+LN_2_FLOAT = tl.constexpr(0.6931471824645996)  # and what a float32 leaves of it
+LN_2_REST = tl.constexpr(-1.904654299957768e-09)
 PI = tl.constexpr(math.pi)
 ONE_TURN = tl.constexpr(1 / (2 * math.pi))
 MOST = tl.constexpr(1 - 2**-18)  # of a frequency, in the first of its two parts: see `frequencies`
@@ -28,6 +27,9 @@ FAST_SINE = tl.constexpr(False)
 # Taylor coefficients of (exp(z) - 1)/z; in z^2, of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
 PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))
 HOLD_SLOPE = tl.constexpr((1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000))
+# and, in s^2, of 2 artanh(s)/s; for float32 those of least error up to 1/9, 8e-9
+ARTANH = tl.constexpr(tuple(2 / (2 * k + 1) for k in range(17)))
+ARTANH_FLOAT = tl.constexpr((2.0, 0.6666631698608398, 0.40024852752685547, 0.2796141803264618, 0.2817465662956238))
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -40,12 +42,16 @@ def multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def power_of_2(x):
-    """2^x.  In float32 the hardware's instruction, whose results below 1e-38 are 0: tl.exp2 would give those too, for
-    twice the instructions in what is the innermost arithmetic of the scan.  The interpreter knows no assembly.
+def power_of_2(x, MINUS: tl.constexpr = False):
+    """2^x, or 2^-x.  In float32 the hardware's instruction, whose results below 1e-38 are 0: tl.exp2 would give those
+    too, for twice the instructions in what is the innermost arithmetic of the scan.  The interpreter knows no assembly.
     """
     if x.dtype == tl.float64 or INTERPRETED:
-        return tl.exp2(x)
+        return tl.exp2(-x if MINUS else x)
+    elif MINUS:
+        return tl.inline_asm_elementwise(
+            "neg.f32 $0, $1; ex2.approx.ftz.f32 $0, $0;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -61,25 +67,38 @@ def fast_sine_cosine(x):
 
 
 @triton.jit
+def divide(x, y):
+    """x / y, to two rounding errors for float32 y up to 2^126: without the code for greater ones."""
+    if x.dtype == tl.float64 or INTERPRETED:
+        return x / y
+    else:
+        return tl.inline_asm_elementwise(
+            "div.approx.ftz.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def softplus(x):
-    """log(1 + exp(x)), linear above 20.  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits where e = exp(-|x|) is small,
-    unlike log(1 + e); the series converges by 1/9 per term."""
-    TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 8
-    below = -tl.abs(x)
-    e = tl.exp(below)
-    if x.dtype != tl.float64:
-        # exp(x) = 2^t with t = x log2(e): what rounding took from t is given back, or a step of 1e-3 would be off by
-        # several rounding errors, which the state multiplies by its frequency at every step.
-        t = below * LOG2_E
-        rest = tl.fma(below, LOG2_E_FLOAT, -t) + below * LOG2_E_REST
+    """log(1 + exp(x)), in float64 x itself above 20, as in PyTorch.  log1p(e) = 2 artanh(e/(2 + e)) keeps its digits
+    where e = exp(-|x|) is small, unlike log(1 + e)."""
+    if x.dtype == tl.float64:
+        e = tl.exp(-tl.abs(x))
+    else:
+        # exp(-size) = 2^t: what rounding took from t is given back, or a step of 1e-3 would be off by several rounding
+        # errors, which the state multiplies by its frequency at every step.
+        size = tl.minimum(tl.abs(x), 128.0, propagate_nan=tl.PropagateNan.ALL)
+        t = size * -LOG2_E
         e = power_of_2(t)
-        e += e * (rest * LN_2)
-    s = e / (2.0 + e)
+        e -= e * (tl.fma(t, LN_2_FLOAT, size) + t * LN_2_REST)
+    s = divide(e, 2.0 + e)
     square = s * s
-    total = tl.zeros_like(x) + 1.0 / (2 * TERMS - 1)
+    SERIES: tl.constexpr = ARTANH if x.dtype == tl.float64 else ARTANH_FLOAT
+    TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 5
+    total = tl.zeros_like(x) + SERIES[TERMS - 1]
     for k in tl.static_range(TERMS - 2, -1, -1):
-        total = total * square + 1.0 / (2 * k + 1)
-    return tl.where(x > 20.0, x, tl.maximum(x, 0.0) + 2.0 * s * total)
+        total = total * square + SERIES[k]
+    total = tl.maximum(x, 0.0) + s * total
+    return tl.where(x > 20.0, x, total) if x.dtype == tl.float64 else total
 
 
 @triton.jit
@@ -152,8 +171,8 @@ def half_angle(delta, A_im, turn, turn_rest):
     if A_im.dtype == tl.float64:
         return tl.sin(delta * (0.5 * A_im)), tl.cos(delta * (0.5 * A_im))
     else:
-        whole = tl.fma(delta, turn, ROUNDING) - ROUNDING
-        return half_turn(tl.fma(delta, turn_rest, tl.fma(delta, turn, -whole)))
+        minus_whole = ROUNDING - tl.fma(delta, turn, ROUNDING)
+        return half_turn(tl.fma(delta, turn_rest, tl.fma(delta, turn, minus_whole)))
 
 
 @triton.jit
@@ -179,15 +198,16 @@ def exp_minus_1(delta, A_re, A_im, rates, COMPLEX: tl.constexpr):
     if A_re.dtype == tl.float64:
         minus_1 = expm1(delta * A_re)
     else:
-        whole = tl.fma(delta, rate, ROUNDING) - ROUNDING
-        r = tl.fma(delta, rate, -whole)
-        size = power_of_2(whole)
+        minus_whole = ROUNDING - tl.fma(delta, rate, ROUNDING)
+        r = tl.fma(delta, rate, minus_whole)
+        size = power_of_2(minus_whole, MINUS=True)
         p = (0.00015403495003095752 * r + 0.0013390735412070708) * r + 0.0096182375490820524  # of 2^r - 1, below 2e-8
         p = ((p * r + 0.055503574338003549) * r + 0.24022649794622444) * r + 0.69314718792664121
         minus_1 = size * (p * r) + (size - 1.0)
     if COMPLEX:
         sine, cosine = half_angle(delta, A_im, turn, turn_rest)
-        scaled = (2.0 * minus_1 + 2.0) * sine
+        twice = 2.0 * sine
+        scaled = twice + minus_1 * twice
         return minus_1 - scaled * sine, scaled * cosine
     else:
         return minus_1, A_im
@@ -208,8 +228,9 @@ def away_from_zero(A_re, A_im, COMPLEX: tl.constexpr):
     if COMPLEX:
         zero = tl.maximum(tl.abs(A_re), tl.abs(A_im)) < TINY
         A_re, A_im = tl.where(zero, TINY, A_re), tl.where(zero, 0.0, A_im)
-        square = A_re * A_re + A_im * A_im
-        return A_re, A_im, A_re / square, -A_im / square
+        re, im = A_re.to(tl.float64), A_im.to(tl.float64)
+        square = re * re + im * im
+        return A_re, A_im, (re / square).to(A_re.dtype), (-im / square).to(A_re.dtype)
     else:
         A_re = tl.where(tl.abs(A_re) < TINY, TINY, A_re)
         return A_re, A_im, 1.0 / A_re, A_im

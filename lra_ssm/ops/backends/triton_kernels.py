@@ -62,15 +62,17 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
     STEADY: of A_bar and B_bar B.  1/A for euler, and B where there is none, are stand-ins.
     """
     own = d * states + n  # in (D, N)
-    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
-    inverse_re, inverse_im = A_re, A_im
-    if ZOH:
-        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
-    B_re, B_im = A_re, A_im
+    # Before A: the compiler gives a state the layout of what is read last, and e^(delta A) has A's.
     if B_FORM == CONSTANT:
         B_re, B_im = load_pairs(B, own, mask, COMPLEX)
     elif B_bias is not None:
         B_re, B_im = load_pairs(B_bias, own, mask, COMPLEX)
+    A_re, A_im = load_A(A, own, n, mask, states, TIED, COMPLEX)
+    inverse_re, inverse_im = A_re, A_im
+    if ZOH:
+        A_re, A_im, inverse_re, inverse_im = away_from_zero(A_re, A_im, COMPLEX)
+    if B_FORM != CONSTANT and B_bias is None:
+        B_re, B_im = A_re, A_im
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
         A_re, A_im, B_re, B_im, _, _ = discretized(held, A_re, A_im, B_re, B_im, COMPLEX, ZOH)
@@ -84,17 +86,22 @@ def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, most
                STEADY: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, 1 at
     the others of a discretized system, and within `most`, from `largest_delta`, where that is not None."""
+    # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
+    COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
     mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
     if STEADY:
         raw = tl.where(mask, 1.0, 0.0).to(TYPE)
     else:
-        raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE)
+        raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE, COPIES)
     if delta_bias is not None:
         raw += tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)[:, None]
     value = softplus(raw) if SOFTPLUS else raw
-    if most is not None:  # selected: nan stays nan
-        most = most[:, None]
-        value = tl.where(value > most, most, tl.where(value < -most, -most, value))
+    if COPIES > 1:
+        raw, value = tl.max(raw, axis=0), tl.max(value, axis=0)
+    if most is not None:
+        value = tl.minimum(value, most[:, None], propagate_nan=tl.PropagateNan.ALL)
+        if not SOFTPLUS:
+            value = tl.maximum(value, -most[:, None], propagate_nan=tl.PropagateNan.ALL)
     return tl.where(mask, value, 0.0), raw
 
 
@@ -112,14 +119,15 @@ def step(x_re, x_im, u, delta, A_re, A_im, rates, B_re, B_im, COMPLEX: tl.conste
          STEADY: tl.constexpr):  # fmt: skip
     """(the state after one step, A_bar); u and delta (1, BLOCK_D), rates from `frequencies`.
 
-    HOLD: x + m (x + w), with m = exp(delta A) - 1 in place of A_bar and w = B u / A; B is over A already.
+    HOLD: x + m (x + w), with m = exp(delta A) - 1 in place of A_bar and w = B u / A; B is over A already.  Of the real
+    part, which y sums, the product is made first: where delta A is small, each sum with x rounds it.
     STEADY: A and B are discretized, and delta is 1, or 0 beyond the end.
     """
     if HOLD:
         m_re, m_im = exp_minus_1(delta, A_re, A_im, rates, COMPLEX)
         if COMPLEX:
             sum_re, sum_im = x_re + B_re * u, x_im + B_im * u
-            x_re = (x_re + m_re * sum_re) - m_im * sum_im
+            x_re += m_re * sum_re - m_im * sum_im
             x_im = (x_im + m_re * sum_im) + m_im * sum_re
         else:
             x_re += m_re * (x_re + B_re * u)
@@ -162,6 +170,11 @@ def scan_kernel(
     tile = tl.cast(segment * batch + b, tl.int64) * (W * plane) + n * channels + d
     own = d * states + n  # in (D, N)
 
+    x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
+    if starts is not None:  # before A, see `load_system`
+        x_re, x_im = load_planes(starts, tile, plane, mask, COMPLEX)
+    elif initial is not None and y is not None:
+        x_re, x_im = load_pairs(initial, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
     A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
         A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, STEADY, TIED)  # fmt: skip
     C_re, C_im = A_re, A_im
@@ -173,12 +186,7 @@ def scan_kernel(
     if D is not None:
         skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
 
-    x_re, x_im = tl.zeros((BLOCK_N, BLOCK_D), TYPE), tl.zeros((BLOCK_N, BLOCK_D), TYPE)
-    if starts is not None:
-        x_re, x_im = load_planes(starts, tile, plane, mask, COMPLEX)
-    elif initial is not None and y is not None:
-        x_re, x_im = load_pairs(initial, tl.cast(b, tl.int64) * plane + own, mask, COMPLEX)
-    decay_re, decay_im = x_re + 1.0, x_im
+    decay_re, decay_im = tl.zeros_like(x_re) + 1.0, tl.zeros_like(x_re)
     total_delta = tl.zeros((BLOCK_D,), TYPE)
     any_reset = tl.zeros((1,), tl.int32)
 

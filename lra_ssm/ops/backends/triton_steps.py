@@ -101,13 +101,16 @@ def channel_pointers(x, strides, b, d0, t0, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_channels(x, strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):
-    """Four steps of x (batch, D, L) in the arithmetic's dtype, (BLOCK_D, 4).
+def load_channels(x, strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr, COPIES: tl.constexpr = 1):
+    """Four steps of x (batch, D, L) in the arithmetic's dtype, (BLOCK_D, 4), or (COPIES, BLOCK_D, 4).
 
     bfloat16 and float16 are widened by assembly: above a conversion that it knows, the compiler moves the spreading of
     a tile over all lanes, and every lane then computes every softplus, which doubles the instructions of a step.
     """
-    x = tl.load(channel_pointers(x, strides, b, d0, t0, BLOCK_D), mask=mask, other=0.0)
+    pointers = channel_pointers(x, strides, b, d0, t0, BLOCK_D)
+    if COPIES > 1:
+        pointers, mask = pointers[None, :, :] + tl.zeros((COPIES, 1, 1), tl.int32), mask[None, :, :]
+    x = tl.load(pointers, mask=mask, other=0.0)
     if x.dtype == TYPE or TYPE == tl.float64 or INTERPRETED:
         return x.to(TYPE)
     elif x.dtype == tl.bfloat16:
