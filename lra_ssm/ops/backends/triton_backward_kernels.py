@@ -229,12 +229,16 @@ def gradient_kernel(
             four_re, four_im = zero, zero  # A's of these steps: summed first, they are rounded less
             for i in tl.static_range(3, -1, -1):
                 old_re, old_im, A_bar_re, A_bar_im = before[i]
+                if i == 0 and HOLD:  # read once more: registers that the other steps lack
+                    old_re, old_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
+                    if reset is not None:
+                        old_re, old_im = drop(old_re, old_im, resets[i], COMPLEX)
                 full_re, full_im, c_re, c_im = B_re, B_im, C_re, C_im
                 if B_FORM != CONSTANT:
-                    full_re, full_im = load_matrix_step(B_steps, B_strides[3], t0 + i, last_t, states, BLOCK_N, B_FORM,
+                    full_re, full_im = load_matrix_step(B_steps, B_strides[3], t0, i, last_t, states, BLOCK_N, B_FORM,
                                                         TYPE)  # fmt: skip
                 if C_FORM != CONSTANT:
-                    c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0 + i, last_t, states, BLOCK_N, C_FORM,
+                    c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0, i, last_t, states, BLOCK_N, C_FORM,
                                                   TYPE)  # fmt: skip
                 full_re, full_im = input_coefficient(full_re, full_im, B_re, B_im, inverse_re, inverse_im, B_FORM,
                                                      B_bias is not None, HOLD, COMPLEX)  # fmt: skip

@@ -147,11 +147,12 @@ def matrix_pointers(x, strides, b, group, BLOCK_N: tl.constexpr, FORM: tl.conste
 
 
 @triton.jit
-def load_matrix_step(pointers, stride, t, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
+def load_matrix_step(pointers, stride, t0, i, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
                      TYPE: tl.constexpr):  # fmt: skip
-    """(re, im) of step t alone of what `load_matrix` reads, where it is needed: four are registers that backward lacks.
+    """(re, im) of one step of what `load_matrix` reads, where it is needed: four are registers that backward lacks.
     Beyond the end it is the last step's, which meets zeros alone."""
-    offset = tl.cast(tl.minimum(t, last), tl.int64) * stride
+    pointers += tl.cast(t0, tl.int64) * stride
+    offset = tl.minimum(i, last - t0) * stride
     mask = tl.arange(0, BLOCK_N) < states
     if FORM == COMPLEX_STEPS:
         return tl.split(tl.load(pointers + offset, mask=mask[:, None], other=0.0).to(TYPE))
