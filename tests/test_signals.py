@@ -205,7 +205,7 @@ def test_what_is_sent_to_all_processes_of_a_run_leaves_its_loaders_to_it(tmp_pat
     command = started([*FIT, f"--data.root={data}", "--data.num_workers=2"], tmp_path, env)
     pid = command.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    workers = [int(child) for child in children if "sleep" not in Path(f"/proc/{child}/cmdline").read_text()]
+    workers = [int(child) for child in children if "data_worker" in Path(f"/proc/{child}/comm").read_text()]
     assert len(workers) == 2
     for process in (*workers, pid):
         os.kill(process, signal.SIGTERM)

@@ -74,9 +74,9 @@ def test_compiled_blocks_launch_fewer_kernels() -> None:
 def test_calls_of_the_scan_are_compiled() -> None:
     """As a config makes them: forward and backward, and the config of each."""
     pytest.importorskip("triton")
-    forward, backward = walked(["mnist/b2s6"], by="signatures")
+    forward, backward = walked(["lra/listops/b2s6"], by="signatures")
     assert (forward["kernels"], backward["kernels"]) == (["scan"], ["gradient"])
-    assert "mnist/b2s6" in forward["configs"][0] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
+    assert "listops/b2s6" in forward["configs"][0] and forward["TIED"] and forward["BLOCK_D"] * forward["BLOCK_N"] >= 32
     assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024
 
 
