@@ -228,7 +228,7 @@ def away_from_zero(A_re, A_im, COMPLEX: tl.constexpr):
     if COMPLEX:
         zero = tl.maximum(tl.abs(A_re), tl.abs(A_im)) < TINY
         A_re, A_im = tl.where(zero, TINY, A_re), tl.where(zero, 0.0, A_im)
-        re, im = A_re.to(tl.float64), A_im.to(tl.float64)
+        re, im = A_re.to(tl.float64), A_im.to(tl.float64)  # rounded once: all steps share this error
         square = re * re + im * im
         return A_re, A_im, (re / square).to(A_re.dtype), (-im / square).to(A_re.dtype)
     else:
