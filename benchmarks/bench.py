@@ -76,6 +76,7 @@ def options(description: str, example: str) -> argparse.ArgumentParser:
         help="of one contender at one size; slow ones get fewer samples; default: 10")  # fmt: skip
     add("--threads", type=positive, metavar="N", help="of the CPU; default: torch's")
     add("--quick", action="store_true", help="tiny sizes: whether everything runs, in seconds")
+    add("--times", action="store_true", help="times alone: neither memory nor errors")
     add("--out", type=Path, default=Path("bench-results"), metavar="FOLDER",
         help="where NAME.json and NAME.png go; default: bench-results")  # fmt: skip
     return parser
@@ -222,9 +223,12 @@ class Bench:
         prepared: dict[str, Prepared] = {}
         truths: dict[Any, dict[str, Tensor]] = {}
         for name, build, truth in contenders:
-            self.say(f"{comparison}: memory and errors of {name}")
             own = [rows[mode][name] for mode in modes]
             try:
+                if self.given.times:
+                    prepared[name] = build()
+                    continue
+                self.say(f"{comparison}: memory and errors of {name}")
                 peaks = peak_memory(build, list(modes), self.device)
                 for row in own:
                     row.megabytes = peaks.get(row.mode)

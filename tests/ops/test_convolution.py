@@ -28,7 +28,8 @@ def path(request, monkeypatch):
         pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
         if torch.cuda.is_available():
-            monkeypatch.setitem(globals(), "s4d_kernel", lambda *x: s4d_kernel(*(on_gpu(y) for y in x)).cpu())
+            kernel = s4d_kernel
+            monkeypatch.setitem(globals(), "s4d_kernel", lambda *x: kernel(*(on_gpu(y) for y in x)).cpu())
     with prefer_backend(request.param):
         yield
 
