@@ -445,7 +445,7 @@ def test_kernels_compiled_in_an_epoch_of_listops(complex_A, monkeypatch):
         x = make_inputs(complex_A, "8 real", "8 real", batch=batch, D=16, N=16, L=length, dtype=torch.float32)
         for name in ("u", "delta", "z", "B", "C"):  # as the layers give them
             x[name] = x[name].transpose(-1, -2).contiguous().transpose(-1, -2)
-        run(x, backend="triton")
+        run({name: value.to(DEVICE) for name, value in x.items()}, backend="triton")
     names = [name for name, *_ in compiled]
     assert {name: names.count(name) for name in names} == dict(
         scan_kernel=4, join_kernel=2, adjoint_kernel=2, gradient_kernel=2

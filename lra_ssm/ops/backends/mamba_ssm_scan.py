@@ -7,7 +7,8 @@ N states, G groups of D/G channels, J the groups that B and C need together.)
 The kernel's rules, from its C++ code:
   - B and C may be variable or constant, but C must have B's groups, and one group if B is constant;
   - u, delta, z and variable B, C have one dtype; A, constant B, C are float32 or complex64; D, delta_bias float32;
-  - with complex A and G > 1 its backward writes dB and dC to wrong places, and past their end.
+  - with complex A and G > 1 its backward writes dB and dC to wrong places, and past their end;
+  - the last state that it gives lacks a constant B.
 So a call takes, forward and backward each:
   - 1 launch if B and C are constant or have one group, or if A is real and B variable;
   - 1 launch with the groups folded into the batch if A is complex and one for all channels and B and C are variable;
@@ -173,6 +174,8 @@ def _launch(call: _Call) -> tuple[Tensor, Tensor]:
     y, state = _kernel()(*call, return_last_state=True)
     if y.requires_grad:
         y.register_hook(_first_derivatives)
+    if call.B.dim() == 2:  # the kernel scans without a constant B, and has it in what is read out alone
+        state = state * call.B
     return y, state.detach()  # its graph would give no gradient and no error; _LastState raises one
 
 

@@ -339,7 +339,8 @@ def adjoint_kernel(
     C_re, C_im = A_re, A_im
     if STEADY:
         held = tl.load(delta + d, mask=channel_mask[None, :], other=0.0)
-        A_re, A_im, _, _, _, _ = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
+        # No name twice: a loop below that assigned another shape to it would not compile.
+        A_re, A_im, no_B_re, no_B_im, no_hold_re, no_hold_im = discretized(held, A_re, A_im, A_re, A_im, COMPLEX, ZOH)
     rates = frequencies(A_re, A_im, COMPLEX)
     most = largest_delta(rates) if BOUNDED else None
     if C_FORM == CONSTANT:
