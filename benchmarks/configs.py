@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bf16-mixed": {},
 }
 STEP = "step"
+_SAMPLE = 0.3  # seconds of steps that are waited for together, as in a fit: the host may be ahead of the GPU
 
 
 @contextlib.contextmanager
@@ -101,11 +102,13 @@ def measured(name: str, config: dict[str, Any], variant: str, bench: Bench) -> R
             wait()
             if on_gpu:
                 row.extra["GB"] = torch.cuda.max_memory_allocated() / 1e9
-            row = replace(bench.times(row.comparison, STEP, {}, {row.contender: one})[0], extra=row.extra)
+            effort = replace(bench.effort, sample=_SAMPLE)
+            row = replace(bench.times(row.comparison, STEP, {}, {row.contender: one}, effort=effort)[0], extra=row.extra)
             row.extra["examples/s"] = 1e3 * examples / (row.ms or 1)
-            parts, more = parts_of_step(one, bench.device)
-            row.extra |= more
-            bench.more.setdefault("profiles, ms", {})[row.contender] = parts
+            found = parts_of_step(one, bench.device)
+            row.extra |= found.counts
+            bench.more.setdefault("profiles, ms", {})[row.contender] = found.parts
+            bench.more.setdefault("kernels: launches, ms", {})[row.contender] = found.kernels
     except FAILURES as error:
         row.note = reason(error)
     if on_gpu:

@@ -87,7 +87,7 @@ class Comparison:
                 if row.ms and row.ms > 1e3 * _PATIENCE * self.bench.effort.budget:
                     self.missing[row.contender] = f"not measured: {mode} alone took {row.ms / 1e3:.0f} s"
         self.missing = missing  # of reading and generation
-        return parts_of_step(calls["ours"][STEP], self.bench.device)[0]
+        return parts_of_step(calls["ours"][STEP], self.bench.device).parts
 
     def _training(self, model: Model) -> dict[str, Call]:
         ids, targets = self.size.batch(self.bench.device)

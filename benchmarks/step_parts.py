@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -43,8 +43,16 @@ OPERATORS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def parts_of_step(step: Callable[[], Any], device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-    """(part -> ms of one step, the largest first; what `on_gpu` finds). The step is run once before."""
+class StepProfile(NamedTuple):
+    """parts: part -> ms of one step, the largest first.  counts: what `on_gpu` finds.  kernels: as `kernels_of`."""
+
+    parts: dict[str, float]
+    counts: dict[str, float]
+    kernels: dict[str, tuple[int, float]]
+
+
+def parts_of_step(step: Callable[[], Any], device: torch.device) -> StepProfile:
+    """The step is run once before."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its lines on starting and stopping tell a user nothing
     is_gpu = device.type == "cuda"
     with _marked_regions():
@@ -56,7 +64,18 @@ def parts_of_step(step: Callable[[], Any], device: torch.device) -> tuple[dict[s
     events: list[Any] = list(profiler.events())
     spent = grouped(events, is_gpu)
     largest_first = sorted(spent, key=spent.__getitem__, reverse=True)
-    return {part: spent[part] for part in largest_first}, on_gpu(events) if is_gpu else {}
+    parts = {part: spent[part] for part in largest_first}
+    return StepProfile(parts, on_gpu(events), kernels_of(events)) if is_gpu else StepProfile(parts, {}, {})
+
+
+def kernels_of(events: list[Any], most: int = 25) -> dict[str, tuple[int, float]]:
+    """Kernel -> (launches, ms) of those that take a step's GPU longest."""
+    found: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    for event in events:
+        if str(event.device_type).endswith("CUDA") and not event.name.startswith((_MARK, _OPTIMIZER)):
+            count, ms = found[event.name]
+            found[event.name] = (count + 1, ms + event.time_range.elapsed_us() / 1e3)
+    return {name: found[name] for name in sorted(found, key=lambda name: -found[name][1])[:most]}
 
 
 def on_gpu(events: list[Any]) -> dict[str, float]:

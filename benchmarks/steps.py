@@ -209,7 +209,7 @@ def profile(row: Row, training: Training, bench: Bench) -> dict[str, float]:
     row.extra["tokens/s"] = 1e3 * training.batch * training.length / row.ms
     try:
         call, _ = step(training, bench.device)
-        parts, more = parts_of_step(call, bench.device)
+        parts, more, _ = parts_of_step(call, bench.device)
     except RuntimeError as error:  # out of memory
         bench.say(f"no profile of {row.contender}: {error}")
         return {}

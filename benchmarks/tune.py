@@ -1,54 +1,97 @@
 """Measures other cuts of the Triton scan into programs than the package's, by shape.
 
-The script changes constants of `lra_ssm.ops.backends.triton_call`; what wins at every shape is to become the constant.
+The script changes constants of `lra_ssm.ops.backends.triton_call`, and how many registers a thread of backward's kernel
+may have; what wins at every shape is to become the constant.
 """
 
 import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 
-from bench import BOTH, Bench, Contender, device_of, lengths, options, positive, start
+from bench import BOTH, FORWARD, Bench, Contender, device_of, options, start, words
 from lra_ssm.ops.backends import triton_call
 from measure import Call, Prepared
 from plots import Bar
 from scans import B2S6, S6, Shape, scan
 
-EXAMPLE = "python benchmarks/tune.py --lengths=4096,16384 --budget=1 --repeats=7"
-DEFAULT = "as it is"
+EXAMPLE = "python benchmarks/tune.py --shapes=listops/b2s6 --budget=1 --repeats=7"
+DEFAULT, REGISTERS = "as it is", "registers"
 CUTS: dict[str, dict[str, int]] = {
     DEFAULT: {},
-    "half the state forward": {"FORWARD_STATE": 256},
-    "twice the state forward": {"FORWARD_STATE": 1024},
-    "half the state backward": {"BACKWARD_STATE": 128, "BACKWARD_STATE_REAL_EULER": 256},
-    "twice the state backward": {"BACKWARD_STATE": 512, "BACKWARD_STATE_REAL_EULER": 1024},
-    "two warps a program, twice the state": {
-        "WARPS": 2, "FORWARD_STATE": 1024, "BACKWARD_STATE": 512, "BACKWARD_STATE_REAL_EULER": 1024,
-    },
-    "more segments": {"FEW_WARPS": 8, "GOOD_WARPS": 16},
-    "most segments": {"FEW_WARPS": 16, "GOOD_WARPS": 32},
-    "fewer segments": {"FEW_WARPS": 2, "GOOD_WARPS": 4},
+    "forward: a quarter of the state": {"FORWARD_STATE": 128},
+    "forward: half": {"FORWARD_STATE": 256},
+    "forward: twice": {"FORWARD_STATE": 1024},
+    "backward: a quarter": {"BACKWARD_STATE": 64, "BACKWARD_STATE_REAL_EULER": 128},
+    "backward: half": {"BACKWARD_STATE": 128, "BACKWARD_STATE_REAL_EULER": 256},
+    "backward: 128 registers": {REGISTERS: 128},
+    "backward: 168 registers": {REGISTERS: 168},
+    "backward: half, 128 registers": {"BACKWARD_STATE": 128, "BACKWARD_STATE_REAL_EULER": 256, REGISTERS: 128},
+    "backward: half, 168 registers": {"BACKWARD_STATE": 128, "BACKWARD_STATE_REAL_EULER": 256, REGISTERS: 168},
+    "one segment": {"FEW_WARPS": 0},
+    "segments for 8 warps": {"FEW_WARPS": 8, "GOOD_WARPS": 8},
+    "segments for 16 warps": {"FEW_WARPS": 16, "GOOD_WARPS": 16},
+    "segments for 32 warps": {"FEW_WARPS": 32, "GOOD_WARPS": 32},
     "chunks of 32": {"CHUNK": 32},
     "chunks of 128": {"CHUNK": 128},
 }  # fmt: skip
-SHAPES = ((8, 1536, 16), (32, 128, 64), (1, 1536, 16))  # B, D, N
 
 
-def cut_scan(cut: str, kind: str, shape: Shape, by: str, device: torch.device) -> Prepared:
+class Case(NamedTuple):
+    """layout and half: as in `scan_inputs`."""
+
+    kind: str
+    shape: Shape
+    channels_last: bool = True
+    half: bool = False
+
+
+# As layers call the scan: a sequence and its reverse of LRA are two calls.
+SHAPES = {
+    "mamba-ssm's": Case(S6, Shape(8, 1536, 16, 4096), channels_last=False),
+    "wikitext103/mamba": Case(S6, Shape(32, 1536, 16, 1024), half=True),
+    "listops/s6": Case(S6, Shape(32, 128, 64, 2048)),
+    "listops/b2s6": Case(B2S6, Shape(32, 128, 32, 2048)),
+    "image/b2s6": Case(B2S6, Shape(48, 512, 32, 1024)),
+    "wikitext103/b2s6": Case(B2S6, Shape(32, 1536, 8, 1024), half=True),
+    "one sequence": Case(S6, Shape(1, 1536, 16, 4096)),
+}
+
+
+@contextmanager
+def in_force(cut: str):
+    """The package with the constants of CUTS[cut]."""
+    changed = dict(CUTS[cut])
+    registers, launch = changed.pop(REGISTERS, None), triton_call.launch_kernel
+
+    def limited(kernel: Any, programs: int, **arguments: Any) -> None:
+        if kernel.__name__ == "gradient_kernel":
+            arguments["maxnreg"] = registers
+        launch(kernel, programs, **arguments)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(vars(triton_call), changed))
+        if registers:
+            stack.enter_context(patch.object(triton_call, "launch_kernel", limited))
+        yield
+
+
+def cut_scan(cut: str, case: Case, device: torch.device) -> Prepared:
     """A scan cut as CUTS[cut] says."""
-    with patch.dict(vars(triton_call), CUTS[cut]):
-        prepared = scan(kind, shape, by, device, channels_last=True)
+    with in_force(cut):
+        prepared = scan(case.kind, case.shape, "triton", device, channels_last=case.channels_last, half=case.half)
     calls = {mode: partial(_in_force, cut, call) for mode, call in prepared.calls.items()}
     return Prepared(calls, partial(_in_force, cut, prepared.results))
 
 
 def _in_force(cut: str, call: Call) -> object:
-    with patch.dict(vars(triton_call), CUTS[cut]):
+    with in_force(cut):
         return call()
 
 
@@ -64,34 +107,34 @@ def _call_once(build: partial[Prepared]) -> None:
     with suppress(RuntimeError):  # its row will say why
         for call in build().calls.values():
             call()
+    torch.cuda.empty_cache()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, EXAMPLE)
-    parser.add_argument("--lengths", type=lengths, default=[4096], metavar="LIST", help="default: 4096")
-    parser.add_argument("--batch", type=positive, metavar="N", help="with --channels and --states: this shape alone")
-    parser.add_argument("--channels", type=positive, metavar="N")
-    parser.add_argument("--states", type=positive, metavar="N")
+    parser.add_argument("--shapes", type=words, default=list(SHAPES), metavar="LIST",
+                        help=f"comma-separated, of {', '.join(SHAPES)}; default: all")  # fmt: skip
+    parser.add_argument("--cuts", type=words, default=list(CUTS), metavar="LIST", help="default: all")
     given = parser.parse_args(arguments)
     if device_of(given).type != "cuda":
         parser.error("for the Triton kernels, which a CPU does not run")
+    for name, asked, known in (("shapes", given.shapes, SHAPES), ("cuts", given.cuts, CUTS)):
+        if unknown := set(asked) - set(known):
+            parser.error(f"--{name}: there are {', '.join(known)}, not {', '.join(unknown)}")
     bench = Bench("tune", given)
-    asked = (given.batch, given.channels, given.states)
-    sizes = [asked] if all(asked) else SHAPES
-    tables: dict[tuple[str, Shape], list[Contender]] = {}
-    for B, D, N in sizes:
-        for L in given.lengths:
-            for kind, own in ((S6, Shape(B, D, N, L)), (B2S6, Shape(B, D, N // 2, L))):
-                builds = {cut: partial(cut_scan, cut, kind, own, "triton", bench.device) for cut in CUTS}
-                tables[kind, own] = [Contender(cut, build) for cut, build in builds.items()]
+    cuts = [DEFAULT, *(cut for cut in given.cuts if cut != DEFAULT)]
+    tables = {
+        shape: [Contender(cut, partial(cut_scan, cut, SHAPES[shape], bench.device)) for cut in cuts]
+        for shape in given.shapes
+    }
     bench.say("compiling")
     compile_all([contender for contenders in tables.values() for contender in contenders])
     bars = []
-    for (kind, own), contenders in tables.items():
-        rows = bench.compare(f"{kind}, cut in other ways", own._asdict(), contenders, DEFAULT)
+    for shape, contenders in tables.items():
+        rows = bench.compare(f"{shape}, cut in other ways", SHAPES[shape].shape._asdict(), contenders, DEFAULT)
         for row in rows:
-            if row.ratio and row.mode == BOTH:
-                bars.append(Bar(f"{kind}, {tuple(own)}", row.contender, 1 / row.ratio[0]))
+            if row.ratio and row.mode in (FORWARD, BOTH):
+                bars.append(Bar(f"{shape}, {row.mode}", row.contender, 1 / row.ratio[0]))
     bench.finish_bars(bars, "speed over the package's cut")
 
 

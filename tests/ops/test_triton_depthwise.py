@@ -26,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 def several_programs(monkeypatch):
     """Also for few channels and steps."""
     monkeypatch.setattr(triton_depthwise, "SEGMENT", 32)
-    monkeypatch.setattr(triton_depthwise, "CHANNELS_LAST", (4, 32))
-    monkeypatch.setattr(triton_depthwise, "CHANNELS_FIRST", (4, 32))
+    monkeypatch.setattr(triton_depthwise, "CHANNELS_LAST", 4)
+    monkeypatch.setattr(triton_depthwise, "CHANNELS_FIRST", 4)
 
 
 def by_triton(u, weight, bias=None, initial=None, reset=None, silu=False):

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from lra_ssm.ops.backends import triton_call, triton_scan
 
-SEGMENT = 1024  # steps of a program
-# Channels and steps of a tile where channels, or steps, lie next to each other. Not measured on a device yet.
-CHANNELS_LAST, CHANNELS_FIRST = (64, 4), (2, 128)
+SEGMENT = 64  # steps of a program
+# Channels of a program where channels, or steps, lie next to each other.
+CHANNELS_LAST, CHANNELS_FIRST = 64, 32
 
 
 def takes(u: Tensor) -> bool:
@@ -35,14 +35,14 @@ def _arguments(
     import triton.language as tl
 
     (batch, channels, length), segments = u.shape, math.ceil(u.shape[2] / SEGMENT)
-    block_d, block_t = CHANNELS_LAST if u.stride(1) <= u.stride(2) else CHANNELS_FIRST
+    block_d = min(CHANNELS_LAST if u.stride(1) <= u.stride(2) else CHANNELS_FIRST, triton_call._power_of_two(channels))
     starts = None if reset is None else reset.view(torch.uint8)
     double = any(x is not None and x.dtype == torch.float64 for x in (u, weight, bias, initial))
     return batch * segments * math.ceil(channels / block_d), dict(
         u=u, weight=weight.contiguous(), bias=None if bias is None else bias.contiguous(), initial=initial,
         reset=starts, u_strides=u.stride(), initial_strides=(0, 0, 0) if initial is None else initial.stride(),
         reset_strides=(0, 0) if starts is None else starts.stride(), length=length, channels=channels,
-        segments=segments, SEGMENT=SEGMENT, BLOCK_D=block_d, BLOCK_T=block_t, W=weight.shape[1], SILU=silu,
+        segments=segments, SEGMENT=SEGMENT, BLOCK_D=block_d, W=weight.shape[1], SILU=silu,
         TYPE=tl.float64 if double else tl.float32,
     )  # fmt: skip
 
