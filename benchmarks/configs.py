@@ -103,7 +103,9 @@ def measured(name: str, config: dict[str, Any], variant: str, bench: Bench) -> R
             if on_gpu:
                 row.extra["GB"] = torch.cuda.max_memory_allocated() / 1e9
             effort = replace(bench.effort, sample=_SAMPLE)
-            row = replace(bench.times(row.comparison, STEP, {}, {row.contender: one}, effort=effort)[0], extra=row.extra)
+            row = replace(
+                bench.times(row.comparison, STEP, {}, {row.contender: one}, effort=effort)[0], extra=row.extra
+            )
             row.extra["examples/s"] = 1e3 * examples / (row.ms or 1)
             found = parts_of_step(one, bench.device)
             row.extra |= found.counts

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lra_ssm.ops.backends import cpu_pieces
+from lra_ssm.ops.backends import cpu_pieces, triton_losses
 from lra_ssm.ops.tensors import check_dense, without_autocast
 
 # Of float32 logits at a time. A part has hundreds of positions even of a large vocabulary: with few, reading and
@@ -48,14 +48,16 @@ class _Head:
         self.x, self.weight, self.bias = x.to(product), weight.to(product), bias
         self.exact = torch.promote_types(product, torch.float32)  # of the softmax, sums and losses
         self.product, self.logits = product, x.new_empty(0)
+        # Of a part: as they come from the product where one kernel makes of them all that is asked for.
+        self.kept = product if bias is None and triton_losses.takes(x) else self.exact
 
     def part(self, rows: slice) -> Tensor:
-        """Logits (rows, V) in `exact`; the memory is the next part's too."""
+        """Logits (rows, V) in `kept`; the memory is the next part's too."""
         count, V = rows.stop - rows.start, len(self.weight)
         if len(self.logits) < count:
-            self.logits = self.x.new_empty(count, V, dtype=self.exact)
+            self.logits = self.x.new_empty(count, V, dtype=self.kept)
         logits = self.logits[:count]
-        if self.product == self.exact:
+        if self.product == self.kept:
             torch.mm(self.x[rows], self.weight.t(), out=logits)
         else:
             logits.copy_(self.x[rows] @ self.weight.t())
@@ -98,6 +100,8 @@ def _losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | No
     gradient of sum(scale · losses)."""
     if cpu_pieces.takes(logits, scale):
         return cpu_pieces.softmax_losses(logits, targets, ignored, scale)
+    if triton_losses.takes(logits):
+        return triton_losses.softmax_losses(logits, targets, ignored, scale)
     losses = logits.new_empty(len(logits))
     for rows in _blocks(logits):
         log_p = torch.log_softmax(logits[rows], dim=-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.ops import linear_cross_entropy
-from lra_ssm.ops.backends import cpu_pieces
+from lra_ssm.ops.backends import cpu_pieces, triton_losses
 from lra_ssm.ops.cross_entropy import _chunk_bytes
 from tests.each import each
 from tests.ops.scan_cases import needs_compiled
@@ -66,6 +66,46 @@ def test_a_gpu_takes_chunks_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, has=has: has)
         assert _chunk_bytes(torch.device("cuda", 0)) == chunk
     assert _chunk_bytes(torch.device("cpu")) == 64 << 20
+
+
+@each("V", [11, 37])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@each("with_gradient", [True, False])
+def test_a_gpus_kernel(V, dtype, with_gradient, interpreter, monkeypatch):
+    """Rows of one and of several blocks; ignored ones, and one of scale 0."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(triton_losses, "BLOCK", 16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    g = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(7, V, generator=g, dtype=torch.float64)).to(dtype)
+    targets, ignored = torch.randint(V, (7,), generator=g), torch.tensor([0, 1, 0, 0, 0, 0, 1]) > 0
+    scale = torch.linspace(-1, 2, 7).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    leaf = logits.double().requires_grad_()
+    wanted = F.cross_entropy(leaf, targets, reduction="none") * ~ignored
+    (slope,) = torch.autograd.grad((wanted * scale).sum(), leaf)
+    given = logits.to(device)
+    given_scale = scale.to(device) if with_gradient else None
+    losses = triton_losses.softmax_losses(given, targets.to(device), ignored.to(device), given_scale)
+    torch.testing.assert_close(losses.cpu(), wanted.detach().to(losses.dtype))
+    torch.testing.assert_close(given.cpu(), slope.to(dtype) if with_gradient else logits)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@each("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu(dtype):
+    """Beside the plain form of the same products, in float64 from the logits on."""
+    inputs = case(300, 64, 5000, dtype)
+    inputs = {name: x.detach().cuda() for name, x in inputs.items() if name != "bias"}
+    inputs["targets"][::7] = -100
+    leaves = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
+    loss = linear_cross_entropy(**leaves, reduction="sum", chunk_bytes=100 * 5000 * 4)
+    logits = F.linear(leaves["x"], leaves["weight"])
+    wanted = F.cross_entropy(logits.double(), leaves["targets"], reduction="sum")
+    close = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(loss, wanted.to(loss.dtype), rtol=1e-5, atol=1e-3)
+    for ours, theirs in zip(gradients(loss, leaves), gradients(wanted, leaves), strict=True):
+        torch.testing.assert_close(ours / theirs.abs().max(), theirs / theirs.abs().max(), **close)
 
 
 def test_leading_dimensions_and_another_ignore_index() -> None:

@@ -44,7 +44,9 @@ def input_at(u, u_strides, initial, initial_strides, b, d, s, channel_mask, leng
 @triton.jit
 def starts_at(reset, strides, b, s, length):
     """Whether a document starts at time s."""
-    return tl.load(reset + b * strides[0] + tl.cast(s, tl.int64) * strides[1], mask=(s >= 0) & (s < length), other=0) != 0
+    return (
+        tl.load(reset + b * strides[0] + tl.cast(s, tl.int64) * strides[1], mask=(s >= 0) & (s < length), other=0) != 0
+    )
 
 
 @triton.jit
