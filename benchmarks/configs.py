@@ -1,6 +1,7 @@
 """Measures the training step of any config as a fit does it: its task, batch, precision and compute settings.
 
-A step is `training_step`, backward, clipping, the optimizer's and the schedule's, on random inputs of the largest batch.
+A step is `training_step`, backward, clipping, the optimizer's and the schedule's; inputs are random, of the largest
+batch.
 For each config: time, examples/s, peak memory, kernels launched and waits, and the time that kernels take.
 
 Shapes: as the config's data module makes them.

@@ -155,14 +155,11 @@ def convolution_gradient_kernel(
     before = inputs_before(u, u_strides, initial, initial_strides, reset, reset_strides, b, d,
                            begin + tl.arange(0, 1), channel_mask, length, W, TYPE)  # fmt: skip
     zero = tl.zeros((BLOCK_D,), TYPE)
-    waiting, of_taps, of_bias = (), (), zero
+    waiting, since, of_taps, of_bias = (), (), (), zero
     for j in tl.static_range(W):
         of_taps = of_taps + (zero,)
         if j > 0:
-            waiting = waiting + (zero,)
-    since = ()
-    for j in tl.static_range(1, W):
-        since = since + (tl.zeros((1,), tl.int32),)
+            waiting, since = waiting + (zero,), since + (tl.zeros((1,), tl.int32),)
     end = tl.minimum(begin + SEGMENT, length)
     for t0 in range(begin, end + W - 1, 4):
         for i in tl.static_range(4):

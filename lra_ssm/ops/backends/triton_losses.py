@@ -1,5 +1,6 @@
-"""The losses of logits and the logits' gradient by one Triton kernel, in the logits' own dtype; arithmetic in float32, or
-float64 for such logits.
+"""The losses of logits and the logits' gradient by one Triton kernel, in the logits' own dtype.
+
+Its arithmetic is in float32, or float64 for such logits.
 
 In bfloat16 PyTorch's operations would widen, exponentiate, scale, mask and narrow all logits one after the other, 26
 bytes of a GPU's memory for each where these are 6.
