@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from lra_ssm.ops.backends import triton_call, triton_depthwise, triton_s4d_kernel, triton_scan
+from lra_ssm.ops.backends import triton_call, triton_depthwise, triton_losses, triton_s4d_kernel, triton_scan
 
 _PER_LAUNCH = 40  # tensors that one kernel of a `_foreach` or fused operator takes, about
 _ROUND = 512  # bytes that CUDA's allocator rounds to
@@ -79,6 +79,7 @@ class CountStep(TorchDispatchMode):
                "lra_ssm::selective_scan_triton_backward": triton_scan._scan_backward,
                "lra_ssm::s4d_kernel_triton": triton_s4d_kernel.s4d_kernel_zoh,
                "lra_ssm::s4d_kernel_triton_backward": triton_s4d_kernel.s4d_kernel_zoh_backward,
+               "lra_ssm::softmax_losses_triton": triton_losses.softmax_losses,
                "lra_ssm::depthwise_convolution_triton": triton_depthwise.convolution,
                "lra_ssm::depthwise_convolution_triton_backward": triton_depthwise.convolution_backward}  # fmt: skip
 

@@ -29,20 +29,19 @@ CHUNK = 64
 # Steps of a segment at least.  Backward's scratch holds a state per 4 steps of one chunk of every segment.
 MIN_SEGMENT = 256
 # 32-bit numbers of a program's state, which a warp shares: 16 or 8 registers a thread.  Backward keeps four steps of
-# states and A_bar besides, and with more would spill.  Euler with real A keeps least: twice the state spills some
-# registers there and still takes a quarter fewer instructions per state and step for N = 16, 60 % fewer for N = 64.
+# states and A_bar besides, and with more would spill: on an H200 that halved what a warp issues (docs/gpu.md).
 FORWARD_STATE = 512
 BACKWARD_STATE = 256
-BACKWARD_STATE_REAL_EULER = 512
 WARPS = 1
-# Channels a program takes at most and, unless N asks for fewer, at least; and at least so many states, half of a
-# warp's lanes.
-MAX_BLOCK, MIN_BLOCK = 32, 4
+# Channels a program takes at most, backward with complex A or in float64, and, unless N asks for fewer, at least; and
+# at least so many states, half of a warp's lanes.
+MAX_BLOCK, MAX_WIDE_BACKWARD, MIN_BLOCK = 32, 8, 4
 MIN_STATES = 16
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
-# Warps per multiprocessor that hide most of the latency (and that backward's registers leave room for), and those below
-# which smaller blocks or a second walk through time cost less than idle units.  Not measured on a device yet.
+# Warps per multiprocessor that backward's registers leave room for, below which forward's blocks are made smaller, and
+# those below which a second walk through time costs less than idle units.  A lone warp of a scheduler's was seen to
+# issue in 37 % of all cycles, two of backward's in 55 %.
 GOOD_WARPS, FEW_WARPS = 8, 3
 
 CONSTANT, REAL_STEPS, COMPLEX_STEPS = 0, 1, 2  # triton_steps.py has the same; it is not imported without triton
@@ -83,10 +82,11 @@ def plan(
     def blocks_of(block: int) -> int:
         return channels // unit * math.ceil(unit / block)
 
-    widest = min(max(budget // (states * width), 1), MAX_BLOCK, _power_of_two(unit))
+    most = MAX_WIDE_BACKWARD if backward and width > 1 else MAX_BLOCK
+    widest = min(max(budget // (states * width), 1), most, _power_of_two(unit))
     available, block, segments = processors(device), widest, 1
     if not backward:  # there, smaller blocks would mean more partial gradients of B and C
-        while block > max(MIN_BLOCK, MIN_STATES // states) and batch * blocks_of(block) < FEW_WARPS * available:
+        while block > max(MIN_BLOCK, MIN_STATES // states) and batch * blocks_of(block) < GOOD_WARPS * available:
             block //= 2
     if batch * blocks_of(block) < FEW_WARPS * available and length >= 2 * MIN_SEGMENT:
         block = widest
@@ -150,9 +150,7 @@ class Scan:
         self.B, self.C = (_matrix(m, self.length, x.A.dtype) for m in (x.B, x.C))
         B_group, C_group = (self.channels // (m.shape[1] if m.dim() == 4 else 1) for m in (x.B, x.C))
         unit, block_n = math.gcd(B_group, C_group), _power_of_two(self.states)
-        width, budget = x.A.element_size() // 4, FORWARD_STATE
-        if backward:
-            budget = BACKWARD_STATE if zoh or self.complex else BACKWARD_STATE_REAL_EULER
+        width, budget = x.A.element_size() // 4, BACKWARD_STATE if backward else FORWARD_STATE
         shape = (self.batch, self.channels, self.length, unit, block_n)
         self.plan = plan(*shape, width, budget, self.device, backward)
         self.programs = self.batch * self.plan.blocks * self.plan.segments

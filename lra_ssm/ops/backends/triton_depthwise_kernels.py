@@ -22,11 +22,12 @@ def sigmoid(x):
     """1 / (1 + e^-x), to a rounding or two: what rounding takes from the exponent is given back."""
     if x.dtype == tl.float64:
         return 1.0 / (1.0 + tl.exp(-x))
-    x = tl.maximum(x, -80.0, propagate_nan=tl.PropagateNan.ALL)
-    t = x * -LOG2_E
-    e = power_of_2(t)
-    e -= e * (tl.fma(t, LN_2_FLOAT, x) + t * LN_2_REST)
-    return tl.div_rn(1.0, 1.0 + e)
+    else:
+        x = tl.maximum(x, -80.0, propagate_nan=tl.PropagateNan.ALL)
+        t = x * -LOG2_E
+        e = power_of_2(t)
+        e -= e * (tl.fma(t, LN_2_FLOAT, x) + t * LN_2_REST)
+        return tl.div_rn(1.0, 1.0 + e)
 
 
 @triton.jit

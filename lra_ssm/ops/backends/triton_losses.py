@@ -22,6 +22,7 @@ def takes(logits: Tensor) -> bool:
     return on_gpu and not torch.compiler.is_compiling()
 
 
+@torch.library.custom_op("lra_ssm::softmax_losses_triton", mutates_args=("logits",))
 def softmax_losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None) -> Tensor:
     """-log softmax(logits)[target] (n,), 0 where ignored; with scale (n,) the logits (n, V) become the gradient of
     sum(scale · losses)."""
@@ -29,12 +30,18 @@ def softmax_losses(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tens
 
     from lra_ssm.ops.backends.triton_losses_kernel import losses_kernel
 
-    (n, V), double = logits.shape, logits.dtype == torch.float64
-    losses = logits.new_empty(n, dtype=torch.float64 if double else torch.float32)
+    n, V = logits.shape
+    losses = logits.new_empty(n, dtype=torch.promote_types(logits.dtype, torch.float32))
     if n:
         triton_call.launch_kernel(
             losses_kernel, n, num_warps=WARPS, logits=logits, targets=targets, ignored=ignored.view(torch.uint8),
-            scale=scale, losses=losses, V=V, row_stride=logits.stride(0), TYPE=tl.float64 if double else tl.float32,
+            scale=scale, losses=losses, V=V, row_stride=logits.stride(0),
+            TYPE=tl.float64 if losses.dtype == torch.float64 else tl.float32,
             BLOCK=min(BLOCK, triton_call._power_of_two(V)),
         )  # fmt: skip
     return losses
+
+
+@softmax_losses.register_fake
+def _(logits: Tensor, targets: Tensor, ignored: Tensor, scale: Tensor | None) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
