@@ -24,7 +24,7 @@ from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule
 from measure import FAILURES, reason, seeded
-from plots import Bar
+from plots import parts_plot
 from step_parts import parts_of_step
 
 EXAMPLE = "python benchmarks/configs.py --config=configs/lra/listops/b2s6.yaml,configs/lm/wikitext103/mamba.yaml"
@@ -140,8 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bench.keep([rows[-1]])
     for name, parts in bench.more.get("profiles, ms", {}).items():
         bench.parts(f"one step of {name}, by part", parts)
-    bars = [Bar("", row.contender, row.extra["examples/s"]) for row in rows if row.ms]
-    bench.finish_bars(bars, "examples/s")
+    bench.finish(parts_plot(bench.more.get("profiles, ms", {}), f"where a training step goes\n{bench.hardware}"))
 
 
 if __name__ == "__main__":

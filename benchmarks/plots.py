@@ -1,18 +1,20 @@
 """The pictures: time and memory against length, and bars for what has no lengths."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 if TYPE_CHECKING:
     from bench import Row
 
 _COLORS = ("#0b5fa5", "#d1495b", "#2e8b57", "#7b4fa3", "#b8860b", "#00798c")
 _GREY = "#8a8a8a"
+_REST = "other"
 
 
 class Bar(NamedTuple):
@@ -83,6 +85,34 @@ def bar_plot(bars: Sequence[Bar], unit: str, title: str) -> Figure:
         axes.set_title(group, loc="left", fontsize=10)
         axes.xaxis.set_major_formatter(lambda value, _: _number(value))
     panels[-1].set_xlabel(unit)
+    return figure
+
+
+def parts_plot(profiles: Mapping[str, Mapping[str, float]], title: str) -> Figure:
+    """A bar for each step, by share of its parts, with its time; parts that are nowhere a tenth are one."""
+    totals = {name: sum(parts.values()) for name, parts in profiles.items()}
+    known = {
+        part for name, parts in profiles.items() for part, ms in parts.items() if ms > totals[name] / 10
+    } - {_REST}  # fmt: skip
+    figure = Figure(figsize=(11, 1.6 + 0.34 * len(profiles)), layout="constrained")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    axes = figure.subplots()
+    begin = dict.fromkeys(profiles, 0.0)
+    for number, part in enumerate((*sorted(known), _REST)):
+        share = {
+            name: sum(ms for key, ms in parts.items() if (key if key in known else _REST) == part) / totals[name]
+            for name, parts in profiles.items()
+        }
+        color = "#d5d5d5" if part == _REST else colormaps["tab10"](number % 10)
+        axes.barh(list(profiles), list(share.values()), left=list(begin.values()), color=color, label=part, height=0.7)
+        begin = {name: begin[name] + share[name] for name in profiles}
+    for row, name in enumerate(profiles):
+        axes.text(1.01, row, f"{_number(totals[name])} ms", va="center", fontsize=9)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(profiles) - 0.5, -0.5)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower left", ncols=4, fontsize=8, frameon=False)
     return figure
 
 

@@ -35,7 +35,7 @@ CUTS: dict[str, dict[str, int]] = {
     "backward: 168 registers": {REGISTERS: 168},
     "backward: half, 128 registers": {"BACKWARD_STATE": 128, REGISTERS: 128},
     "backward: half, 168 registers": {"BACKWARD_STATE": 128, REGISTERS: 168},
-    "forward: larger blocks": {"GOOD_WARPS": 3},
+    "forward: larger blocks": {"MIN_STATES": {3: 16}},
     "one segment": {"FEW_WARPS": 0},
     "segments for 8 warps": {"FEW_WARPS": 8, "GOOD_WARPS": 8},
     "segments for 16 warps": {"FEW_WARPS": 16, "GOOD_WARPS": 16},

@@ -33,7 +33,6 @@ def _sequences_apart(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-
 class B2S6(RecurrentLayer):
     """Block-biased selective layer. x (batch, L, D) -> (batch, L, D).
 

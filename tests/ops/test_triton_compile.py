@@ -19,7 +19,7 @@ import pytest
 import torch
 
 KERNELS = {"scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel", "convolution_kernel",
-           "convolution_gradient_kernel", "s4d_kernel", "s4d_gradient_kernel"}  # fmt: skip
+           "convolution_gradient_kernel", "s4d_kernel", "s4d_gradient_kernel", "losses_kernel"}  # fmt: skip
 SKIP = ("D", "z", "delta_bias")
 BOUNDS = Path(__file__).with_name("instructions.json")  # the lines that this file prints; they may fall
 
@@ -56,6 +56,9 @@ VARIANTS = {
         dict(complex_A=True, B="constant", C="2 interleaved", N=3, optional=()), None, False, "euler", False, False),
     "depthwise, channels last": None,
     "depthwise, channels first": None,
+    "depthwise, channels first, float64": None,
+    "losses, bfloat16": None,
+    "losses, float64": None,
     "S4D's kernel": None,
     "S4D's kernel, float64": None,
     "complex zoh, constant B and C": (
@@ -63,12 +66,14 @@ VARIANTS = {
     "one delta, constant B and C": (
         dict(complex_A=True, B="constant", C="constant", N=8, optional=()), torch.bfloat16, True, "zoh", False,
         True),
+    "one delta, constant B and C, segments": (
+        dict(complex_A=True, B="constant", C="constant", N=8, optional=()), torch.bfloat16, True, "zoh", True, True),
     "real euler, bfloat16, segments": (
         dict(complex_A=False, B="1 real", C="1 real", optional=SKIP), torch.bfloat16, True, "euler", True, True),
 }  # fmt: skip
 # All compile for a minute: those beside these are left to `pytest -m trials`.
 CHOSEN = ["complex zoh, bias, odd sizes", "complex zoh, constant B and C", "real euler, bfloat16, segments",
-          "depthwise, channels last", "S4D's kernel"]  # fmt: skip
+          "depthwise, channels last", "S4D's kernel", "losses, bfloat16"]  # fmt: skip
 
 
 def without_a_gpu() -> None:
@@ -135,7 +140,8 @@ def compile_variants(names: list[str]) -> None:
     for variant in names:
         current[:] = [variant]
         if VARIANTS[variant] is None:
-            s4d_kernel("float64" in variant) if "S4D" in variant else depthwise("last" in variant)
+            compile_one = s4d_kernel if "S4D" in variant else losses if "losses" in variant else depthwise
+            compile_one(variant)
             continue
         arguments, dtype, channels_last, discretization, segments, with_reset = VARIANTS[variant]
         triton_call.processors = lambda device, segments=segments: 132 if segments else 0
@@ -172,20 +178,33 @@ def in_inner_loops(code: str) -> int:
     return sum(first <= at <= last for at, _ in instructions for first, last in inner)
 
 
-def depthwise(channels_last: bool) -> None:
-    """The depthwise convolution of a Mamba block in bfloat16, with all that it can be given."""
+def depthwise(variant: str) -> None:
+    """The depthwise convolution of a Mamba block in bfloat16, or float64, with all that it can be given."""
     from lra_ssm.ops.backends import triton_depthwise
 
-    u = torch.zeros(2, 64, 256, dtype=torch.bfloat16)
-    u = u.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else u
-    reset, small = torch.zeros(2, 256, dtype=torch.bool), (torch.zeros(64, 4), torch.zeros(64), torch.zeros(2, 64, 3))
+    u, dtype = torch.zeros(2, 64, 256, dtype=torch.bfloat16), torch.float32
+    if "float64" in variant:
+        u, dtype = u.double(), torch.float64
+    u = u.transpose(1, 2).contiguous().transpose(1, 2) if "last" in variant else u
+    reset, small = torch.zeros(2, 256, dtype=torch.bool), [torch.zeros(*n, dtype=dtype) for n in ((64, 4), (64,))]
+    small.append(torch.zeros(2, 64, 3, dtype=dtype))
     triton_depthwise.convolution_backward(triton_depthwise.convolution(u, *small, reset, True), u, *small, reset, True)
 
 
-def s4d_kernel(double: bool) -> None:
+def losses(variant: str) -> None:
+    """Cross-entropy with GPT-2's vocabulary, padded."""
+    from lra_ssm.ops.backends import triton_losses
+
+    logits = torch.zeros(4, 50272, dtype=torch.float64 if "float64" in variant else torch.bfloat16)
+    scale = torch.zeros(4, dtype=torch.promote_types(logits.dtype, torch.float32))
+    triton_losses.softmax_losses(logits, torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.bool), scale)
+
+
+def s4d_kernel(variant: str) -> None:
     """S4D's convolution kernels of a bidirectional layer."""
     from lra_ssm.ops.backends import triton_s4d_kernel
 
+    double = "float64" in variant
     dtype = torch.complex128 if double else torch.complex64
     A, C = torch.zeros(8, 32, dtype=dtype), torch.zeros(2, 8, 32, dtype=dtype)
     system = (A[:, 0].real, A, A, C)

@@ -33,16 +33,16 @@ MIN_SEGMENT = 256
 FORWARD_STATE = 512
 BACKWARD_STATE = 256
 WARPS = 1
-# Channels a program takes at most, backward with complex A or in float64, and, unless N asks for fewer, at least; and
-# at least so many states, half of a warp's lanes.
+# Channels a program takes at most, backward with complex A or in float64, and, unless N asks for fewer, at least.
 MAX_BLOCK, MAX_WIDE_BACKWARD, MIN_BLOCK = 32, 8, 4
-MIN_STATES = 16
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
 # Warps per multiprocessor that backward's registers leave room for, below which forward's blocks are made smaller, and
 # those below which a second walk through time costs less than idle units.  A lone warp of a scheduler's was seen to
 # issue in 37 % of all cycles, two of backward's in 55 %.
 GOOD_WARPS, FEW_WARPS = 8, 3
+# States that a program has at least, forward: one a lane, or half of that where a second walk is else the alternative.
+MIN_STATES = {GOOD_WARPS: 32, FEW_WARPS: 16}
 
 CONSTANT, REAL_STEPS, COMPLEX_STEPS = 0, 1, 2  # triton_steps.py has the same; it is not imported without triton
 
@@ -86,8 +86,9 @@ def plan(
     widest = min(max(budget // (states * width), 1), most, _power_of_two(unit))
     available, block, segments = processors(device), widest, 1
     if not backward:  # there, smaller blocks would mean more partial gradients of B and C
-        while block > max(MIN_BLOCK, MIN_STATES // states) and batch * blocks_of(block) < GOOD_WARPS * available:
-            block //= 2
+        for warps, least in MIN_STATES.items():
+            while block > max(MIN_BLOCK, least // states) and batch * blocks_of(block) < warps * available:
+                block //= 2
     if batch * blocks_of(block) < FEW_WARPS * available and length >= 2 * MIN_SEGMENT:
         block = widest
         segments = min(math.ceil(GOOD_WARPS * available / (batch * blocks_of(block))), length // MIN_SEGMENT)
