@@ -86,6 +86,19 @@ def step(config: dict[str, Any], variant: str, device: torch.device) -> Iterator
         yield one, data.batch_size
 
 
+def read(file: Path) -> dict[str, Any]:
+    """Ends the script where it is no config of a run."""
+    try:
+        config = yaml.safe_load(file.read_text())
+        if {"model", "data", "trainer"} <= config.keys():
+            return config
+        raise SystemExit(f"error: --config {file}: it needs model, data and trainer")
+    except OSError as error:
+        raise SystemExit(f"error: --config {file}: {error.strerror}") from error
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise SystemExit(f"error: --config {file}: it is no YAML of a config") from error
+
+
 def measured(name: str, config: dict[str, Any], variant: str, bench: Bench) -> Row:
     row = Row("training steps of configs", f"{name}, {variant}" if variant else name, STEP, {})
     on_gpu = bench.is_gpu
@@ -132,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench = Bench("configs", given)
     rows = []
     for file in given.config:
-        config = yaml.safe_load(Path(file).read_text())
-        name = str(Path(file).resolve().relative_to(CONFIGS)).removesuffix(".yaml")
+        config = read(Path(file))
+        name = str(Path(file).absolute()).removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
         for variant in ("", *given.variants):
             bench.say(f"{name} {variant}")
             rows.append(measured(name, config, variant, bench))

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("operators", "layers", "steps", "loading", "tokens", "language", "tune")
+SCRIPTS = ("operators", "layers", "steps", "configs", "loading", "tokens", "language", "tune")
 GPU = torch.cuda.is_available()
 
 
@@ -78,6 +78,15 @@ def test_steps_and_their_parts(tmp_path, undrawn):
     assert {"scan, forward", "scan, backward", "linear layers", "optimizer", "norm, backward"} <= selective.keys()
     regions = {f"{part}, {way}" for part in ("S4D kernel", "convolution") for way in ("forward", "backward")}
     assert regions <= s4d.keys()
+
+
+def test_configs_and_their_parts(tmp_path, undrawn):
+    config = FOLDER.parent / "configs/synthetic/first_token.yaml"
+    data = run("configs", tmp_path, f"--config={config}", "--variants=float32 products")
+    rows = {row["contender"]: row["extra"] for row in data["rows"]}
+    assert list(rows) == ["synthetic/first_token", "synthetic/first_token, float32 products"]
+    assert all(extra["examples/s"] > 0 for extra in rows.values())
+    assert {"scan, forward", "scan, backward"} <= data["profiles, ms"]["synthetic/first_token"].keys()
 
 
 def test_loaders_give_the_same_batches(tmp_path, monkeypatch, undrawn):
@@ -156,6 +165,8 @@ def test_help_shows_an_example_that_parses(script, capsys):
         ("operators", ["--backends=cuda"], "--backends: cuda: no such backend; there are "),
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
         ("steps", ["--config=other.yaml"], "--config other.yaml: no 'model' in it"),
+        ("configs", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
+        ("configs", ["--config=other.yaml"], "--config other.yaml: it needs model, data and trainer"),
         ("tokens", ["--source=taken"], "--source taken: no text in it"),
         ("tokens", ["--source=no.jsonl"], "--source no.jsonl: cannot be read"),
         ("language", ["--sizes=small,large"], "there are small, 130m, not large"),

@@ -22,7 +22,7 @@ ONE_TURN = tl.constexpr(1 / (2 * math.pi))
 MOST = tl.constexpr(1 - 2**-18)  # of a frequency, in the first of its two parts: see `frequencies`
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: a float32 sum with it is rounded to an integer
 # The hardware's sine and cosine, for angles up to pi/2 here: errors up to 4e-7 by CUDA's guide, where ours are up to
-# 1.5e-7. Off until they are measured on a device.
+# 1.5e-7. Off: on an H200 ListOps' step with B2S6 took no less with them.
 FAST_SINE = tl.constexpr(False)
 # Taylor coefficients of (exp(z) - 1)/z; in z^2, of z exp(z)/(exp(z) - 1) - 1 - z/2: Bernoulli's numbers over (2k)!
 PHI1 = tl.constexpr(tuple(1 / math.factorial(k + 1) for k in range(16)))

@@ -18,7 +18,7 @@ from torch import Tensor
 from lra_ssm.ops.backends import triton_call, triton_scan
 from lra_ssm.ops.kernel_inputs import KernelInputs
 
-# Rows, columns and states that a program takes at once, 16 at least, and its warps. Not measured on a device yet.
+# Rows, columns and states that a program takes at once, 16 at least, and its warps. Not tuned on a GPU yet.
 BLOCK_I, BLOCK_J, BLOCK_N = 16, 64, 16
 WARPS = 4
 
