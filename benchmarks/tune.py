@@ -30,7 +30,7 @@ CUTS: dict[str, dict[str, int]] = {
     "forward: twice": {"FORWARD_STATE": 1024},
     "backward: half": {"BACKWARD_STATE": 128},
     "backward: twice": {"BACKWARD_STATE": 512},
-    "backward: sixteen channels": {"MAX_WIDE_BACKWARD": 16},
+    "backward: sixteen channels": {"MAX_BLOCK_BACKWARD": 16},
     "backward: 128 registers": {REGISTERS: 128},
     "backward: 168 registers": {REGISTERS: 168},
     "backward: half, 128 registers": {"BACKWARD_STATE": 128, REGISTERS: 128},

@@ -99,12 +99,20 @@ def gradient_kernel(
     own = d * states + n
     local = n * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # in a tile of scratch
     TILE: tl.constexpr = BLOCK_N * BLOCK_D
-    scratch += tl.cast(tl.program_id(0), tl.int64) * (CHUNK // 4 * W * TILE)
+    scratch += tl.cast(tl.program_id(0), tl.int64) * ((CHUNK // 4 + 1) * W * TILE)
     blocks = channels // unit * tl.cdiv(unit, BLOCK_D)
     vectors = tl.cast(b * blocks + block, tl.int64) * length * states  # where grad_B and grad_C of the block begin
 
     A_re, A_im, inverse_re, inverse_im, B_re, B_im = load_system(
         A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM, COMPLEX, ZOH, STEADY, TIED)  # fmt: skip
+    # A constant B, or its bias, as it is: behind the states in scratch, for want of registers.
+    aside = scratch + CHUNK // 4 * W * TILE
+    if HOLD and B_FORM == CONSTANT:
+        whole_re, whole_im = load_pairs(B, own, mask, COMPLEX)
+        store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
+    elif HOLD and B_bias is not None:
+        whole_re, whole_im = load_pairs(B_bias, own, mask, COMPLEX)
+        store_planes(aside, local, TILE, mask, whole_re, whole_im, COMPLEX)
     C_re, C_im = A_re, A_im
     rates = frequencies(A_re, A_im, COMPLEX)
     most = largest_delta(rates) if BOUNDED else None
@@ -240,6 +248,7 @@ def gradient_kernel(
                 if C_FORM != CONSTANT:
                     c_re, c_im = load_matrix_step(C_steps, C_strides[3], t0, i, last_t, states, BLOCK_N, C_FORM,
                                                   TYPE)  # fmt: skip
+                vector_re, vector_im = full_re, full_im
                 full_re, full_im = input_coefficient(full_re, full_im, B_re, B_im, inverse_re, inverse_im, B_FORM,
                                                      B_bias is not None, HOLD, COMPLEX)  # fmt: skip
                 c_re, c_im = coefficient(c_re, c_im, C_re, C_im, C_FORM, False)
@@ -250,13 +259,21 @@ def gradient_kernel(
                 if HOLD:  # m = A_bar - 1, and w = B u / A: x + m (x + w)
                     mg_re, mg_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
                     back_re, back_im = g_re + mg_re, g_im + mg_im  # to the state before
-                    sum_re, sum_im = old_re + full_re * u_i, old_im + full_im * u_i
-                    both_re, both_im = multiply(back_re, back_im, sum_re, sum_im, COMPLEX)
-                    g_delta_re, _ = multiply(both_re, both_im, A_re, A_im, COMPLEX)
-                    # A's: delta back (x + w) - m g w / A; where w cancels, delta back x and the rest by its series.
+                    # delta's: A back (x + w); A's: delta back (x + w) - m g w / A. Where w cancels, or is a detour:
+                    # A back x + back B u; delta back x and the rest by its series.
                     near = tl.abs(delta_i) < near_below
-                    sum_re, sum_im = tl.where(near, old_re, sum_re), tl.where(near, old_im, sum_im)
+                    far_u = tl.where(near, 0.0, u_i)
+                    sum_re, sum_im = old_re + full_re * far_u, old_im + full_im * far_u
                     decay_re, decay_im = multiply(back_re, back_im, sum_re, sum_im, COMPLEX)
+                    g_delta_re, _ = multiply(decay_re, decay_im, A_re, A_im, COMPLEX)
+                    near_u = tl.where(near, u_i, 0.0)
+                    if B_FORM != CONSTANT:
+                        direct_re, _ = multiply(back_re, back_im, vector_re[:, None], vector_im[:, None], COMPLEX)
+                        g_delta_re += direct_re * near_u
+                    if B_FORM == CONSTANT or B_bias is not None:
+                        whole_re, whole_im = load_planes(aside, local, TILE, mask, COMPLEX)
+                        direct_re, _ = multiply(back_re, back_im, whole_re, whole_im, COMPLEX)
+                        g_delta_re += direct_re * near_u
                     four_re += decay_re * delta_i
                     if COMPLEX:
                         four_im += decay_im * delta_i

@@ -33,8 +33,8 @@ MIN_SEGMENT = 256
 FORWARD_STATE = 512
 BACKWARD_STATE = 256
 WARPS = 1
-# Channels a program takes at most, backward with complex A or in float64, and, unless N asks for fewer, at least.
-MAX_BLOCK, MAX_WIDE_BACKWARD, MIN_BLOCK = 32, 8, 4
+# Channels a program takes at most, backward with complex A or zero-order hold, and, unless N asks for fewer, at least.
+MAX_BLOCK, MAX_BLOCK_BACKWARD, MIN_BLOCK = 32, 8, 4
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
 # Warps per multiprocessor that backward's registers leave room for, below which forward's blocks are made smaller, and
@@ -82,8 +82,7 @@ def plan(
     def blocks_of(block: int) -> int:
         return channels // unit * math.ceil(unit / block)
 
-    most = MAX_WIDE_BACKWARD if backward and width > 1 else MAX_BLOCK
-    widest = min(max(budget // (states * width), 1), most, _power_of_two(unit))
+    widest = min(max(budget // (states * width), 1), MAX_BLOCK, _power_of_two(unit))
     available, block, segments = processors(device), widest, 1
     if not backward:  # there, smaller blocks would mean more partial gradients of B and C
         for warps, least in MIN_STATES.items():
@@ -151,7 +150,10 @@ class Scan:
         self.B, self.C = (_matrix(m, self.length, x.A.dtype) for m in (x.B, x.C))
         B_group, C_group = (self.channels // (m.shape[1] if m.dim() == 4 else 1) for m in (x.B, x.C))
         unit, block_n = math.gcd(B_group, C_group), _power_of_two(self.states)
-        width, budget = x.A.element_size() // 4, BACKWARD_STATE if backward else FORWARD_STATE
+        width, budget = x.A.element_size() // 4, FORWARD_STATE
+        if backward:
+            held = MAX_BLOCK_BACKWARD * block_n * width if zoh or self.complex else BACKWARD_STATE
+            budget = min(BACKWARD_STATE, held)
         shape = (self.batch, self.channels, self.length, unit, block_n)
         self.plan = plan(*shape, width, budget, self.device, backward)
         self.programs = self.batch * self.plan.blocks * self.plan.segments
@@ -223,7 +225,7 @@ class Scan:
         carries = self.joined(grad_last, True, adjoint_kernel, **incoming)
         segments, batch, width = self.plan.segments, self.batch, 2 if self.complex else 1
         tile = width * self.known["BLOCK_N"] * self.plan.block
-        scratch = torch.empty((self.programs, CHUNK // 4, tile), dtype=self.dtype, device=self.device)
+        scratch = torch.empty((self.programs, CHUNK // 4 + 1, tile), dtype=self.dtype, device=self.device)
         steps = {"u": x.u, "delta": None if self.steady else x.delta, "z": x.z}
         grads = {name: torch.empty_like(given) for name, given in steps.items() if given is not None}
         partial = {"A": self.planes(segments, batch)}
