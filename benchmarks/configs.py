@@ -2,7 +2,8 @@
 
 A step is `training_step`, backward, clipping, the optimizer's and the schedule's; inputs are random, of the largest
 batch.
-For each config: time, examples/s, peak memory, kernels launched and waits, and the time that kernels take.
+For each config: time, examples/s, peak memory, kernels launched and waits, and the time that kernels take. Configs and
+variants are measured one after the other, so a ratio of two is what steps.py gives.
 
 Shapes: as the config's data module makes them.
 """
@@ -100,7 +101,8 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def measured(name: str, config: dict[str, Any], variant: str, bench: Bench) -> Row:
-    row = Row("training steps of configs", f"{name}, {variant}" if variant else name, STEP, {})
+    shape = {"batch": config["data"]["init_args"]["batch_size"]}
+    row = Row("training steps of configs", f"{name}, {variant}" if variant else name, STEP, shape)
     on_gpu = bench.is_gpu
     try:
         with step(config, variant, bench.device) as (one, examples):
@@ -117,9 +119,8 @@ def measured(name: str, config: dict[str, Any], variant: str, bench: Bench) -> R
             if on_gpu:
                 row.extra["GB"] = torch.cuda.max_memory_allocated() / 1e9
             effort = replace(bench.effort, sample=_SAMPLE)
-            row = replace(
-                bench.times(row.comparison, STEP, {}, {row.contender: one}, effort=effort)[0], extra=row.extra
-            )
+            timed = bench.times(row.comparison, STEP, row.shape, {row.contender: one}, effort=effort)[0]
+            row = replace(timed, extra=row.extra, base=None, ratio=None)  # there is none beside it
             row.extra["examples/s"] = 1e3 * examples / (row.ms or 1)
             found = parts_of_step(one, bench.device)
             row.extra |= found.counts

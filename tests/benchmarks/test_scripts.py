@@ -86,6 +86,7 @@ def test_configs_and_their_parts(tmp_path, undrawn):
     rows = {row["contender"]: row["extra"] for row in data["rows"]}
     assert list(rows) == ["synthetic/first_token", "synthetic/first_token, float32 products"]
     assert all(extra["examples/s"] > 0 for extra in rows.values())
+    assert all(row["ratio"] is None and row["shape"]["batch"] > 1 and row["ms"] > 0 for row in data["rows"])
     assert {"scan, forward", "scan, backward"} <= data["profiles, ms"]["synthetic/first_token"].keys()
 
 
