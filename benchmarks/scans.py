@@ -41,8 +41,8 @@ def scan_inputs(
 ) -> dict[str, Tensor]:
     """The arguments of a scan in float32, the same values for every layout.
 
-    channels_last: the views that layers pass, projections of (B, L, D). half: sequences in bfloat16 beside small
-    parameters in float32, as mixed precision has them.
+    channels_last: the views that layers pass, projections of (B, L, D). half: real sequences in bfloat16 beside complex
+    ones and small parameters in float32, as mixed precision has them.
     """
     B, D, N, L = shape
     random = seeded(device=device)
@@ -67,7 +67,7 @@ def scan_inputs(
     if channels_last:
         inputs |= {name: inputs[name].movedim(-1, 1).contiguous().movedim(1, -1) for name in sequences}
     if half:
-        inputs |= {name: inputs[name].bfloat16() for name in sequences}
+        inputs |= {name: inputs[name].bfloat16() for name in sequences if not inputs[name].is_complex()}
     return {name: x.to(device) for name, x in inputs.items()}
 
 

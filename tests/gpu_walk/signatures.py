@@ -1,8 +1,8 @@
 """The Triton scan as configs call it, compiled for a Hopper GPU.
 
 `python -m tests.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call: instructions for a state (or
-pair of states) and step of all its kernels together, the most registers and bytes of stack that one of them takes, the
-milliseconds that an H200 is expected to take (`expected_ms`), and the configs that call so.
+pair of states) and step of all its kernels together, the most registers and bytes of stack that one of them takes, and
+the configs that call so.
 """
 
 import json
@@ -16,23 +16,6 @@ from typing import Any
 # What is printed of a call's last kernel.
 ABOUT = ("COMPLEX", "ZOH", "STEADY", "TIED", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset", "initial",
          "B_bias", "u_strides")  # fmt: skip
-
-
-MULTIPROCESSORS, CLOCK = 132, 1.98e9  # of an H200 as it was seen to run
-
-
-def expected_ms(record: dict[str, Any], states: int, programs: int, steps: int) -> float:
-    """Of a kernel whose programs of one warp walk through so many steps with so many states, or pairs, each.
-
-    In how many of a scheduler's cycles a warp issues was read off an H200 (docs/gpu.md): 0.37 forward, 0.3 with nearly
-    all registers taken, 0.17 where registers are spilled; several warps add up, to 0.95. Programs that find no room
-    wait for a whole wave. Memory's speed is not in it.
-    """
-    alone = 0.17 if record["stack"] > 64 else 0.3 if record["registers"] > 200 else 0.37
-    room = MULTIPROCESSORS * min(32, 65536 // (32 * (-(-record["registers"] // 8) * 8)))
-    issued = steps * record["per state and step"] * states / 32
-    waves = [room] * (programs // room) + [programs % room] * bool(programs % room)
-    return sum(issued / min(alone, 0.95 / max(1, wave / 4 / MULTIPROCESSORS)) for wave in waves) / CLOCK * 1e3
 
 
 def _plain(value: Any) -> Any:
@@ -65,9 +48,9 @@ def walk(configs: list[str]) -> dict[str, list[str]]:
         name = kernel.__name__
         if name not in ("scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel"):
             return
-        constants = {key for key, value in arguments.items() if key.isupper() and isinstance(value, int)}
+        constants = {kernel.arg_names[i] for i in kernel.constexprs}
         compiled_for = {key: x if key in constants else _plain(x) for key, x in arguments.items()}
-        kernels.append([name, compiled_for, programs, int(arguments.get("segment_length", 0))])
+        kernels.append([name, compiled_for])
         if name == "gradient_kernel" or (name == "scan_kernel" and arguments["ends"] is None):  # a call's last
             users = found.setdefault(json.dumps(kernels), [])
             if config not in users:
@@ -90,8 +73,8 @@ def compile_calls(calls: dict[str, list[str]]) -> None:
     without_a_gpu()
     known: dict[str, dict[str, Any]] = {}
     for call, users in calls.items():
-        total, registers, stack, milliseconds = 0.0, 0, 0, 0.0
-        for name, arguments, programs, steps in json.loads(call):
+        total, registers, stack = 0.0, 0, 0
+        for name, arguments in json.loads(call):
             text = json.dumps([name, arguments])
             if text not in known:
                 module = triton_backward_kernels if name == "gradient_kernel" else triton_kernels
@@ -101,16 +84,12 @@ def compile_calls(calls: dict[str, list[str]]) -> None:
                     for key, value in arguments.items()
                 }  # fmt: skip
                 known[text] = counted(getattr(module, name), **given)
-            if steps:
-                total += known[text]["per state and step"]
-                states = arguments["BLOCK_D"] * arguments["BLOCK_N"]
-                milliseconds += expected_ms(known[text], states, programs, steps)
+            total += known[text].get("per state and step", 0)
             registers, stack = max(registers, known[text]["registers"]), max(stack, known[text]["stack"])
-        name, arguments, _, _ = json.loads(call)[-1]
+        name, arguments = json.loads(call)[-1]
         about = {key: arguments.get(key) for key in ABOUT}
         kernels = [kernel[0].removesuffix("_kernel") for kernel in json.loads(call)]
         found = {"instructions": round(total, 1), "registers": registers, "stack": stack}
-        found["expected ms"] = round(milliseconds, 2)
         print(json.dumps({"kernels": kernels, **about, **found, "configs": users}), flush=True)
 
 

@@ -26,7 +26,7 @@ from lra_ssm.ops.backends.triton_discretization import (
     sigmoid,
     undiscretized,
 )
-from lra_ssm.ops.backends.triton_kernels import load_delta, load_output_gradient, load_system, step
+from lra_ssm.ops.backends.triton_kernels import effective_delta, load_bias, load_inputs, load_system, step
 from lra_ssm.ops.backends.triton_steps import (
     COMPLEX_STEPS,
     CONSTANT,
@@ -34,6 +34,7 @@ from lra_ssm.ops.backends.triton_steps import (
     channel_pointers,
     coefficient,
     drop,
+    fetch_matrix,
     input_coefficient,
     join4,
     last_step,
@@ -47,6 +48,8 @@ from lra_ssm.ops.backends.triton_steps import (
     locate,
     matrix_pointers,
     split4,
+    split_matrix,
+    steps_mask,
     store_pairs,
     store_planes,
     sum_channels,
@@ -143,6 +146,7 @@ def gradient_kernel(
     sum_hold_re, sum_hold_im = zero, zero  # what A gets through B_bar, times A
     sum_D, sum_bias = tl.zeros((BLOCK_D,), TYPE), tl.zeros((BLOCK_D,), TYPE)
 
+    bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
     last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     end = tl.minimum(begin + segment_length, length)
@@ -153,18 +157,22 @@ def gradient_kernel(
         index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
         x_re, x_im = load_planes(checkpoints, index + n * channels + d, plane, mask, COMPLEX)
         store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
+        u_tile, delta_tile, B_tile = load_inputs(
+            u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, chunk_begin, last_t, channel_mask,
+            BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
-            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
-            u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most,
-                                       SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
-            us, deltas = split4(u_tile), split4(delta_tile)
+            now_delta, _ = effective_delta(delta_tile, bias, steps_mask(t0, last_t, channel_mask), most, SOFTPLUS,
+                                           delta_bias is not None, STEADY)  # fmt: skip
+            us, deltas = split4(u_tile), split4(now_delta)
             Bs_re, Bs_im, resets = us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM, TYPE)
+                Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
             if reset is not None:
                 resets = load_resets(reset, reset_strides, b, t0, last_t)
+            u_tile, delta_tile, B_tile = load_inputs(  # of the next four, as forward does it
+                u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t0 + 4, last_t, channel_mask,
+                BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
@@ -177,23 +185,33 @@ def gradient_kernel(
         for j in range(0, groups):
             group = groups - 1 - j
             t0 = chunk_begin + group * 4
-            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
-            u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, raw_delta = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most,
-                                               SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
-            grad_tile, grad_gated, gate = load_output_gradient(grad_y, grad_y_strides, z, z_strides, b, d0, t0,
-                                                               tile_mask, BLOCK_D, TYPE)  # fmt: skip
-            us, deltas, grads = split4(u_tile), split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
+            tile_mask = steps_mask(t0, last_t, channel_mask)
+            u_tile, delta_tile, B_tile = load_inputs(
+                u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t0, last_t, channel_mask,
+                BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+            grad_tile = load_channels(grad_y, grad_y_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
+            x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
+            C_tile = grad_tile
+            if C_FORM != CONSTANT:
+                fetch_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N)
+                if z is not None:
+                    C_tile = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM)
+            grad_gated, gate = grad_tile, grad_tile
+            if z is not None:
+                gate = load_channels(z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
+                grad_tile *= gate * sigmoid(gate)
+            now_delta, raw_delta = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS,
+                                                   delta_bias is not None, STEADY)  # fmt: skip
+            us, deltas, grads = split4(u_tile), split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
             Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM, TYPE)
+                Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
             if C_FORM != CONSTANT and z is not None:
-                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM, TYPE)
+                Cs_re, Cs_im = split_matrix(C_tile, C_FORM, TYPE)
             if reset is not None:
                 resets = load_resets(reset, reset_strides, b, t0, last_t)
 
             # Forward: states before each step and A_bar, or A_bar - 1; what needs the states alone is used up at once.
-            x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
             before, ys, Cs_grad_re, Cs_grad_im = (), (), (), ()
             for i in tl.static_range(4):
                 if reset is not None:

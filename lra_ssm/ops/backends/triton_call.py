@@ -29,7 +29,7 @@ CHUNK = 64
 # Steps of a segment at least.  Backward's scratch holds a state per 4 steps of one chunk of every segment.
 MIN_SEGMENT = 256
 # 32-bit numbers of a program's state, which a warp shares: 16 or 8 registers a thread.  Backward keeps four steps of
-# states and A_bar besides, and with more would spill: on an H200 that halved what a warp issues (docs/gpu.md).
+# states and A_bar besides, and with more would spill: on an H200 S6 took 1.3 times as long (docs/gpu.md).
 FORWARD_STATE = 512
 BACKWARD_STATE = 256
 WARPS = 1
@@ -37,9 +37,9 @@ WARPS = 1
 MAX_BLOCK, MAX_BLOCK_BACKWARD, MIN_BLOCK = 32, 8, 4
 # States per program of the small kernel between the phases.
 JOIN_BLOCK = 128
-# Warps per multiprocessor that backward's registers leave room for, below which forward's blocks are made smaller, and
-# those below which a second walk through time costs less than idle units.  A lone warp of a scheduler's was seen to
-# issue in 37 % of all cycles, two of backward's in 55 %; what smaller blocks gain is expected, not measured.
+# Warps per multiprocessor that backward's registers leave room for, below which forward's blocks are made smaller (9 %
+# faster on an H200 at mamba-ssm's size, nothing at LRA's), and those below which a second walk through time costs less
+# than idle units.
 GOOD_WARPS, FEW_WARPS = 8, 3
 # States that a program has at least, forward: one a lane, or half of that where a second walk is else the alternative.
 MIN_STATES = {GOOD_WARPS: 32, FEW_WARPS: 16}
@@ -206,7 +206,7 @@ class Scan:
     def forward(self, y: Tensor, last: Tensor, checkpoints: Tensor | None) -> None:
         from lra_ssm.ops.backends.triton_kernels import scan_kernel
 
-        absent = dict(starts=None, y=None, y_strides=(0, 0, 0), last=None, checkpoints=None)
+        absent = dict(starts=None, y=None, y_strides=(0, 0, 0), last=None, checkpoints=None, z=None, C_FORM=CONSTANT)
         starts = self.joined(self.known["initial"], False, scan_kernel, **absent)
         results = dict(y=y, y_strides=y.stride(), last=_pairs(last), checkpoints=checkpoints)
         self.launch(scan_kernel, self.programs, starts=starts, ends=None, decays=None, dropped=None, **results)

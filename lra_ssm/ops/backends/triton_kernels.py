@@ -48,6 +48,8 @@ from lra_ssm.ops.backends.triton_steps import (
     load_resets,
     locate,
     split4,
+    split_matrix,
+    steps_mask,
     store_pairs,
     store_planes,
     sum_states,
@@ -82,27 +84,56 @@ def load_system(A, B, B_bias, delta, n, d, mask, channel_mask, states, B_FORM: t
 
 
 @triton.jit
-def load_delta(delta, strides, delta_bias, b, d0, t0, last_t, channel_mask, most, SOFTPLUS: tl.constexpr,
-               STEADY: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+def load_bias(delta_bias, d0, channel_mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):
+    """delta_bias, (BLOCK_D,), or zeros."""
+    if delta_bias is not None:
+        return tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
+    else:
+        return tl.zeros((BLOCK_D,), TYPE)
+
+
+@triton.jit
+def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.constexpr, STEADY: tl.constexpr):
     """(delta, delta before softplus) of four steps, (BLOCK_D, 4); delta is 0 at steps and channels that are none, 1 at
     the others of a discretized system, and within `most`, from `largest_delta`, where that is not None."""
-    # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
-    COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
-    mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
     if STEADY:
-        raw = tl.where(mask, 1.0, 0.0).to(TYPE)
-    else:
-        raw = load_channels(delta, strides, b, d0, t0, mask, BLOCK_D, TYPE, COPIES)
-    if delta_bias is not None:
-        raw += tl.load(delta_bias + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)[:, None]
+        raw = tl.where(mask, 1.0, 0.0).to(raw.dtype)
+    if BIAS:
+        raw += bias[:, None]
     value = softplus(raw) if SOFTPLUS else raw
-    if COPIES > 1:
+    if len(raw.shape) == 3:  # copies
         raw, value = tl.max(raw, axis=0), tl.max(value, axis=0)
     if most is not None:
         value = tl.minimum(value, most[:, None], propagate_nan=tl.PropagateNan.ALL)
         if not SOFTPLUS:
             value = tl.maximum(value, -most[:, None], propagate_nan=tl.PropagateNan.ALL)
     return tl.where(mask, value, 0.0), raw
+
+
+@triton.jit
+def load_inputs(
+    u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t0, last_t, channel_mask,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, states: tl.constexpr, B_FORM: tl.constexpr, SOFTPLUS: tl.constexpr,
+    STEADY: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """(u, delta, B), or (y's gradient, delta, C), of four steps as they are; stand-ins for a delta of all steps and for
+    constant B.
+
+    All are asked for before the first is waited for: on a GPU that wait is longer than what is computed.
+    """
+    # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
+    COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
+    mask = steps_mask(t0, last_t, channel_mask)
+    if STEADY:
+        u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
+        delta_tile = u_tile
+    else:
+        delta_tile = load_channels(delta, delta_strides, b, d0, t0, mask, BLOCK_D, TYPE, COPIES)
+        u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
+    B_tile = u_tile
+    if B_FORM != CONSTANT:
+        B_tile = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM)
+    return u_tile, delta_tile, B_tile
 
 
 @triton.jit
@@ -186,6 +217,8 @@ def scan_kernel(
     if D is not None:
         skip = tl.load(D + d0 + tl.arange(0, BLOCK_D), mask=channel_mask, other=0.0)
 
+    bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
+
     decay_re, decay_im = tl.zeros_like(x_re) + 1.0, tl.zeros_like(x_re)
     total_delta = tl.zeros((BLOCK_D,), TYPE)
     any_reset = tl.zeros((1,), tl.int32)
@@ -193,24 +226,42 @@ def scan_kernel(
     last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     end = tl.minimum(begin + segment_length, length)
+    last_group = begin + (tl.cdiv(end - begin, 4) - 1) * 4
+    # Four steps are read while the four before them are computed.
+    u_tile, delta_tile, B_tile = load_inputs(
+        u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, begin, last_t, channel_mask,
+        BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+    C_tile, gate = u_tile, u_tile
+    if C_FORM != CONSTANT:
+        C_tile = load_matrix(C, C_strides, b, d0 // C_group, begin, last_t, states, BLOCK_N, C_FORM)
+    if z is not None:
+        gate = load_channels(z, z_strides, b, d0, begin, steps_mask(begin, last_t, channel_mask), BLOCK_D, TYPE)
     for chunk_begin in range(begin, end, CHUNK):
         if checkpoints is not None:
             index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
             store_planes(checkpoints, index + n * channels + d, plane, mask, x_re, x_im, COMPLEX)
         for t0 in range(chunk_begin, tl.minimum(chunk_begin + CHUNK, end), 4):
-            tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
-            u_tile = load_channels(u, u_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-            delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most,
-                                       SOFTPLUS, STEADY, BLOCK_D, TYPE)  # fmt: skip
-            us, deltas = split4(u_tile), split4(delta_tile)
-            Bs_re, Bs_im, Cs_re, Cs_im = us, us, us, us
+            tile_mask = steps_mask(t0, last_t, channel_mask)
+            now_u, now_gate = u_tile, gate
+            now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
+                                           STEADY)  # fmt: skip
+            us, deltas = split4(u_tile), split4(now_delta)
+            Bs_re, Bs_im, Cs_re, Cs_im, resets = us, us, us, us, us
             if B_FORM != CONSTANT:
-                Bs_re, Bs_im = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM, TYPE)
-            if C_FORM != CONSTANT and y is not None:
-                Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM, TYPE)
-            resets = us
+                Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
+            if C_FORM != CONSTANT:
+                Cs_re, Cs_im = split_matrix(C_tile, C_FORM, TYPE)
             if reset is not None:
                 resets = load_resets(reset, reset_strides, b, t0, last_t)
+            t1 = tl.minimum(t0 + 4, last_group)
+            u_tile, delta_tile, B_tile = load_inputs(
+                u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t1, last_t, channel_mask,
+                BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+            C_tile, gate = u_tile, u_tile
+            if C_FORM != CONSTANT:
+                C_tile = load_matrix(C, C_strides, b, d0 // C_group, t1, last_t, states, BLOCK_N, C_FORM)
+            if z is not None:
+                gate = load_channels(z, z_strides, b, d0, t1, steps_mask(t1, last_t, channel_mask), BLOCK_D, TYPE)
             ys = ()
             for i in tl.static_range(4):
                 if reset is not None:
@@ -240,10 +291,9 @@ def scan_kernel(
                 if COMPLEX:
                     y_tile *= 2.0
                 if D is not None:
-                    y_tile += skip[:, None] * u_tile
+                    y_tile += skip[:, None] * now_u
                 if z is not None:
-                    gate = load_channels(z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
-                    y_tile *= gate * sigmoid(gate)
+                    y_tile *= now_gate * sigmoid(now_gate)
                 pointers = channel_pointers(y, y_strides, b, d0, t0, BLOCK_D)
                 tl.store(pointers, y_tile.to(y.dtype.element_ty), mask=tile_mask)
     if y is None:
@@ -306,17 +356,6 @@ def join_kernel(
                 x_im += end_im
 
 
-@triton.jit
-def load_output_gradient(grad_y, strides, z, z_strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.constexpr):
-    """(gradient of y before the gate, the same after it, z) of four steps, (BLOCK_D, 4)."""
-    grad = load_channels(grad_y, strides, b, d0, t0, mask, BLOCK_D, TYPE)
-    if z is not None:
-        gate = load_channels(z, z_strides, b, d0, t0, mask, BLOCK_D, TYPE)
-        return grad * gate * sigmoid(gate), grad, gate
-    else:
-        return grad, grad, grad
-
-
 @triton.jit(do_not_specialize=["batch"])
 def adjoint_kernel(
     delta, z, A, C, delta_bias, reset, grad_y, ends, decays, dropped,
@@ -349,23 +388,26 @@ def adjoint_kernel(
     decay_re, decay_im = g_re + 1.0, g_im
     total_delta = tl.zeros((BLOCK_D,), TYPE)
     any_reset = tl.zeros((1,), tl.int32)
+    bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
 
     last_t = last_step(length, WHOLE)
     begin = segment * segment_length
     groups = tl.cdiv(tl.minimum(segment_length, length - begin), 4)
     for j in range(0, groups):
         t0 = begin + (groups - 1 - j) * 4
-        tile_mask = channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
-        delta_tile, _ = load_delta(delta, delta_strides, delta_bias, b, d0, t0, last_t, channel_mask, most, SOFTPLUS,
-                                   STEADY, BLOCK_D, TYPE)  # fmt: skip
-        grad_tile, _, _ = load_output_gradient(
-            grad_y, grad_y_strides, z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE
-        )
-        deltas, grads = split4(delta_tile), split4(2.0 * grad_tile if COMPLEX else grad_tile)
-        Cs_re, Cs_im = deltas, deltas
+        tile_mask = steps_mask(t0, last_t, channel_mask)
+        grad_tile, delta_tile, C_tile = load_inputs(
+            grad_y, delta, C, grad_y_strides, delta_strides, C_strides, b, d0, C_group, t0, last_t, channel_mask,
+            BLOCK_D, BLOCK_N, states, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+        if z is not None:
+            gate = load_channels(z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
+            grad_tile *= gate * sigmoid(gate)
+        now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
+                                       STEADY)  # fmt: skip
+        deltas, grads = split4(now_delta), split4(2.0 * grad_tile if COMPLEX else grad_tile)
+        Cs_re, Cs_im, resets = deltas, deltas, deltas
         if C_FORM != CONSTANT:
-            Cs_re, Cs_im = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM, TYPE)
-        resets = deltas
+            Cs_re, Cs_im = split_matrix(C_tile, C_FORM, TYPE)
         if reset is not None:
             resets = load_resets(reset, reset_strides, b, t0, last_t)
         for i in tl.static_range(3, -1, -1):

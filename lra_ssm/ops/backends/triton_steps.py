@@ -93,6 +93,12 @@ def last_step(length, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def steps_mask(t0, last_t, channel_mask):
+    """Which of four steps, and of the channels, exist: (BLOCK_D, 4)."""
+    return channel_mask[:, None] & (t0 + tl.arange(0, 4) <= last_t)[None, :]
+
+
+@triton.jit
 def channel_pointers(x, strides, b, d0, t0, BLOCK_D: tl.constexpr):
     """Pointers (BLOCK_D, 4) into x (batch, D, L); 64 bits where an offset may need them."""
     base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(d0, tl.int64) * strides[1]
@@ -120,19 +126,28 @@ def load_channels(x, strides, b, d0, t0, mask, BLOCK_D: tl.constexpr, TYPE: tl.c
 
 
 @triton.jit
-def load_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr):
-    """Four steps of a variable B or C (batch, G, N, L[, 2]) as four re (BLOCK_N,) and four im."""
+def load_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr, FORM: tl.constexpr):
+    """Four steps of a variable B or C (batch, G, N, L[, 2]) as they are, (BLOCK_N, 4[, 2]), for `split_matrix`."""
     n, t = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, 4)[None, :]
     base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
     pointers = base + tl.cast(t0, tl.int64) * strides[3] + n * strides[2] + t * strides[3]
     mask = (n < states) & (t0 + t <= last)
     if FORM == COMPLEX_STEPS:
         pointers = pointers[:, :, None] + tl.arange(0, 2)[None, None, :] * strides[4]
-        re, im = tl.split(tl.load(pointers, mask=mask[:, :, None], other=0.0).to(TYPE))
+        return tl.load(pointers, mask=mask[:, :, None], other=0.0)
+    else:
+        return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def split_matrix(tile, FORM: tl.constexpr, TYPE: tl.constexpr):
+    """What `load_matrix` read as four re (BLOCK_N,) and four im."""
+    tile = tile.to(TYPE)
+    if FORM == COMPLEX_STEPS:
+        re, im = tl.split(tile)
         return split4(re), split4(im)
     else:
-        re = tl.load(pointers, mask=mask, other=0.0).to(TYPE)
-        return split4(re), split4(tl.zeros_like(re))
+        return split4(tile), split4(tl.zeros_like(tile))
 
 
 @triton.jit
@@ -159,6 +174,22 @@ def load_matrix_step(pointers, stride, t0, i, last, states, BLOCK_N: tl.constexp
     else:
         re = tl.load(pointers + offset, mask=mask, other=0.0).to(TYPE)
         return re, tl.zeros_like(re)
+
+
+@triton.jit
+def fetch_matrix(x, strides, b, group, t0, last, states, BLOCK_N: tl.constexpr):
+    """Has what `load_matrix_step` will read of four steps brought into the first cache; nothing waits for it.
+
+    Of many states every fourth is asked for: its neighbours come along where they lie side by side.
+    """
+    if not INTERPRETED:
+        APART: tl.constexpr = 4 if BLOCK_N >= 32 else 1
+        n = tl.minimum(tl.arange(0, BLOCK_N // APART) * APART, states - 1)[:, None]
+        t = tl.minimum(tl.arange(0, 4), last - t0)[None, :]
+        base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(group, tl.int64) * strides[1]
+        pointers = base + tl.cast(t0, tl.int64) * strides[3] + n * strides[2] + t * strides[3]
+        tl.inline_asm_elementwise("prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32,
+                                  is_pure=False, pack=1)  # fmt: skip
 
 
 @triton.jit
