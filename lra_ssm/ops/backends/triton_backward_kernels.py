@@ -143,7 +143,6 @@ def gradient_kernel(
         if COMPLEX:
             g_im = -g_im
     sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_C_re, sum_C_im = zero, zero, zero, zero, zero, zero
-    sum_hold_re, sum_hold_im = zero, zero  # what A gets through B_bar, times A
     sum_D, sum_bias = tl.zeros((BLOCK_D,), TYPE), tl.zeros((BLOCK_D,), TYPE)
 
     bias = load_bias(delta_bias, d0, channel_mask, BLOCK_D, TYPE)
@@ -293,17 +292,20 @@ def gradient_kernel(
                         direct_re, _ = multiply(back_re, back_im, whole_re, whole_im, COMPLEX)
                         g_delta_re += direct_re * near_u
                     four_re += decay_re * delta_i
-                    if COMPLEX:
-                        four_im += decay_im * delta_i
-                    held_re, held_im = multiply(mg_re, mg_im, full_re, full_im, COMPLEX)
+                    held_re, _ = multiply(mg_re, mg_im, full_re, full_im, COMPLEX)
                     deltas_grad, us_grad = (g_delta_re,) + deltas_grad, (held_re,) + us_grad
                     slope_re, slope_im = hold_slope(delta_i, A_re, A_im, square_re, square_im, COMPLEX)
                     slope_re, slope_im = tl.where(near, slope_re, -1.0) * u_i, tl.where(near, slope_im, 0.0) * u_i
-                    sum_hold_re += held_re * slope_re
+                    rest_re, rest_im = multiply(mg_re, mg_im, slope_re, slope_im, COMPLEX)
+                    rest_re, rest_im = multiply(rest_re, rest_im, inverse_re, inverse_im, COMPLEX)
+                    # B's is m g u / A, or, where that is rounded more often, delta back u - slope m g u / A.
+                    grad_B_re, grad_B_im = back_re * (near_u * delta_i) - rest_re, rest_im
+                    four_re += rest_re * full_re
                     if COMPLEX:
-                        sum_hold_re -= held_im * slope_im
-                        sum_hold_im = (sum_hold_im + held_re * slope_im) + held_im * slope_re
-                    grad_B_re, grad_B_im = mg_re * u_i, mg_im * u_i
+                        four_im += decay_im * delta_i
+                        four_re -= rest_im * full_im
+                        four_im = (four_im + rest_re * full_im) + rest_im * full_re
+                        grad_B_im = back_im * (near_u * delta_i) - rest_im
                 else:
                     g_B_re, g_B_im = multiply(g_re, g_im, full_re, full_im, COMPLEX)
                     back_re, back_im = multiply(A_bar_re, A_bar_im, g_re, g_im, COMPLEX)
@@ -326,14 +328,9 @@ def gradient_kernel(
                     if COMPLEX:
                         sum_B_im += grad_B_im
                 if B_FORM != CONSTANT:
-                    if HOLD and not TIED:
-                        grad_B_re, grad_B_im = multiply(grad_B_re, grad_B_im, inverse_re, inverse_im, COMPLEX)
                     step_re, step_im = sum_channels(grad_B_re, BLOCK_N, BLOCK_D, HALVINGS), grad_B_im
-                    if COMPLEX and (HOLD and TIED or B_FORM == COMPLEX_STEPS):
+                    if B_FORM == COMPLEX_STEPS:
                         step_im = sum_channels(grad_B_im, BLOCK_N, BLOCK_D, HALVINGS)
-                    if HOLD and TIED:
-                        step_re, step_im = multiply(step_re, step_im, tl.reshape(inverse_re, (BLOCK_N,)),
-                                                    tl.reshape(inverse_im, (BLOCK_N,)), COMPLEX)  # fmt: skip
                     Bs_grad_re, Bs_grad_im = (step_re,) + Bs_grad_re, (step_im,) + Bs_grad_im
                 g_re = back_re
                 if COMPLEX:
@@ -375,10 +372,6 @@ def gradient_kernel(
         sum_A_re, sum_A_im, sum_B_re, sum_B_im, sum_delta = undiscretized(
             held, A_re, A_im, B_re, B_im, sum_A_re, sum_A_im, sum_B_re, sum_B_im, COMPLEX, ZOH)  # fmt: skip
         tl.store(grad_delta + sums, sum_delta, mask=channel_mask)
-    if HOLD:
-        sum_B_re, sum_B_im = multiply(sum_B_re, sum_B_im, inverse_re, inverse_im, COMPLEX)
-        sum_hold_re, sum_hold_im = multiply(sum_hold_re, sum_hold_im, inverse_re, inverse_im, COMPLEX)
-        sum_A_re, sum_A_im = sum_A_re + sum_hold_re, sum_A_im + sum_hold_im
     store_planes(grad_A, tile, plane, mask, sum_A_re, -sum_A_im, COMPLEX)
     if B_FORM == CONSTANT:
         store_planes(grad_B, tile, plane, mask, sum_B_re, -sum_B_im, COMPLEX)

@@ -128,7 +128,7 @@ def frequencies(A_re, A_im, COMPLEX: tl.constexpr):
     if COMPLEX and A_re.dtype != tl.float64:
         turns = A_im.to(tl.float64) * ONE_TURN
         turn = (turns * MOST).to(tl.float32)
-        return A_re * LOG2_E, turn, (turns - turn.to(tl.float64)).to(tl.float32)
+        return (A_re.to(tl.float64) * LOG2_E).to(tl.float32), turn, (turns - turn.to(tl.float64)).to(tl.float32)
     else:
         return A_re * LOG2_E, A_im, A_im
 
