@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def walk(configs: list[str]) -> dict[str, list[str]]:
             return
         constants = {kernel.arg_names[i] for i in kernel.constexprs}
         compiled_for = {key: x if key in constants else _plain(x) for key, x in arguments.items()}
-        kernels.append([name, compiled_for])
+        kernels.append([kernel.__module__, name, compiled_for])
         if name == "gradient_kernel" or (name == "scan_kernel" and arguments["ends"] is None):  # a call's last
             users = found.setdefault(json.dumps(kernels), [])
             if config not in users:
@@ -67,28 +68,26 @@ def compile_calls(calls: dict[str, list[str]]) -> None:
     import torch
     from triton.runtime.jit import MockTensor
 
-    from lra_ssm.ops.backends import triton_backward_kernels, triton_kernels
     from tests.ops.test_triton_compile import counted, without_a_gpu
 
     without_a_gpu()
     known: dict[str, dict[str, Any]] = {}
     for call, users in calls.items():
         total, registers, stack = 0.0, 0, 0
-        for name, arguments in json.loads(call):
+        for module, name, arguments in json.loads(call):
             text = json.dumps([name, arguments])
             if text not in known:
-                module = triton_backward_kernels if name == "gradient_kernel" else triton_kernels
                 given = {
                     key: MockTensor(getattr(torch, value), [1]) if isinstance(value, str)
                     else tuple(value) if isinstance(value, list) else value
                     for key, value in arguments.items()
                 }  # fmt: skip
-                known[text] = counted(getattr(module, name), **given)
+                known[text] = counted(getattr(import_module(module), name), **given)
             total += known[text].get("per state and step", 0)
             registers, stack = max(registers, known[text]["registers"]), max(stack, known[text]["stack"])
-        name, arguments = json.loads(call)[-1]
+        _, name, arguments = json.loads(call)[-1]
         about = {key: arguments.get(key) for key in ABOUT}
-        kernels = [kernel[0].removesuffix("_kernel") for kernel in json.loads(call)]
+        kernels = [kernel[1].removesuffix("_kernel") for kernel in json.loads(call)]
         found = {"instructions": round(total, 1), "registers": registers, "stack": stack}
         print(json.dumps({"kernels": kernels, **about, **found, "configs": users}), flush=True)
 

@@ -188,7 +188,7 @@ class Scan:
 
     def joined(self, first: Tensor | None, reverse: bool, kernel: Any, **arguments: Any) -> Tensor | None:
         """What enters every segment, from what `kernel` finds of each; None if there is but one."""
-        from lra_ssm.ops.backends.triton_kernels import join_kernel
+        from lra_ssm.ops.backends.triton_segment_kernels import join_kernel
 
         segments = self.plan.segments
         if segments == 1:
@@ -214,7 +214,7 @@ class Scan:
     def backward(self, checkpoints: Tensor, grad_y: Tensor | None, grad_last: Tensor | None) -> list[Tensor]:
         """Gradients of the tensors of the call but the reset, in `ScanTensors`' order, without those not given."""
         from lra_ssm.ops.backends.triton_backward_kernels import gradient_kernel
-        from lra_ssm.ops.backends.triton_kernels import adjoint_kernel
+        from lra_ssm.ops.backends.triton_segment_kernels import adjoint_kernel
 
         x = self.tensors
         if grad_y is None:

@@ -3,7 +3,8 @@
 Shapes: u, delta, z, y (batch, D, L); A (D, N); B, C constant (D, N) or variable (batch, G, N, L or 2L); state
 (batch, D, N). (D channels, L length, N states, G groups, W = 2 for complex A, else 1: its re and im.)
 
-triton_call.py says how a call is cut into programs, triton_kernels.py and triton_backward_kernels.py what each does.
+triton_call.py says how a call is cut into programs; triton_kernels.py, triton_segment_kernels.py and
+triton_backward_kernels.py what each does.
 """
 
 from __future__ import annotations
