@@ -40,7 +40,6 @@ from lra_ssm.ops.backends.triton_steps import (
     last_step,
     load_A,
     load_channels,
-    load_matrix,
     load_matrix_step,
     load_pairs,
     load_planes,
@@ -156,9 +155,9 @@ def gradient_kernel(
         index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
         x_re, x_im = load_planes(checkpoints, index + n * channels + d, plane, mask, COMPLEX)
         store_planes(scratch, local, TILE, mask, x_re, x_im, COMPLEX)
-        u_tile, delta_tile, B_tile = load_inputs(
-            u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, chunk_begin, last_t, channel_mask,
-            BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+        u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(
+            u, delta, B, None, None, u_strides, delta_strides, B_strides, None, None, b, d0, B_group, None, chunk_begin,
+            last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, STEADY, TYPE)  # fmt: skip
         for j in range(1, groups):
             t0 = chunk_begin + (j - 1) * 4
             now_delta, _ = effective_delta(delta_tile, bias, steps_mask(t0, last_t, channel_mask), most, SOFTPLUS,
@@ -169,9 +168,9 @@ def gradient_kernel(
                 Bs_re, Bs_im = split_matrix(B_tile, B_FORM, TYPE)
             if reset is not None:
                 resets = load_resets(reset, reset_strides, b, t0, last_t)
-            u_tile, delta_tile, B_tile = load_inputs(  # of the next four, as forward does it
-                u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t0 + 4, last_t, channel_mask,
-                BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+            u_tile, delta_tile, B_tile, no_C, no_z = load_inputs(  # of the next four, as forward does it
+                u, delta, B, None, None, u_strides, delta_strides, B_strides, None, None, b, d0, B_group, None, t0 + 4,
+                last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, CONSTANT, SOFTPLUS, STEADY, TYPE)  # fmt: skip
             for i in tl.static_range(4):
                 if reset is not None:
                     x_re, x_im = drop(x_re, x_im, resets[i], COMPLEX)
@@ -185,19 +184,16 @@ def gradient_kernel(
             group = groups - 1 - j
             t0 = chunk_begin + group * 4
             tile_mask = steps_mask(t0, last_t, channel_mask)
-            u_tile, delta_tile, B_tile = load_inputs(
-                u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t0, last_t, channel_mask,
-                BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+            u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
+                u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group,
+                t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM if z is not None else CONSTANT,
+                SOFTPLUS, STEADY, TYPE)  # fmt: skip
             grad_tile = load_channels(grad_y, grad_y_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             x_re, x_im = load_planes(scratch + group * (W * TILE), local, TILE, mask, COMPLEX)
-            C_tile = grad_tile
             if C_FORM != CONSTANT:
                 fetch_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N)
-                if z is not None:
-                    C_tile = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM)
-            grad_gated, gate = grad_tile, grad_tile
+            grad_gated = grad_tile
             if z is not None:
-                gate = load_channels(z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
                 grad_tile *= gate * sigmoid(gate)
             now_delta, raw_delta = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS,
                                                    delta_bias is not None, STEADY)  # fmt: skip

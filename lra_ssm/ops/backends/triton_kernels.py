@@ -112,28 +112,30 @@ def effective_delta(raw, bias, mask, most, SOFTPLUS: tl.constexpr, BIAS: tl.cons
 
 @triton.jit
 def load_inputs(
-    u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t0, last_t, channel_mask,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, states: tl.constexpr, B_FORM: tl.constexpr, SOFTPLUS: tl.constexpr,
-    STEADY: tl.constexpr, TYPE: tl.constexpr,
+    u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group, t0, last_t,
+    channel_mask, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, states: tl.constexpr, B_FORM: tl.constexpr,
+    C_FORM: tl.constexpr, SOFTPLUS: tl.constexpr, STEADY: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """(u, delta, B), or (y's gradient, delta, C), of four steps as they are; stand-ins for a delta of all steps and for
-    constant B.
+    """(u or y's gradient, delta, B, C, z) of four steps as they are; stand-ins for what is none or the same at all.
 
     All are asked for before the first is waited for: on a GPU that wait is longer than what is computed.
     """
     # A tile smaller than a warp is spread over it, four steps a lane, before softplus; copies make it one a lane.
     COPIES: tl.constexpr = 8 // BLOCK_D if SOFTPLUS and BLOCK_D < 8 else 1
     mask = steps_mask(t0, last_t, channel_mask)
-    if STEADY:
-        u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
-        delta_tile = u_tile
-    else:
+    if not STEADY:
         delta_tile = load_channels(delta, delta_strides, b, d0, t0, mask, BLOCK_D, TYPE, COPIES)
-        u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
-    B_tile = u_tile
+    u_tile = load_channels(u, u_strides, b, d0, t0, mask, BLOCK_D, TYPE)
+    if STEADY:
+        delta_tile = u_tile
+    B_tile, C_tile, z_tile = u_tile, u_tile, u_tile
     if B_FORM != CONSTANT:
         B_tile = load_matrix(B, B_strides, b, d0 // B_group, t0, last_t, states, BLOCK_N, B_FORM)
-    return u_tile, delta_tile, B_tile
+    if C_FORM != CONSTANT:
+        C_tile = load_matrix(C, C_strides, b, d0 // C_group, t0, last_t, states, BLOCK_N, C_FORM)
+    if z is not None:
+        z_tile = load_channels(z, z_strides, b, d0, t0, mask, BLOCK_D, TYPE)
+    return u_tile, delta_tile, B_tile, C_tile, z_tile
 
 
 @triton.jit
@@ -228,14 +230,9 @@ def scan_kernel(
     end = tl.minimum(begin + segment_length, length)
     last_group = begin + (tl.cdiv(end - begin, 4) - 1) * 4
     # Four steps are read while the four before them are computed.
-    u_tile, delta_tile, B_tile = load_inputs(
-        u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, begin, last_t, channel_mask,
-        BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
-    C_tile, gate = u_tile, u_tile
-    if C_FORM != CONSTANT:
-        C_tile = load_matrix(C, C_strides, b, d0 // C_group, begin, last_t, states, BLOCK_N, C_FORM)
-    if z is not None:
-        gate = load_channels(z, z_strides, b, d0, begin, steps_mask(begin, last_t, channel_mask), BLOCK_D, TYPE)
+    u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
+        u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group, begin,
+        last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
     for chunk_begin in range(begin, end, CHUNK):
         if checkpoints is not None:
             index = tl.cast(chunk_begin // CHUNK * batch + b, tl.int64) * (W * plane)
@@ -254,14 +251,9 @@ def scan_kernel(
             if reset is not None:
                 resets = load_resets(reset, reset_strides, b, t0, last_t)
             t1 = tl.minimum(t0 + 4, last_group)
-            u_tile, delta_tile, B_tile = load_inputs(
-                u, delta, B, u_strides, delta_strides, B_strides, b, d0, B_group, t1, last_t, channel_mask,
-                BLOCK_D, BLOCK_N, states, B_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
-            C_tile, gate = u_tile, u_tile
-            if C_FORM != CONSTANT:
-                C_tile = load_matrix(C, C_strides, b, d0 // C_group, t1, last_t, states, BLOCK_N, C_FORM)
-            if z is not None:
-                gate = load_channels(z, z_strides, b, d0, t1, steps_mask(t1, last_t, channel_mask), BLOCK_D, TYPE)
+            u_tile, delta_tile, B_tile, C_tile, gate = load_inputs(
+                u, delta, B, C, z, u_strides, delta_strides, B_strides, C_strides, z_strides, b, d0, B_group, C_group,
+                t1, last_t, channel_mask, BLOCK_D, BLOCK_N, states, B_FORM, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
             ys = ()
             for i in tl.static_range(4):
                 if reset is not None:

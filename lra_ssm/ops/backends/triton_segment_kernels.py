@@ -20,7 +20,6 @@ from lra_ssm.ops.backends.triton_steps import (
     drop,
     last_step,
     load_A,
-    load_channels,
     load_pairs,
     load_planes,
     load_resets,
@@ -120,11 +119,10 @@ def adjoint_kernel(
     for j in range(0, groups):
         t0 = begin + (groups - 1 - j) * 4
         tile_mask = steps_mask(t0, last_t, channel_mask)
-        grad_tile, delta_tile, C_tile = load_inputs(
-            grad_y, delta, C, grad_y_strides, delta_strides, C_strides, b, d0, C_group, t0, last_t, channel_mask,
-            BLOCK_D, BLOCK_N, states, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
+        grad_tile, delta_tile, no_B, C_tile, gate = load_inputs(
+            grad_y, delta, None, C, z, grad_y_strides, delta_strides, None, C_strides, z_strides, b, d0, None, C_group,
+            t0, last_t, channel_mask, BLOCK_D, BLOCK_N, states, CONSTANT, C_FORM, SOFTPLUS, STEADY, TYPE)  # fmt: skip
         if z is not None:
-            gate = load_channels(z, z_strides, b, d0, t0, tile_mask, BLOCK_D, TYPE)
             grad_tile *= gate * sigmoid(gate)
         now_delta, _ = effective_delta(delta_tile, bias, tile_mask, most, SOFTPLUS, delta_bias is not None,
                                        STEADY)  # fmt: skip
