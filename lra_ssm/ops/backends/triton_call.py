@@ -150,7 +150,8 @@ class Scan:
         self.B, self.C = (_matrix(m, self.length, x.A.dtype) for m in (x.B, x.C))
         B_group, C_group = (self.channels // (m.shape[1] if m.dim() == 4 else 1) for m in (x.B, x.C))
         unit, block_n = math.gcd(B_group, C_group), _power_of_two(self.states)
-        width, budget = x.A.element_size() // 4, FORWARD_STATE
+        width = x.A.element_size() // 4
+        budget = FORWARD_STATE if self.dtype == torch.float32 else FORWARD_STATE // 2  # beside it are doubles too
         if backward:
             held = MAX_BLOCK_BACKWARD * block_n * width if zoh or self.complex else BACKWARD_STATE
             budget = min(BACKWARD_STATE, held)
