@@ -23,7 +23,7 @@ from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from measure import interleave
 from plots import Bar
-from steps import CONFIGS, read, step
+from steps import CONFIGS, read, sized, step
 
 EXAMPLE = "python benchmarks/loading.py --threads=2 --budget=2"
 WORKERS = (0, 2)
@@ -119,14 +119,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _seconds_of_step(file: Path, length: int, bench: Bench) -> float:
     """Of one example, at the loader's mean length."""
-    training = replace(read(file), length=length)
-    if not bench.is_gpu:
-        training = replace(training, batch=2)
-    if bench.given.quick:
-        training = training.tiny()
-    call, _ = step(training, bench.device)
+    config = sized(read(file), None if bench.is_gpu else 2, length, bench.given.quick)
+    call, _ = step(config, bench.device)
     timings = interleave({"step": call}, replace(bench.effort, repeats=3))
-    return timings["step"].median / training.batch
+    return timings["step"].median / config["data"]["init_args"]["batch_size"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType, SimpleNamespace
 
@@ -202,18 +202,17 @@ def test_parts_of_s4d_equal_the_references(monkeypatch):
     assert errors_against({"y": y}, {"y": ours["y"]})[0] < 1e-9
 
 
-def test_every_published_config_is_read():
-    found = {name: steps.read(steps.CONFIGS / f"{name}.yaml") for name in steps.PUBLISHED}
-    assert (found["lra/pathx/b2s6"].length, found["lra/pathx/b2s6"].batch) == (16384, 24)
-    assert found["scifar/b2s6"].length == 1024 and found["lra/text/mamba"].without_bias is None
-    names = steps.variants({"b2s6, text": found["lra/text/b2s6"]}, is_gpu=True)
-    assert list(names) == ["b2s6, text", "b2s6, text without bias", "b2s6, text, bf16-mixed"]
-    small = replace(found["scifar/b2s6"].changed(d_model=16, n_layers=1), batch=2, length=16)
+def test_steps_of_published_configs():
+    found = {name: steps.sized(steps.read(steps.CONFIGS / f"{name}.yaml"), None) for name in steps.PUBLISHED}
+    assert steps.size_of(found["lra/pathx/b2s6"]) == (24, 16384) and steps.size_of(found["scifar/b2s6"]) == (48, 1024)
+    assert steps.size_of(steps.sized(found["lra/retrieval/b2s6"], 3, 100)) == (3, 100)
+    assert steps.variant(found["lra/text/mamba"], "without bias") is None
+    small = steps.sized(found["scifar/b2s6"], 2, 16, tiny=True)
     losses = []
-    for mixed in (False, True):
+    for config in (small, steps.variant(small, "bf16-mixed"), steps.variant(small, "without bias")):
         torch.manual_seed(0)  # of dropout
-        losses.append(float(steps.step(replace(small, mixed=mixed), CPU)[0]()))
-    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
+        losses.append(float(steps.step(config, CPU)[0]()))
+    assert len(set(losses)) == 3 and losses == pytest.approx([losses[0]] * 3, rel=0.05)
 
 
 def test_launches_and_waits_of_a_step():

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("operators", "layers", "steps", "configs", "loading", "tokens", "language", "tune")
+SCRIPTS = ("operators", "layers", "steps", "loading", "tokens", "language", "tune")
 GPU = torch.cuda.is_available()
 
 
@@ -69,25 +69,20 @@ def test_layers(tmp_path):
 
 
 def test_steps_and_their_parts(tmp_path, undrawn):
-    config = FOLDER.parent / "configs/lra/listops/b2s6.yaml"
-    data = run("steps", tmp_path, f"--config={config},{config.with_name('s4d.yaml')}")
-    rows = {row["contender"]: row["extra"] for row in data["rows"]}
-    assert list(rows) == ["b2s6, listops", "b2s6, listops without bias", "s4d, listops"]
-    assert rows["b2s6, listops"]["over without bias"] > 0 and rows["s4d, listops"]["tokens/s"] > 0
-    selective, s4d = data["profiles, ms"]["b2s6, listops"], data["profiles, ms"]["s4d, listops"]
+    configs = FOLDER.parent / "configs"
+    files = [configs / f"{name}.yaml" for name in ("lra/listops/b2s6", "lra/listops/s4d", "synthetic/first_token")]
+    data = run("steps", tmp_path, f"--config={','.join(map(str, files))}", "--variants=without bias,float32 products")
+    rows = {row["contender"]: row for row in data["rows"]}
+    assert list(rows)[:4] == ["lra/listops/b2s6", "lra/listops/b2s6, without bias",
+                              "lra/listops/b2s6, float32 products", "lra/listops/s4d"]  # fmt: skip
+    assert "lra/listops/s4d, without bias" not in rows and "synthetic/first_token" in rows
+    assert all(row["extra"]["tokens/s"] > 0 and row["shape"] == {"B": 2, "L": 32} for row in rows.values())
+    compared = {name for name, row in rows.items() if "over as it is" in row["extra"]}
+    assert compared == {name for name in rows if "," in name}
+    selective, s4d = data["profiles, ms"]["lra/listops/b2s6"], data["profiles, ms"]["lra/listops/s4d"]
     assert {"scan, forward", "scan, backward", "linear layers", "optimizer", "norm, backward"} <= selective.keys()
     regions = {f"{part}, {way}" for part in ("S4D kernel", "convolution") for way in ("forward", "backward")}
     assert regions <= s4d.keys()
-
-
-def test_configs_and_their_parts(tmp_path, undrawn):
-    config = FOLDER.parent / "configs/synthetic/first_token.yaml"
-    data = run("configs", tmp_path, f"--config={config}", "--variants=float32 products")
-    rows = {row["contender"]: row["extra"] for row in data["rows"]}
-    assert list(rows) == ["synthetic/first_token", "synthetic/first_token, float32 products"]
-    assert all(extra["examples/s"] > 0 for extra in rows.values())
-    assert all(row["ratio"] is None and row["shape"]["batch"] > 1 and row["ms"] > 0 for row in data["rows"])
-    assert {"scan, forward", "scan, backward"} <= data["profiles, ms"]["synthetic/first_token"].keys()
 
 
 def test_loaders_give_the_same_batches(tmp_path, monkeypatch, undrawn):
@@ -165,9 +160,8 @@ def test_help_shows_an_example_that_parses(script, capsys):
         ("operators", ["--channels=12"], "--channels is a multiple of 8"),
         ("operators", ["--backends=cuda"], "--backends: cuda: no such backend; there are "),
         ("steps", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
-        ("steps", ["--config=other.yaml"], "--config other.yaml: no 'model' in it"),
-        ("configs", ["--config=missing.yaml"], "--config missing.yaml: No such file"),
-        ("configs", ["--config=other.yaml"], "--config other.yaml: it needs model, data and trainer"),
+        ("steps", ["--config=other.yaml"], "--config other.yaml: it needs model, data and trainer"),
+        ("steps", ["--variants=fast"], "--variants: there are float32 products, "),
         ("tokens", ["--source=taken"], "--source taken: no text in it"),
         ("tokens", ["--source=no.jsonl"], "--source no.jsonl: cannot be read"),
         ("language", ["--sizes=small,large"], "there are small, 130m, not large"),
@@ -194,12 +188,12 @@ def test_the_gpu_script_goes_on_after_a_part_that_failed(tmp_path):
     python.write_text(f'#!/bin/sh\ncase $1 in benchmarks/*) exec sleep 60;; esac\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "DEVICE": "cpu", "LIMIT": "0.005"}
-    done = subprocess.run([FOLDER / "gpu", tmp_path, "wide", "texts"], env=environment, capture_output=True, text=True)
+    done = subprocess.run([FOLDER / "gpu", tmp_path, "wide", "published"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     parts = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
-    assert [(part["part"], part["exit code"]) for part in parts] == [("wide", 124), ("texts", 124)]
+    assert [(part["part"], part["exit code"]) for part in parts] == [("wide", 124), ("published", 124)]
     table = done.stdout.splitlines()[-2:]
-    assert [line.split()[:2] for line in table] == [["wide", "FAILED"], ["texts", "FAILED"]]
+    assert [line.split()[:2] for line in table] == [["wide", "FAILED"], ["published", "FAILED"]]
     assert all("out of time" in line and line in (tmp_path / "log.txt").read_text() for line in table)
     assert subprocess.run([FOLDER / "gpu", tmp_path, "nothing"], capture_output=True).returncode == 2
 
