@@ -6,7 +6,6 @@ Shapes: u, y (B, D, L); weight (D, W); bias (D,); initial (B, D, W-1), the input
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,11 +15,6 @@ from torch.nn import functional as F
 
 from lra_ssm.ops.backends import cpu_pieces, triton_depthwise
 from lra_ssm.ops.tensors import check_dense
-
-# On a CPU the W passes are made over a part of u at a time, which so stays in the second-level cache: so many bytes.
-_PIECE_BYTES = 1 << 20
-
-Piece = tuple[slice, slice, int, int]  # batch items, channels, and from where to where in time
 
 
 def _check_input(u: Tensor, W: int, initial: Tensor | None, reset: Tensor | None) -> None:
@@ -62,138 +56,8 @@ def check_depthwise_inputs(
     return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
-def _pieces(u: Tensor) -> Iterator[Piece]:
-    """Parts of u that are whole runs of memory; one on a GPU."""
-    (batch, D, L), budget = u.shape, _PIECE_BYTES // 4
-    items, channels, steps = batch, D, L
-    if u.device.type == "cpu":
-        items = max(budget // (D * L), 1)
-        if u.stride(1) < u.stride(2):
-            steps = min(max(budget // D, 1), L)
-        else:
-            channels = min(max(budget // L, 1), D)
-    for i in range(0, batch, items):
-        for d in range(0, D, channels):
-            for t in range(0, L, steps):
-                yield slice(i, i + items), slice(d, d + channels), t, min(t + steps, L)
-
-
-def _keep_masks(reset: Tensor | None, W: int, dtype: torch.dtype) -> list[Tensor | None]:
-    """For each lag j < W, (B, 1, L) integers: all bits clear where a document starts at one of t-j+1 .. t, else set."""
-    if reset is None:
-        return [None] * W
-    bits = torch.int64 if dtype == torch.float64 else torch.int32
-    masks: list[Tensor | None] = [None]
-    crossing = torch.zeros_like(reset)
-    for j in range(1, W):
-        crossing[:, j - 1 :] |= reset[:, : max(reset.shape[1] - j + 1, 0)]
-        masks.append((crossing.to(bits) - 1).unsqueeze(1))
-    return masks
-
-
-def _masked(x: Tensor, keep: Tensor | None, items: slice, begin: int, stop: int) -> Tensor:
-    """x, of the times begin .. stop-1, and zero for what comes across a boundary, inf and nan too.
-
-    Bit by bit: on a CPU as fast as a product, which would leave nan, and a fifth of masked_fill's time.
-    """
-    return x if keep is None else (x.view(keep.dtype) & keep[items, :, begin:stop]).view(x.dtype)
-
-
-def _past(u: Tensor, initial: Tensor | None, W: int, piece: Piece, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """The inputs that a piece of the output sees, and the time of the first of them."""
-    items, channels, start, stop = piece
-    if initial is not None and start < W - 1:
-        both = [initial[items, channels].to(dtype), u[items, channels, :stop].to(dtype)]
-        time_first = u.stride(1) < u.stride(2)  # the result in the order of u's memory
-        return torch.cat([x.mT for x in both], 1).mT if time_first else torch.cat(both, 2), 1 - W
-    first = max(start - W + 1, 0)
-    return u[items, channels, first:stop].to(dtype), first
-
-
-class _Convolution(torch.autograd.Function):
-    """Keeps its inputs alone.  Arithmetic in `dtype`, results in the inputs' dtypes and u's layout."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
-        W = weight.shape[1]
-        taps = weight.to(dtype).unsqueeze(-1).flip(1)  # taps[:, j] of lag j: (D, 1)
-        keep = _keep_masks(reset, W, dtype)
-        y = torch.empty_like(u)
-        for piece in _pieces(u):
-            items, channels, start, stop = piece
-            past, first = _past(u, initial, W, piece, dtype)
-            out = y[items, channels, start:stop]
-            total = out if out.dtype == dtype else torch.empty_like(out, dtype=dtype)
-            torch.mul(past[..., start - first :], taps[channels, 0], out=total)
-            if bias is not None:
-                total += bias[channels, None]
-            for j in range(1, W):
-                begin = max(start, first + j)  # before it, lag j reaches behind what there is
-                if begin < stop:
-                    seen = _masked(past[..., begin - j - first : stop - j - first], keep[j], items, begin, stop)
-                    total[..., begin - start :].addcmul_(seen, taps[channels, j])
-            if total is not out:
-                out.copy_(total)
-        ctx.save_for_backward(u, weight, initial, reset)
-        ctx.dtype, ctx.bias_dtype = dtype, None if bias is None else bias.dtype
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        u, weight, initial, reset = ctx.saved_tensors
-        needs_u, needs_weight, needs_bias, needs_initial = ctx.needs_input_grad[:4]
-        (_, _, L), (_, W), dtype = u.shape, weight.shape, ctx.dtype
-        taps, keep = weight.to(dtype).unsqueeze(-1).flip(1), _keep_masks(reset, W, dtype)
-        grad_u, grad_taps = torch.empty_like(u), torch.zeros_like(taps[..., 0])
-        grad_bias = torch.zeros_like(grad_taps[:, 0])
-        for piece in _pieces(u):
-            items, channels, start, stop = piece
-            future = grad_y[items, channels, start : min(stop + W - 1, L)].to(dtype)
-            present = future[..., : stop - start]
-            if needs_u:
-                out = grad_u[items, channels, start:stop]
-                total = out if out.dtype == dtype else torch.empty_like(out, dtype=dtype)
-                torch.mul(present, taps[channels, 0], out=total)
-                for j in range(1, W):
-                    end = min(stop, L - j)
-                    if start < end:
-                        seen = _masked(future[..., j : end - start + j], keep[j], items, start + j, end + j)
-                        total[..., : end - start].addcmul_(seen, taps[channels, j])
-                if total is not out:
-                    out.copy_(total)
-            if needs_bias:
-                grad_bias[channels] += present.sum((0, 2))
-            if needs_weight:
-                past, first = _past(u, initial, W, piece, dtype)
-                for j in range(W):
-                    begin = max(start, first + j)
-                    if begin < stop:
-                        product = past[..., begin - j - first : stop - j - first] * present[..., begin - start :]
-                        grad_taps[channels, j] += _masked(product, keep[j], items, begin, stop).sum((0, 2))
-        grad_initial = None
-        if needs_initial:
-            grad_initial = torch.zeros_like(initial, dtype=dtype)
-            for j in range(1, W):  # the output at t < j sees what came before position 0, at W-1 + t - j in `initial`
-                n = min(j, L)
-                seen = _masked(grad_y[..., :n].to(dtype), keep[j], slice(None), 0, n)
-                grad_initial[..., W - 1 - j : W - 1 - j + n].addcmul_(seen, taps[:, j])
-            grad_initial = grad_initial.to(initial.dtype)
-        return (
-            grad_u if needs_u else None,
-            grad_taps.flip(1).to(weight.dtype) if needs_weight else None,
-            grad_bias.to(ctx.bias_dtype) if needs_bias else None,
-            grad_initial,
-            None,
-            None,
-        )
-
-
 class _Native(torch.autograd.Function):
-    """The same, and SiLU if so asked, in C++; keeps its inputs alone."""
+    """The convolution, and SiLU if so asked, in C++; keeps its inputs alone."""
 
     @staticmethod
     def forward(
@@ -212,17 +76,20 @@ class _Native(torch.autograd.Function):
         return (*(g if wanted else None for g, wanted in zip(grads, ctx.needs_input_grad[:4], strict=True)), None, None)
 
 
-def _traced(
+def _shifted_products(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, reset: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The same by plain operations: torch.compile makes one pass of them, and cannot look into `_Convolution`."""
+    """A sum over taps, by operations that torch.compile makes one pass of."""
     (batch, D, L), W = u.shape, weight.shape[1]
     before = u.new_zeros(batch, D, W - 1) if initial is None else initial
     past = torch.cat([before.to(dtype), u.to(dtype)], dim=-1)
-    y = torch.zeros_like(u, dtype=dtype) if bias is None else bias.to(dtype)[:, None].expand(u.shape)
-    for j, keep in enumerate(_keep_masks(reset, W, dtype)):
+    y = torch.zeros_like(u, dtype=dtype) if bias is None else torch.empty_like(u, dtype=dtype).copy_(bias[:, None])
+    crossed = None if reset is None else torch.zeros_like(reset)  # whether a document starts at one of t-j+1 .. t
+    for j in range(W):
         seen = past[..., W - 1 - j : W - 1 - j + L]
-        seen = seen if keep is None else seen.masked_fill(keep == 0, 0)
+        if crossed is not None and reset is not None and j:
+            crossed = crossed | F.pad(reset, (j - 1, 0))[:, :L]
+            seen = seen.masked_fill(crossed.unsqueeze(1), 0)  # a product would leave inf and nan
         y = y + weight[:, W - 1 - j, None].to(dtype) * seen
     return y.to(u.dtype)
 
@@ -265,8 +132,7 @@ def causal_depthwise_convolution(
         return _Native.apply(u, weight, bias, initial, reset, silu)
     if u.device.type == "cuda" and triton_depthwise.takes(u):
         return triton_depthwise.convolution(u, weight, bias, initial, reset, silu)
-    run = _traced if torch.compiler.is_compiling() else _Convolution.apply
-    y = run(u, weight, bias, initial, reset, dtype)
+    y = _shifted_products(u, weight, bias, initial, reset, dtype)
     return F.silu(y) if silu else y
 
 

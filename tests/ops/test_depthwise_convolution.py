@@ -8,21 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import lra_ssm.ops.depthwise_convolution as depthwise_convolution
 from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
 from tests.each import each
 from tests.ops.scan_cases import assert_close, random_reset, weighted_sum
 from tests.pairwise import pairwise
 
 OPTIONAL = ("bias", "initial")
-
-
-@pytest.fixture(
-    params=[None, pytest.param(1, marks=pytest.mark.slow), 400], ids=["one piece", "pieces of one", "pieces of some"]
-)
-def pieces(request, monkeypatch):
-    if request.param is not None:
-        monkeypatch.setattr(depthwise_convolution, "_PIECE_BYTES", request.param)
 
 
 def make(L=37, W=4, *, batch=3, D=5, optional=OPTIONAL, transposed=False, dtype=torch.float64):
@@ -56,7 +47,7 @@ def run(inputs, function=causal_depthwise_convolution, reset=None, y_weights=tor
         rest=False,
     ).args
 )
-def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
+def test_against_the_definition(L, W, transposed, with_reset, optional):
     inputs = make(L, W, optional=optional, transposed=transposed)
     reset = random_reset(3, L) if with_reset else None
     actual, expected = run(inputs, reset=reset), run(inputs, causal_depthwise_convolution_reference, reset)
@@ -66,7 +57,7 @@ def test_against_the_definition(L, W, transposed, with_reset, optional, pieces):
 
 @each("W", [2, 4, 6])
 @each("at", [(0,), (1,), (2, 3), (0, 1, 2, 3, 4, 5, 6, 7), (6,), (7,), (3, 5, 6)])
-def test_resets_at_awkward_places(at, W, pieces):
+def test_resets_at_awkward_places(at, W):
     inputs = make(8, W, transposed=W == 4)
     reset = torch.zeros(3, 8, dtype=torch.bool)
     reset[1, list(at)] = True
@@ -82,7 +73,7 @@ def test_resets_at_awkward_places(at, W, pieces):
     torch.testing.assert_close(actual["y"][1:2], torch.cat(parts, dim=-1))
 
 
-def test_nothing_crosses_a_reset(pieces):
+def test_nothing_crosses_a_reset():
     """inf and nan neither, backwards neither."""
     inputs, reset = make(12), torch.zeros(3, 12, dtype=torch.bool)
     expected = causal_depthwise_convolution(inputs["u"][..., 6:], inputs["weight"], inputs["bias"])
@@ -115,7 +106,7 @@ def test_by_hand():
     assert causal_depthwise_convolution(u, weight, reset=reset).tolist() == [[[3.0, 32.0, 300.0]]]
 
 
-def test_gradcheck(pieces):
+def test_gradcheck():
     inputs, reset = make(6, 3, batch=2, D=2), torch.tensor([[False] * 6, [False, False, True, False, False, True]])
 
     def f(*values):
@@ -124,7 +115,7 @@ def test_gradcheck(pieces):
     assert torch.autograd.gradcheck(f, tuple(x.requires_grad_() for x in inputs.values()))
 
 
-def test_gradient_of_a_subset(pieces):
+def test_gradient_of_a_subset():
     inputs, reset = make(), random_reset(3, 37)
     expected = run(inputs, reset=reset)
     for name in inputs:
@@ -148,7 +139,7 @@ def test_strides():
     assert_close(run(inputs), run(inputs, causal_depthwise_convolution_reference), rtol=1e-12)
 
 
-def test_dtypes(pieces):
+def test_dtypes():
     inputs, reset = make(63), random_reset(3, 63)
     for dtype, rtol in ((torch.float32, 4e-6), (torch.bfloat16, 4e-3), (torch.float16, 6e-4)):
         narrow = {name: x.to(dtype if name in ("u", "initial") else torch.float32) for name, x in inputs.items()}
