@@ -1,10 +1,13 @@
-"""The Triton scan as configs call it, compiled for a Hopper GPU.
+"""Triton's kernels as configs launch them, compiled for a Hopper GPU.
 
-`python -m tests.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call: instructions for a state (or
-pair of states) and step of all its kernels together, the most registers and bytes of stack that one of them takes, and
-the configs that call so.
+`python -m tests.gpu_walk.signatures CONFIG…` prints a line of JSON for each kind of call of the scan: instructions for
+a state (or pair of states) and step of all its kernels together, the most registers and bytes of stack that one of them
+takes, and the configs that call so. `--cache=FOLDER` compiles all kernels of the configs into FOLDER instead: given as
+TRITON_CACHE_DIR to a machine with a GPU and the same Triton, nothing is compiled there. Where that Triton is not in an
+environment with a CPU's torch, `… --part=walk` of one environment is piped into `… --part=compile` of another.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -13,6 +16,8 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from lra_ssm.bars import with_bar
 
 # What is printed of a call's last kernel.
 ABOUT = ("COMPLEX", "ZOH", "STEADY", "TIED", "B_FORM", "C_FORM", "BLOCK_D", "BLOCK_N", "u", "z", "reset", "initial",
@@ -32,8 +37,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def walk(configs: list[str]) -> dict[str, list[str]]:
-    """Calls of the scan, as text of their kernels and arguments, and the configs of each."""
+def _constant(value: Any) -> Any:
+    """The same of a constexpr, which may be a type of Triton's."""
+    return {"type": value.name} if type(value).__name__ == "dtype" else value
+
+
+def walk(configs: list[str], everything: bool = False) -> dict[str, list[str]]:
+    """Calls of the scan, as text of their kernels and arguments, and the configs of each.
+
+    everything: each kernel by itself, of other operators too.
+    """
     from tests.gpu_walk import fake_cuda
 
     fake_cuda.install(fake_cuda.build())
@@ -47,12 +60,13 @@ def walk(configs: list[str]) -> dict[str, list[str]]:
     def record(self: CountStep, kernel: Any, programs: int, **arguments: Any) -> None:
         real(self, kernel, programs, **arguments)
         name = kernel.__name__
-        if name not in ("scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel"):
+        if not everything and name not in ("scan_kernel", "join_kernel", "adjoint_kernel", "gradient_kernel"):
             return
-        constants = {kernel.arg_names[i] for i in kernel.constexprs}
-        compiled_for = {key: x if key in constants else _plain(x) for key, x in arguments.items()}
+        constants = {kernel.arg_names[i] for i in kernel.constexprs} | {"num_warps"}
+        compiled_for = {key: _constant(x) if key in constants else _plain(x) for key, x in arguments.items()}
         kernels.append([kernel.__module__, name, compiled_for])
-        if name == "gradient_kernel" or (name == "scan_kernel" and arguments["ends"] is None):  # a call's last
+        a_calls_last = name == "gradient_kernel" or (name == "scan_kernel" and arguments["ends"] is None)
+        if everything or a_calls_last:
             users = found.setdefault(json.dumps(kernels), [])
             if config not in users:
                 users.append(config)
@@ -64,10 +78,34 @@ def walk(configs: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def compile_calls(calls: dict[str, list[str]]) -> None:
+def given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a kernel is compiled for, of `_plain`'s JSON."""
     import torch
+    import triton.language as tl
     from triton.runtime.jit import MockTensor
 
+    def one(value: Any) -> Any:
+        if isinstance(value, str):
+            return MockTensor(getattr(torch, value), [1])
+        if isinstance(value, dict):
+            return tl.dtype(value["type"])
+        return tuple(value) if isinstance(value, list) else value
+
+    return {key: one(value) for key, value in arguments.items()}
+
+
+def compile_kernels(calls: dict[str, list[str]]) -> None:
+    from tests.ops.test_triton_compile import without_a_gpu
+
+    without_a_gpu()
+    for call in with_bar(calls, "compiling", len(calls)):
+        ((module, name, arguments),) = json.loads(call)
+        getattr(import_module(module), name).warmup(
+            **{"num_warps": 1, **given(arguments)}, grid=(1,), enable_fp_fusion=True
+        )
+
+
+def count_calls(calls: dict[str, list[str]]) -> None:
     from tests.ops.test_triton_compile import counted, without_a_gpu
 
     without_a_gpu()
@@ -77,12 +115,7 @@ def compile_calls(calls: dict[str, list[str]]) -> None:
         for module, name, arguments in json.loads(call):
             text = json.dumps([name, arguments])
             if text not in known:
-                given = {
-                    key: MockTensor(getattr(torch, value), [1]) if isinstance(value, str)
-                    else tuple(value) if isinstance(value, list) else value
-                    for key, value in arguments.items()
-                }  # fmt: skip
-                known[text] = counted(getattr(import_module(module), name), **given)
+                known[text] = counted(getattr(import_module(module), name), **given(arguments))
             total += known[text].get("per state and step", 0)
             registers, stack = max(registers, known[text]["registers"]), max(stack, known[text]["stack"])
         _, name, arguments = json.loads(call)[-1]
@@ -92,15 +125,25 @@ def compile_calls(calls: dict[str, list[str]]) -> None:
         print(json.dumps({"kernels": kernels, **about, **found, "configs": users}), flush=True)
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "--compile":
-        compile_calls(json.load(sys.stdin))
-    elif sys.argv[1] == "--walk":
-        print(json.dumps(walk(sys.argv[2:])))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", metavar="FOLDER")
+    parser.add_argument("--part", choices=("walk", "compile"), help="of the work, alone")
+    parser.add_argument("configs", nargs="*", metavar="CONFIG")
+    asked = parser.parse_args()
+    if asked.part == "walk":
+        print(json.dumps(walk(asked.configs, asked.cache is not None)))
+    elif asked.part == "compile":
+        calls = json.load(sys.stdin)
+        compile_kernels(calls) if asked.cache else count_calls(calls)
     else:  # a process each: the stand-in for CUDA is not one that compiles
-        module = [sys.executable, "-m", "tests.gpu_walk.signatures"]
-        walked = subprocess.run([*module, "--walk", *sys.argv[1:]], stdout=subprocess.PIPE, check=True)
+        line = [sys.executable, "-m", "tests.gpu_walk.signatures", *sys.argv[1:]]
+        walked = subprocess.run([*line, "--part=walk"], stdout=subprocess.PIPE, check=True)
         with tempfile.TemporaryDirectory() as folder:
             environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-            environment["TRITON_CACHE_DIR"] = folder
-            subprocess.run([*module, "--compile"], input=walked.stdout, check=True, env=environment)
+            environment["TRITON_CACHE_DIR"] = asked.cache or folder
+            subprocess.run([*line, "--part=compile"], input=walked.stdout, check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()

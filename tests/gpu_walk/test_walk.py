@@ -80,6 +80,13 @@ def test_calls_of_the_scan_are_compiled() -> None:
     assert 10 < forward["instructions"] < backward["instructions"] and backward["stack"] < 1024
 
 
+@pytest.mark.slow
+def test_all_kernels_of_a_config_are_compiled_beforehand(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    assert walked(["mnist/s4d"], f"--cache={tmp_path}", by="signatures") == []
+    assert {path.stem for path in tmp_path.rglob("*.cubin")} == {"s4d_kernel", "s4d_gradient_kernel"}
+
+
 def test_every_config_has_its_bounds() -> None:
     configs = {
         str(path.relative_to(ROOT / "configs").with_suffix(""))
