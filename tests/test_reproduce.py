@@ -9,7 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from lra_ssm.experiments.artifacts import artifacts, chosen
-from lra_ssm.experiments.base import Claim, Experiment, Judgement
+from lra_ssm.experiments.base import Experiment, Judgement, claim
 from lra_ssm.experiments.run import reproduce
 from lra_ssm.shipped import FOLDERS, PACKAGE
 from tests.runner import printed, refused
@@ -18,10 +18,12 @@ EXPERIMENTS = [one.name for one in artifacts() if one.experiment]
 
 
 class Squares(Experiment):
-    claims = [
-        Claim("sum", "squares add up", "to 5", lambda rows: Judgement.of(rows["y"].sum() == 5, str(rows["y"].sum())))
-    ]
     stop_at = None
+
+    @claim("to 5", "sum")
+    def adds_up(self, rows):
+        """squares add up"""
+        return Judgement.of(rows["y"].sum() == 5, str(rows["y"].sum()))
 
     def cells(self, form):
         return [{"x": x} for x in range(3)]

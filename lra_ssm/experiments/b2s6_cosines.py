@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from lra_ssm.datamodules import NoisyCosines
 from lra_ssm.experiments.b2s6_units import unit, without_skip
 from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, draw_mean, grid, only
-from lra_ssm.experiments.train import batches, evaluate, l2_error, train
+from lra_ssm.experiments.train import batches, evaluate, train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
 
@@ -26,12 +27,17 @@ EPOCHS = 10
 COLORS = ("#9ecae1", "#4292c6", "#08306b")  # by width
 
 
+def l2_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean of ‖ŷ − y‖₂ over examples: (B, K), (B, K) -> ()."""
+    return (outputs - labels).norm(dim=-1).mean()
+
+
 def _claim(name: str, statement: str, gains: bool) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
+    def judge(_: Experiment, rows: pd.DataFrame) -> Judgement:
         ends = by_seed(only(rows, unit=name, epoch=EPOCHS), ["d"], "test").sort_values("d")
         ratio = ends["mean"].iloc[-1] / ends["mean"].iloc[0]
         text = ", ".join(f"d {d:g}: {mean:.3g} ± {std:.2g}" for d, mean, std in ends[["d", "mean", "std"]].values)
-        return Judgement.of(bool(ratio <= 0.5 if gains else ratio >= 0.8), f"{text}; ratio {ratio:.3g}")
+        return Judgement.of(ratio <= 0.5 if gains else ratio >= 0.8, f"{text}; ratio {ratio:.3g}")
 
     rule = "at most half of" if gains else "at least 0.8 of"
     return Claim(name, statement, f"mean test error of the widest {rule} the narrowest's", judge)
@@ -57,9 +63,8 @@ class EffectiveWidth(Experiment):
         layer = unit(cell["unit"], num_blocks=blocks, bias=False)
         network = without_skip(PlainNetwork(layer, num_outputs=10, d_input=1, d_model=cell["d"]))
         data = NoisyCosines(length=64, num_train=cell["examples"], num_test=min(cell["examples"], 1000), batch_size=64)
-        losses: list[float] = []
         steps, order = -(-cell["examples"] // data.batch_size), batches(data, seed=cell["seed"])
-        train(network, order, EPOCHS * steps, OPTIMIZER, l2_error, lambda step, loss: losses.append(loss))
+        losses = train(network, order, EPOCHS * steps, OPTIMIZER, l2_error)
         means = np.array(losses).reshape(EPOCHS, steps).mean(1).tolist()
         rows: list[dict[str, Any]] = [{"epoch": epoch, "loss": loss} for epoch, loss in enumerate(means, 1)]
         rows[-1]["test"] = evaluate(network, data, l2_error)
@@ -72,5 +77,5 @@ class EffectiveWidth(Experiment):
             for (d, own), color in zip(only(rows, unit=name).groupby("d"), COLORS, strict=False):
                 label = f"d = {d}" + f", h = p = {round(d**0.5)}" * (name == "B2S6")
                 draw_mean(axes, own, "epoch", "loss", "o-", color=color, markersize=3, label=label)
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(fontsize=8)
         figure.axes[0].set_ylabel("training loss ‖g̃ − g‖₂\n(mean ± deviation over seeds)")

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lra_ssm.analysis import delta_gradient_ratios
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only, slope
 
 STATES, INPUTS = 16, 64
 PANELS = {  # which ratio, over what, the slope that theorem 3 gives it
@@ -28,22 +28,19 @@ def _means(rows: pd.DataFrame, panel: str) -> "pd.Series[float]":
     return only(rows, varied=over).groupby(over)[ratio].mean()
 
 
-def _claim(panel: str) -> Claim:
-    _, over, wanted = PANELS[panel]
-
-    def judge(rows: pd.DataFrame) -> Judgement:
-        means = _means(rows, panel)
-        found = slope(means.index, means)
-        return Judgement.of(abs(found - wanted) <= 0.1, f"slope {found:.3f}, {wanted:g} in the paper")
-
-    statement = f"E|∂y_S6/∂{panel[0]}| / E|∂y_S4D/∂b| grows as {over}^{wanted:g}"
-    return Claim(panel, statement, "slope of the log of the mean over draws within 0.1", judge)
-
-
 class DeltaGradients(Experiment):
     """E|∂y_S6/∂w| and E|∂y_S6/∂b| over E|∂y_S4D/∂b| at w = 0, one channel, the mean of 30 draws of A, B and C."""
 
-    claims = [_claim(panel) for panel in PANELS]
+    @claim(
+        "slope of the log of the mean over draws within 0.1",
+        "{panel}",
+        [{"panel": panel, "over": over, "wanted": wanted} for panel, (_, over, wanted) in PANELS.items()],
+    )
+    def grows(self, rows: pd.DataFrame, panel: str, over: str, wanted: float) -> Judgement:
+        """E|∂y_S6/∂{panel[0]}| / E|∂y_S4D/∂b| grows as {over}^{wanted:g}"""
+        means = _means(rows, panel)
+        found = slope(means.index, means)
+        return Judgement.of(abs(found - wanted) <= 0.1, f"slope {found:.3f}, {wanted:g} in the paper")
 
     def cells(self, form: Form) -> list[Cell]:
         if form == "quick":
@@ -76,4 +73,4 @@ class DeltaGradients(Experiment):
             axes.plot(means.index, expected, "--", color="#c0392b", label=f"slope {wanted:g}")
             axes.set(xscale="log", yscale="log", xlabel=names[over])
             axes.set_ylabel(rf"|∂y$_{{S6}}$/∂{panel[0]}| over |∂y$_{{S4D}}$/∂b|")
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(fontsize=8)

@@ -6,7 +6,6 @@ so that wᵀu is 1 or -1, whichever sign the theorem asks for, in B2S6 of either
 how far Δ has come in every draw. (Without it the powers hold from a c on that differs by draw: in some wᵀu is small.)
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from lra_ssm.analysis import relative_gradient
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only, slope
 
 D, L, K0, BLOCKS, DRAWS = 8, 32, 15, 4, 10
 CASES = {"S4D": "S4D", "S6, wᵀu > 0": "S6", "S6, wᵀu < 0": "S6", "B2S6, both": "B2S6"}
@@ -24,73 +23,67 @@ PARTS = {"before": "k < k₀", "at": "k = k₀", "after": "k > k₀"}
 TINY = 1e-300  # stands for a share that is 0 in float64
 
 
-def _judge(case: str, part: str, fits: Callable[["pd.Series[float]"], bool], high: float = 1e4) -> Any:
-    """Of the slopes of a part's share over c, log over log, by draw."""
-
-    def judge(rows: pd.DataFrame) -> Judgement:
-        draws = only(rows[rows["c"].between(100, high)], case=case).groupby("draw")
-        found = pd.Series([slope(one["c"], one[part].clip(lower=TINY)) for _, one in draws])
-        return Judgement.of(fits(found), f"slopes {found.min():.3g} to {found.max():.3g}, median {found.median():.3g}")
-
-    return judge
-
-
-def _near(wanted: float) -> Callable[["pd.Series[float]"], bool]:
-    return lambda found: bool((found - wanted).abs().max() <= 0.1)
-
-
-def _unchanged(rows: pd.DataFrame) -> Judgement:
-    shares = only(rows, case="S4D").groupby("draw")[list(PARTS)]
-    change = float(((shares.max() - shares.min()) / shares.max()).max().max())
-    return Judgement.of(change <= 1e-9, f"largest relative change {change:.1g}")
-
-
 IN_ALL = "in all draws, log over log, over c = 100 … 10,000"
 FAST = "every draw's slope over c = 100 … 1,000 is below −10 (a share of 0 counts as 1e−300)"
+
+
+def _slopes(rows: pd.DataFrame, case: str, part: str, high: float = 1e4) -> tuple["pd.Series[float]", str]:
+    """Of a part's share over c, log over log, by draw; and as text."""
+    draws = only(rows[rows["c"].between(100, high)], case=case).groupby("draw")
+    found = pd.Series([slope(one["c"], one[part].clip(lower=TINY)) for _, one in draws])
+    return found, f"slopes {found.min():.3g} to {found.max():.3g}, median {found.median():.3g}"
+
+
+def _is_near(rows: pd.DataFrame, case: str, part: str, wanted: float) -> Judgement:
+    found, said = _slopes(rows, case, part)
+    return Judgement.of((found - wanted).abs().max() <= 0.1, said)
+
+
+def _is_fast(rows: pd.DataFrame, case: str, part: str) -> Judgement:
+    found, said = _slopes(rows, case, part, high=1000)
+    return Judgement.of(found.max() < -10, said)
 
 
 class InputBias(Experiment):
     """Shares of the relative gradient before, at and after an input that grows."""
 
-    claims = [
-        Claim("S4D", "S4D's relative gradient does not depend on the input", "change over c below 1e−9", _unchanged),
-        Claim(
-            "S6 forgets",
-            "S6 with wᵀu > 0 at a large input forgets what came before it faster than any power of its size",
-            FAST,
-            _judge("S6, wᵀu > 0", "before", lambda found: bool(found.max() < -10), high=1000),
-        ),
-        Claim(
-            "S6 at k₀",
-            "there the large input itself keeps a share of 1/c",
-            f"slope −1 within 0.1 {IN_ALL}",
-            _judge("S6, wᵀu > 0", "at", _near(-1)),
-        ),
-        Claim(
-            "S6 ignores",
-            "S6 with wᵀu < 0 ignores the large input itself faster than any power",
-            FAST,
-            _judge("S6, wᵀu < 0", "at", lambda found: bool(found.max() < -10), high=1000),
-        ),
-        Claim(
-            "S6 keeps",
-            "and keeps what came before",
-            f"slope 0 within 0.1 {IN_ALL}",
-            _judge("S6, wᵀu < 0", "before", _near(0)),
-        ),
-        Claim(
-            "B2S6 forgets",
-            "B2S6 with blocks of both signs forgets what came before as c⁻² only",
-            f"slope −2 within 0.1 {IN_ALL}",
-            _judge("B2S6, both", "before", _near(-2)),
-        ),
-        Claim(
-            "B2S6 at k₀",
-            "the large input itself keeps a share of at most 1/c",
-            f"slope at most −0.9 {IN_ALL}",
-            _judge("B2S6, both", "at", lambda found: bool(found.max() <= -0.9)),
-        ),
-    ]
+    @claim("change over c below 1e−9", "S4D")
+    def unchanged(self, rows: pd.DataFrame) -> Judgement:
+        """S4D's relative gradient does not depend on the input"""
+        shares = only(rows, case="S4D").groupby("draw")[list(PARTS)]
+        change = float(((shares.max() - shares.min()) / shares.max()).max().max())
+        return Judgement.of(change <= 1e-9, f"largest relative change {change:.1g}")
+
+    @claim(FAST, "S6 forgets")
+    def s6_forgets(self, rows: pd.DataFrame) -> Judgement:
+        """S6 with wᵀu > 0 at a large input forgets what came before it faster than any power of its size"""
+        return _is_fast(rows, "S6, wᵀu > 0", "before")
+
+    @claim(f"slope −1 within 0.1 {IN_ALL}", "S6 at k₀")
+    def s6_input(self, rows: pd.DataFrame) -> Judgement:
+        """there the large input itself keeps a share of 1/c"""
+        return _is_near(rows, "S6, wᵀu > 0", "at", -1)
+
+    @claim(FAST, "S6 ignores")
+    def s6_ignores(self, rows: pd.DataFrame) -> Judgement:
+        """S6 with wᵀu < 0 ignores the large input itself faster than any power"""
+        return _is_fast(rows, "S6, wᵀu < 0", "at")
+
+    @claim(f"slope 0 within 0.1 {IN_ALL}", "S6 keeps")
+    def s6_keeps(self, rows: pd.DataFrame) -> Judgement:
+        """and keeps what came before"""
+        return _is_near(rows, "S6, wᵀu < 0", "before", 0)
+
+    @claim(f"slope −2 within 0.1 {IN_ALL}", "B2S6 forgets")
+    def b2s6_forgets(self, rows: pd.DataFrame) -> Judgement:
+        """B2S6 with blocks of both signs forgets what came before as c⁻² only"""
+        return _is_near(rows, "B2S6, both", "before", -2)
+
+    @claim(f"slope at most −0.9 {IN_ALL}", "B2S6 at k₀")
+    def b2s6_input(self, rows: pd.DataFrame) -> Judgement:
+        """the large input itself keeps a share of at most 1/c"""
+        found, said = _slopes(rows, "B2S6, both", "at")
+        return Judgement.of(found.max() <= -0.9, said)
 
     def cells(self, form: Form) -> list[Cell]:
         return grid(case=CASES, draws=[2 if form == "quick" else DRAWS])
@@ -123,7 +116,7 @@ class InputBias(Experiment):
             axes.set(xscale="log", yscale="log", ylim=(1e-12, 3), title=case, xlabel="size c of the input at k₀")
         first = figure.axes[0]
         first.set_ylabel("share of the relative gradient\n(median of the draws)")
-        first.legend(frameon=False, fontsize=8)
+        first.legend(fontsize=8)
         c = rows["c"].unique()
         c = c[c >= 10]
         last = figure.axes[-1]

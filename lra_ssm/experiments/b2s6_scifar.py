@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import SCIFAR
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid, only
 from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
 from lra_ssm.experiments.train import train
 from lra_ssm.layers import B2S6, S4D, S4Block
@@ -61,26 +61,26 @@ def _sizes(form: Form, steps: int) -> dict[str, list[Any]]:
     return {"seed": [0, 1, 2], "images": ["real"], "d": [64], "steps": [steps]}
 
 
+def _over_blocks(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a variant and seed: the mean accuracy over numbers of blocks."""
+    return rows.groupby(["variant", "seed", "pixels"], sort=False)["accuracy"].mean().reset_index()
+
+
 # -- section 3 ---------------------------------------------------------------------------------------------------------
 
 
 class TiedS4D(Experiment):
     """S4D's accuracy with B and C of each channel's own, and tied as S6 has them; A is tied in both."""
 
-    claims = [
-        Claim(
-            "loses",
-            "S4D loses accuracy where B and C are tied across channels",
-            "mean over seeds lower by more than the larger deviation",
-            lambda rows: _gain(rows, "tied", False, True),
-        ),
-        Claim(
-            "8 points",
-            "it loses 8 points and more (about 88 % to below 80 % at full size)",
-            "mean over seeds lower by 8 points; undecided within the larger deviation of it",
-            lambda rows: _gain(rows, "tied", False, True, least=8.0),
-        ),
-    ]
+    @claim("mean over seeds lower by more than the larger deviation")
+    def loses(self, rows: pd.DataFrame) -> Judgement:
+        """S4D loses accuracy where B and C are tied across channels"""
+        return _gain(rows, "tied", False, True)
+
+    @claim("mean over seeds lower by 8 points; undecided within the larger deviation of it", "8 points")
+    def loses_much(self, rows: pd.DataFrame) -> Judgement:
+        """it loses 8 points and more (about 88 % to below 80 % at full size)"""
+        return _gain(rows, "tied", False, True, least=8.0)
 
     def cells(self, form: Form) -> list[Cell]:
         return grid(**_sizes(form, steps=900), tied=[False, True])
@@ -111,27 +111,26 @@ VARIANTS = {  # complex, bias
 }
 
 
-def _over(rows: pd.DataFrame, other: str) -> Judgement:
-    means = rows.groupby(["variant", "seed", "pixels"], sort=False)["accuracy"].mean().reset_index()
-    return _gain(means, "variant", WHOLE, other)
-
-
 BY_PART = "mean over numbers of blocks, then over seeds, higher by more than the larger deviation over seeds"
 
 
 class Ablation(Experiment):
     """B2S6's accuracy by number of blocks, complex or real, with its bias or without."""
 
-    claims = [
-        Claim("bias", "B2S6 needs its bias", BY_PART, lambda rows: _over(rows, "complex, without bias")),
-        Claim("complex", "complex is better than real", BY_PART, lambda rows: _over(rows, "real, with bias")),
-        Claim(
-            "blocks",
-            "8 blocks are better than 1",
-            "mean higher by more than the larger deviation",
-            lambda rows: _gain(only(rows, variant=WHOLE), "h", 8, 1),
-        ),
-    ]
+    @claim(BY_PART)
+    def bias(self, rows: pd.DataFrame) -> Judgement:
+        """B2S6 needs its bias"""
+        return _gain(_over_blocks(rows), "variant", WHOLE, "complex, without bias")
+
+    @claim(BY_PART)
+    def complex(self, rows: pd.DataFrame) -> Judgement:
+        """complex is better than real"""
+        return _gain(_over_blocks(rows), "variant", WHOLE, "real, with bias")
+
+    @claim("mean higher by more than the larger deviation")
+    def blocks(self, rows: pd.DataFrame) -> Judgement:
+        """8 blocks are better than 1"""
+        return _gain(only(rows, variant=WHOLE), "h", 8, 1)
 
     def cells(self, form: Form) -> list[Cell]:
         blocks = (1, 8) if form == "quick" else (1, 8, 64)
@@ -153,4 +152,4 @@ class Ablation(Experiment):
         axes.set_xticks(blocks, [f"{h} × {rows['d'].iloc[0] // h}" for h in blocks])
         axes.set_xlabel("blocks × channels of each")
         axes.set_ylabel("test accuracy in %, RGB 16 × 16\n(mean ± deviation over seeds)")
-        axes.legend(frameon=False)
+        axes.legend()

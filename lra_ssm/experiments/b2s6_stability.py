@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lra_ssm.datamodules.loading.batches import Batch
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid, only
 from lra_ssm.experiments.train import train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
@@ -46,28 +46,27 @@ def spikes(losses: Sequence[float], width: int = 10) -> int:
     return count
 
 
-def _claim(inputs: str, other: str, statement: str) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found = by_seed(only(rows, inputs=inputs).dropna(subset="spikes"), ["model"], "spikes").set_index("model")
-        texts = [f"{name} {found['mean'][name]:.3g} ± {found['std'][name]:.2g} spikes" for name in ("S6", other)]
-        difference, spread = found["mean"]["S6"] - found["mean"][other], max(found["std"]["S6"], found["std"][other])
-        said = "; ".join(texts)
-        return Judgement.beyond(difference, spread, said) if difference > 0 else Judgement.of(False, said)
-
-    return Claim(f"{other}, {INPUTS[inputs]}", statement, RULE, judge)
+CASES = [
+    {"inputs": inputs, "other": other, "text": text, "statement": statement}
+    for inputs, text in INPUTS.items()
+    for other, statement in {
+        "S4D": "S6's loss goes up and down where S4D's falls smoothly",
+        "S6, Δ frozen": "with Δ frozen S6 trains more smoothly than with Δ trained",
+    }.items()
+]
 
 
 class Spikes(Experiment):
     """The training loss over steps, and how often it jumps."""
 
-    claims = [
-        _claim(inputs, other, f"{statement}, for {text}")
-        for inputs, text in INPUTS.items()
-        for other, statement in {
-            "S4D": "S6's loss goes up and down where S4D's falls smoothly",
-            "S6, Δ frozen": "with Δ frozen S6 trains more smoothly than with Δ trained",
-        }.items()
-    ]
+    @claim(RULE, "{other}, {text}", CASES)
+    def has_more(self, rows: pd.DataFrame, inputs: str, other: str, **_: str) -> Judgement:
+        """{statement}, for {text}"""
+        found = by_seed(only(rows, inputs=inputs).dropna(subset="spikes"), ["model"], "spikes").set_index("model")
+        means, spreads = found["mean"], found["std"]
+        said = "; ".join(f"{name} {means[name]:.3g} ± {spreads[name]:.2g} spikes" for name in ("S6", other))
+        difference, spread = means["S6"] - means[other], max(spreads["S6"], spreads[other])
+        return Judgement.beyond(difference, spread, said) if difference > 0 else Judgement.of(False, said)
 
     def cells(self, form: Form) -> list[Cell]:
         seeds, steps = (1, 10) if form == "quick" else (3, 2000)
@@ -81,9 +80,7 @@ class Spikes(Experiment):
             lr=0.01, recurrent_lr=0.001, delta_lr_factor=delta_lr / 0.01, weight_decay=0.0, warmup_steps=0,
             min_lr_factor=1.0,
         )  # fmt: skip
-        losses: list[float] = []
-        watch = lambda step, loss: losses.append(loss)  # noqa: E731
-        train(network, _batches(cell["inputs"], cell["seed"]), cell["steps"], optimizer, _rms, watch)
+        losses = train(network, _batches(cell["inputs"], cell["seed"]), cell["steps"], optimizer, _rms)
         bins = [losses[i : i + BIN] for i in range(0, len(losses), BIN)]
         rows: list[dict[str, Any]] = [
             {"step": (i + 1) * BIN, "loss": median(part), "highest": max(part)} for i, part in enumerate(bins)

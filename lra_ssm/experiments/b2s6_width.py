@@ -28,12 +28,12 @@ DELTA = 0.1
 
 
 def _wants_rank(name: str, wanted: str, statement: str) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
+    def judge(_: Experiment, rows: pd.DataFrame) -> Judgement:
         chosen = only(rows, unit=name)
         expected = {"1": chosen["d"] * 0 + 1, "d": chosen["d"], "h": chosen["d"] // 4}[wanted]
         found = chosen.groupby("d")["rank"].agg(["min", "max"])
         text = ", ".join(f"d {d}: {low}" + f" to {high}" * (high != low) for d, low, high in found.itertuples())
-        return Judgement.of(bool((chosen["rank"] == expected).all()), text)
+        return Judgement.of((chosen["rank"] == expected).all(), text)
 
     return Claim(name, statement, f"rank {wanted} at every width and seed", judge)
 
@@ -68,7 +68,7 @@ class Ranks(Experiment):
             mean = by_seed(only(rows, unit=name), ["d"], "rank")
             axes.plot(mean["d"], mean["mean"], marker, color=COLORS[RANKED[name]["name"]], label=name, markersize=5)
         axes.set(xlabel="channels d (blocks of 4)", ylabel="rank of the last outputs over inputs, Δ fixed")
-        axes.legend(frameon=False)
+        axes.legend()
 
 
 def _rank(name: str, d: int) -> int:

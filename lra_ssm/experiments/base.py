@@ -7,7 +7,7 @@ in each; claims and the figure are made of that table alone.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
     numbers: str  # those that it rests on, as text
 
     @classmethod
-    def of(cls, holds: bool, numbers: str) -> "Judgement":
+    def of(cls, holds: Any, numbers: str) -> "Judgement":
         return cls("holds" if holds else "does not hold", numbers)
 
     @classmethod
@@ -37,31 +37,50 @@ class Judgement(NamedTuple):
         return cls("undecided", numbers) if abs(difference) <= spread else cls.of(difference > 0, numbers)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A statement of a paper, and what decides it; both are written down before anything is run.
+class Claim(NamedTuple):
+    """A statement of a paper, and what decides it; all of it is written down before anything is run."""
+
+    name: str  # short, unique within its experiment
+    statement: str  # what the paper says, in our words
+    rule: str  # when it holds: which number is taken, and the tolerance; results.csv is enough to judge by it
+    judge: Callable[..., Judgement]  # (experiment, table of all rows)
+
+
+def claim(
+    rule: str, name: str = "", cases: Iterable[Cell] = ({},)
+) -> Callable[[Callable[..., Judgement]], list[Claim]]:
+    """Makes a claim of a method (self, rows) of an experiment that judges it; its docstring is the statement.
 
     Args:
-        name: short, unique within its experiment.
-        statement: what the paper says, in our words.
-        rule: when it holds: which number is taken, and the tolerance. A reader can judge by it from results.csv.
-        judge: from the table of all rows.
+        rule: see `Claim`.
+        name: where it is not the method's.
+        cases: of several claims, what the method is given by name; it is filled into name, statement and rule.
     """
 
-    name: str
-    statement: str
-    rule: str
-    judge: Callable[[pd.DataFrame], Judgement]
+    def made(judge: Callable[..., Judgement]) -> list[Claim]:
+        named, statement = name or judge.__name__, " ".join((judge.__doc__ or "").split())
+        return [
+            Claim(named.format(**case), statement.format(**case), rule.format(**case), partial(judge, **case))
+            for case in cases
+        ]
+
+    return made
 
 
 class Experiment(ABC):
     """A figure, table or theorem of a paper.
 
-    A subclass gives `claims`, `cells`, `run` and `draw`; it takes no arguments. How long its forms take stands in
+    A subclass has its claims, `cells`, `run` and `draw`; it takes no arguments. How long its forms take stands in
     artifacts.yaml.
     """
 
-    claims: ClassVar[Sequence[Claim]]
+    claims: ClassVar[list[Claim]]  # all that are made in its body, in their order, unless it says which
+
+    def __init_subclass__(cls) -> None:
+        lists = [value for value in vars(cls).values() if isinstance(value, list)]
+        found = [one for each in lists for one in each if isinstance(one, Claim)]
+        if found and "claims" not in vars(cls):
+            cls.claims = found
 
     @abstractmethod
     def cells(self, form: Form) -> list[Cell]:

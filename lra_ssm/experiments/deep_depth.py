@@ -8,7 +8,6 @@ exactly 1, times the scale, is beside it.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
 from lra_ssm.experiments.deep_students import (
     Array,
     Students,
@@ -60,39 +59,8 @@ def _said(rows: pd.DataFrame, K: int, scale: float) -> str:
     return "; ".join(parts)
 
 
-def _fails(rows: pd.DataFrame, K: int, scale: float) -> Judgement:
-    found = _ends(rows, K, scale)
-    most = found["failed"].mean() >= 0.5 and (found["outside"] > 0).mean() >= 0.5
-    return Judgement.of(bool(most), _said(rows, K, scale))
-
-
 def _converges(rows: pd.DataFrame, K: int, scale: float) -> Judgement:
-    return Judgement.of(bool(_ends(rows, K, scale)["failed"].mean() <= 0.25), _said(rows, K, scale))
-
-
-def _stable(rows: pd.DataFrame, K: int, scale: float) -> Judgement:
-    return Judgement.of(bool((_ends(rows, K, scale)["outside"] > 0).mean() <= 0.25), _said(rows, K, scale))
-
-
-def _more_fail(rows: pd.DataFrame) -> Judgement:
-    one, two = _ends(rows, 1, 1)["failed"], _ends(rows, 2, 1)["failed"]
-    spread = 2 * float(np.sqrt(one.var(ddof=0) * len(one) + two.var(ddof=0) * len(two)))
-    more = int(one.sum()) - int(two.sum())
-    said = f"{one.sum()} against {two.sum()} of {len(one)}, spread of the difference {spread:.1f}"
-    return Judgement("undecided", said) if abs(more) <= spread else Judgement.of(more > 0, said)
-
-
-def _near(rows: pd.DataFrame) -> Judgement:
-    moved, ones = (_ends(rows, 12, 1, start)["moved"] for start in ("normal", "ones"))
-    said = f"{moved.mean():.2f} ± {moved.std():.2f}; from ones {ones.mean():.2f} ± {ones.std():.2f}"
-    return Judgement.of(bool(moved.mean() <= 0.5), said)
-
-
-def _most_outside(rows: pd.DataFrame) -> Judgement:
-    found, ones = (_ends(rows, 1, 1, start) for start in ("normal", "ones"))
-    said = f"{found['failed'].sum()} of {len(found)} fail, {found['outside'].mean():.1f} of 12 λ outside in the mean"
-    said += f"; from ones {ones['failed'].sum()} fail, {ones['outside'].mean():.1f} outside"
-    return Judgement.of(bool(found["failed"].mean() >= 0.5 and found["outside"].mean() > 6), said)
+    return Judgement.of(_ends(rows, K, scale)["failed"].mean() <= 0.25, _said(rows, K, scale))
 
 
 def draw_errors(axes: Axes, errors: Iterable["pd.Series[float]"], mark: str = "o", shift: float = 0.0) -> None:
@@ -153,42 +121,37 @@ class WidthOrDepth(_Depths):
 
     teacher = (3, 2, 0.9)
     panels = [(2, 4, 1), (1, 8, 1), (1, 8, 50), (2, 4, 50)]
-    claims = [
-        Claim(
-            "1 × 8, O(1)",
-            "one layer fails from B and C of O(1): its λ leave the region of stability",
-            f"half of the students end above {SUCCESS:g} of the output 0's error, and half with a |λ| > 1",
-            partial(_fails, K=1, scale=1),
-        ),
-        Claim(
-            "1 × 8, O(50)",
-            "one layer converges from B and C of O(50)",
-            CONVERGES,
-            partial(_converges, K=1, scale=50),
-        ),
-        Claim(
-            "2 × 4, O(1)",
-            "two layers converge from B and C of O(1)",
-            CONVERGES,
-            partial(_converges, K=2, scale=1),
-        ),
-        Claim(
-            "sensitive",
-            "from O(1) one layer fails more often than two",
-            "failures differ by more than twice the binomial deviation of the difference",
-            _more_fail,
-        ),
-    ]
+
+    @claim(
+        f"half of the students end above {SUCCESS:g} of the output 0's error, and half with a |λ| > 1", "1 × 8, O(1)"
+    )
+    def fails(self, rows: pd.DataFrame) -> Judgement:
+        """one layer fails from B and C of O(1): its λ leave the region of stability"""
+        found = _ends(rows, 1, 1)
+        most = found["failed"].mean() >= 0.5 and (found["outside"] > 0).mean() >= 0.5
+        return Judgement.of(most, _said(rows, 1, 1))
+
+    @claim(CONVERGES, "1 × 8, O(50)")
+    def one_layer(self, rows: pd.DataFrame) -> Judgement:
+        """one layer converges from B and C of O(50)"""
+        return _converges(rows, 1, 50)
+
+    @claim(CONVERGES, "2 × 4, O(1)")
+    def two_layers(self, rows: pd.DataFrame) -> Judgement:
+        """two layers converge from B and C of O(1)"""
+        return _converges(rows, 2, 1)
+
+    @claim("failures differ by more than twice the binomial deviation of the difference")
+    def sensitive(self, rows: pd.DataFrame) -> Judgement:
+        """from O(1) one layer fails more often than two"""
+        one, two = _ends(rows, 1, 1)["failed"], _ends(rows, 2, 1)["failed"]
+        spread = 2 * float(np.sqrt(one.var(ddof=0) * len(one) + two.var(ddof=0) * len(two)))
+        said = f"{one.sum()} against {two.sum()} of {len(one)}, spread of the difference {spread:.1f}"
+        return Judgement.beyond(int(one.sum()) - int(two.sum()), spread, said)
 
     def cells(self, form: Form) -> list[Cell]:
-        few, full = {"students": 2, "steps": 10}, {"students": 12, "steps": 100_000}
-        sizes = few if form == "quick" else full
-        cells = [
-            {"K": K, "N": N, "scale": scale, "start": start, "length": LENGTH, "lr": 5e-5, **sizes}
-            for start in ("normal", "ones")
-            for K, N in ((1, 8), (2, 4))
-            for scale in (1, 50)
-        ]
+        students = [(1, 8, 1), (1, 8, 50), (2, 4, 1), (2, 4, 50)]
+        cells = [_cell(*each, start, form, 12) for start in ("normal", "ones") for each in students]
         longer = {"length": 2 * LENGTH if form == "quick" else LONGER}
         return cells + [cell | longer for cell in cells[:2]]  # |λ| > 1 does more harm there
 
@@ -199,44 +162,43 @@ class TwelveLayers(_Depths):
 
     teacher = (5, 2, 0.8)
     panels = [(1, 12, 1), (1, 12, 100), (12, 1, 1)]
-    claims = [
-        Claim(
-            "12 × 1",
-            "twelve layers of one state converge within 10^5 steps from B and C of O(1)",
-            CONVERGES,
-            partial(_converges, K=12, scale=1),
-        ),
-        Claim(
-            "near",
-            "all of their parameters stay near their initial values",
-            "the root of the mean squared change, in the mean over students, is at most half the initial deviation, 1",
-            _near,
-        ),
-        Claim(
-            "1 × 12, O(1)",
-            "from O(1) most λ of one layer diverge and it does not converge",
-            "half of the students fail, and in the mean more than 6 of 12 λ end with |λ| > 1",
-            _most_outside,
-        ),
-        Claim(
-            "1 × 12, O(100), stable",
-            "from O(100) the λ of one layer stay stable",
-            "3 of 4 students end with all |λ| <= 1",
-            partial(_stable, K=1, scale=100),
-        ),
-        Claim(
-            "1 × 12, O(100), converged",
-            "from O(100) one layer converges",
-            CONVERGES,
-            partial(_converges, K=1, scale=100),
-        ),
-    ]
+
+    @claim(CONVERGES, "12 × 1")
+    def twelve(self, rows: pd.DataFrame) -> Judgement:
+        """twelve layers of one state converge within 10^5 steps from B and C of O(1)"""
+        return _converges(rows, 12, 1)
+
+    @claim("the root of the mean squared change, in the mean over students, is at most half the initial deviation, 1")
+    def near(self, rows: pd.DataFrame) -> Judgement:
+        """all of their parameters stay near their initial values"""
+        moved, ones = (_ends(rows, 12, 1, start)["moved"] for start in ("normal", "ones"))
+        said = f"{moved.mean():.2f} ± {moved.std():.2f}; from ones {ones.mean():.2f} ± {ones.std():.2f}"
+        return Judgement.of(moved.mean() <= 0.5, said)
+
+    @claim("half of the students fail, and in the mean more than 6 of 12 λ end with |λ| > 1", "1 × 12, O(1)")
+    def outside(self, rows: pd.DataFrame) -> Judgement:
+        """from O(1) most λ of one layer diverge and it does not converge"""
+        found, ones = (_ends(rows, 1, 1, start) for start in ("normal", "ones"))
+        said = (
+            f"{found['failed'].sum()} of {len(found)} fail, {found['outside'].mean():.1f} of 12 λ outside in the mean"
+        )
+        said += f"; from ones {ones['failed'].sum()} fail, {ones['outside'].mean():.1f} outside"
+        return Judgement.of(found["failed"].mean() >= 0.5 and found["outside"].mean() > 6, said)
+
+    @claim("3 of 4 students end with all |λ| <= 1", "1 × 12, O(100), stable")
+    def stable(self, rows: pd.DataFrame) -> Judgement:
+        """from O(100) the λ of one layer stay stable"""
+        return Judgement.of((_ends(rows, 1, 100)["outside"] > 0).mean() <= 0.25, _said(rows, 1, 100))
+
+    @claim(CONVERGES, "1 × 12, O(100), converged")
+    def converges(self, rows: pd.DataFrame) -> Judgement:
+        """from O(100) one layer converges"""
+        return _converges(rows, 1, 100)
 
     def cells(self, form: Form) -> list[Cell]:
-        few, full = {"students": 2, "steps": 10}, {"students": 6, "steps": 100_000}
-        sizes = few if form == "quick" else full
-        return [
-            {"K": K, "N": N, "scale": scale, "start": start, "length": LENGTH, "lr": 5e-5, **sizes}
-            for K, N, scale in ((1, 12, 1), (1, 12, 100), (12, 1, 1))
-            for start in ("normal", "ones")
-        ]
+        return [_cell(*panel, start, form, 6) for panel in self.panels for start in ("normal", "ones")]
+
+
+def _cell(K: int, N: int, scale: float, start: str, form: Form, students: int) -> Cell:
+    sizes = {"students": 2, "steps": 10} if form == "quick" else {"students": students, "steps": 100_000}
+    return {"K": K, "N": N, "scale": scale, "start": start, "length": LENGTH, "lr": 5e-5, **sizes}

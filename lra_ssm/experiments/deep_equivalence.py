@@ -4,7 +4,6 @@ Source: "On the Interplay between Learning and Memory in Deep State Space Models
 eq. 6-11. λ are drawn, with gaps of at least 0.02: eigenvectors of close ones are close, and lose digits.
 """
 
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid
 from lra_ssm.ops.deep_linear import diagonal, eigenvectors, one_layer
 
 DEPTHS = (2, 4, 6, 8)
@@ -61,47 +60,38 @@ def _printed(rows: pd.DataFrame, equation: str) -> Judgement:
 class OneLayerOfAll(Experiment):
     """Eq. 6-11 in numbers."""
 
-    claims = [
-        Claim(
-            "eq. 8",
-            "K layers of one state are one layer of K",
-            "outputs on noise within 1e-10",
-            partial(_small, column="one", bound=1e-10),
-        ),
-        Claim(
-            "eq. 9",
-            "so is a diagonal layer with the very λ of the layers",
-            "outputs on noise within 1e-6 of their size",
-            partial(_small, column="diagonal", bound=1e-6),
-        ),
-        Claim(
-            "C",
-            "it is read out of all modes equally, C P = 1",
-            "within 1e-10",
-            partial(_small, column="readout", bound=1e-10),
-        ),
-        Claim(
-            "B",
-            "inputs enter a mode in proportion to λ and inversely to the gaps between them",
-            "P⁻¹B against Π_{m≠i} λ_i/(λ_i - λ_m): 1e-6 of its size",
-            partial(_small, column="weights", bound=1e-6),
-        ),
-        Claim(
-            "eq. 10",
-            "P of four layers, as printed",
-            "A P = P diag(λ) within 1e-8",
-            partial(_printed, equation="eq_10"),
-        ),
-        Claim(
-            "eq. 11",
-            "P⁻¹ of four layers, as printed",
-            "P⁻¹ P = 1 within 1e-8",
-            partial(_printed, equation="eq_11"),
-        ),
-    ]
+    @claim("outputs on noise within 1e-10", "eq. 8")
+    def one_layer(self, rows: pd.DataFrame) -> Judgement:
+        """K layers of one state are one layer of K"""
+        return _small(rows, "one", 1e-10)
+
+    @claim("outputs on noise within 1e-6 of their size", "eq. 9")
+    def diagonal(self, rows: pd.DataFrame) -> Judgement:
+        """so is a diagonal layer with the very λ of the layers"""
+        return _small(rows, "diagonal", 1e-6)
+
+    @claim("within 1e-10", "C")
+    def readout(self, rows: pd.DataFrame) -> Judgement:
+        """it is read out of all modes equally, C P = 1"""
+        return _small(rows, "readout", 1e-10)
+
+    @claim("P⁻¹B against Π_{{m≠i}} λ_i/(λ_i - λ_m): 1e-6 of its size", "B")
+    def weights(self, rows: pd.DataFrame) -> Judgement:
+        """inputs enter a mode in proportion to λ and inversely to the gaps between them"""
+        return _small(rows, "weights", 1e-6)
+
+    @claim("A P = P diag(λ) within 1e-8", "eq. 10")
+    def eigenvectors(self, rows: pd.DataFrame) -> Judgement:
+        """P of four layers, as printed"""
+        return _printed(rows, "eq_10")
+
+    @claim("P⁻¹ P = 1 within 1e-8", "eq. 11")
+    def inverse(self, rows: pd.DataFrame) -> Judgement:
+        """P⁻¹ of four layers, as printed"""
+        return _printed(rows, "eq_11")
 
     def cells(self, form: Form) -> list[Cell]:
-        return [{"K": K, "draws": 1 if form == "quick" else 20} for K in DEPTHS]
+        return grid(K=DEPTHS, draws=[1 if form == "quick" else 20])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         return [_measured(drawn(cell["K"], seed)) | {"seed": seed} for seed in range(cell["draws"])]
@@ -114,7 +104,7 @@ class OneLayerOfAll(Experiment):
         axes.set(xscale="log", yscale="log", xlabel="smallest gap between two λ")
         axes.set_ylabel("largest |weight| of a mode, P⁻¹B")
         axes.set_title("weights of the one diagonal layer that K layers with B = C = 1 are", fontsize=9)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(fontsize=8)
 
 
 def _measured(values: Tensor) -> dict[str, Any]:

@@ -8,7 +8,6 @@ in [ν, (1 + ν)/2], any phase, B and C of N(0, 1) scaled to outputs of variance
 copy: 2,446 is two by the text, 196 is taken as two; that of 2,597 (0.00729) is left out.
 """
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.datamodules.synthetic.filters import diagonal_response
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
 from lra_ssm.experiments.deep_students import short
 from lra_ssm.experiments.train import batches, evaluate, train
 from lra_ssm.layers import LRU
@@ -46,6 +45,7 @@ PRINTED = {  # table 1: final test loss, of 201, 196, 2,374 and 2,446 learned pa
 }
 NUS, TABLE_NU = (0.5, 0.9, 0.99), 0.9
 BETWEEN = {"none": "linear", "gelu": "with GELU"}
+KINDS = [{"between": between, "name": name} for between, name in BETWEEN.items()]
 
 
 def _teacher(nu: float, seed: int, tests: int) -> TeacherStudent:
@@ -87,67 +87,56 @@ def _by_student(rows: pd.DataFrame, between: str) -> pd.DataFrame:
     return found.fillna(0.0).sort_index(level="nu", sort_remaining=False)
 
 
-def _deeper_is_better(rows: pd.DataFrame, between: str) -> Judgement:
-    found = _by_student(rows, between)
-    one, gains = found.xs("1 layer", level="student"), []
-    for other in (found.xs(name, level="student") for name in DEPTHS[1:]):
-        error = np.hypot(one["spread"], other["spread"]) / 5**0.5
-        gains.append(((one["log"] - other["log"]) / error.clip(lower=1e-9)).min())
-    losses = found["loss"].unstack()[DEPTHS]
-    said = "; ".join(f"ν = {nu:g}: " + ", ".join(f"{loss:.2g}" for loss in line) for nu, line in losses.iterrows())
-    outcome: Outcome = "holds" if min(gains) > 2 else "does not hold" if min(gains) < -2 else "undecided"
-    return Judgement(outcome, f"{said} with 1, 2, 3 layers")
-
-
-def _worse(rows: pd.DataFrame, between: str) -> Judgement:
-    losses = _by_student(rows, between)["loss"].unstack()[DEPTHS]
-    ratios = losses.iloc[-1] / losses.iloc[0]
-    said = ", ".join(f"{ratio:.2g}" for ratio in ratios)
-    said += f" times, with 1, 2, 3 layers, from ν = {losses.index[0]:g} to {losses.index[-1]:g}"
-    return Judgement.of(bool(ratios.min() > 1), said)
-
-
-def _table(rows: pd.DataFrame, between: str, least: float, kind: str = "") -> Judgement:
+def _ratio(rows: pd.DataFrame, between: str, kind: str = "") -> tuple[float, str]:
+    """Of the losses of one layer and two, and with both as text."""
     students = f"1 layer{kind}", f"2 layers{kind}"
     one, two = (_by_student(rows, between).loc[(TABLE_NU, name)] for name in students)
     ratio, printed = one["loss"] / two["loss"], PRINTED[students[0]] / PRINTED[students[1]]
     said = f"{one['loss']:.3g} ± {one['std']:.2g} and {two['loss']:.3g} ± {two['std']:.2g}, ratio {ratio:.2g}"
-    return Judgement.of(bool(ratio >= least), f"{said}; printed {printed:.2g}")
-
-
-def _claims(between: str, name: str) -> list[Claim]:
-    return [
-        Claim(
-            f"depth, {name}",
-            f"two and three layers of LRU end at lower losses than one, at every ν ({name})",
-            "mean log loss of each lower by over 2 standard errors at every ν; not: somewhere higher by so much",
-            partial(_deeper_is_better, between=between),
-        ),
-        Claim(
-            f"ν, {name}",
-            f"all get worse as ν goes to 1 ({name})",
-            "mean loss at the largest ν above that at the smallest, for each depth",
-            partial(_worse, between=between),
-        ),
-        Claim(
-            f"table 1, {name}",
-            f"two layers end at a small part of the loss of one layer ({name})",
-            "ratio of mean losses, ν = 0.9, of at least 10",
-            partial(_table, between=between, least=10),
-        ),
-        Claim(
-            f"table 1, fixed, {name}",
-            f"with B and C fixed, two layers end below one, at about 200 learned parameters ({name})",
-            "ratio of mean losses, ν = 0.9, above 1",
-            partial(_table, between=between, least=1, kind=", B and C fixed"),
-        ),
-    ]
+    return ratio, f"{said}; printed {printed:.2g}"
 
 
 class DepthForLRU(Experiment):
     """Figure 4 and table 1."""
 
-    claims = [claim for between, name in BETWEEN.items() for claim in _claims(between, name)]
+    @claim(
+        "mean log loss of each lower by over 2 standard errors at every ν; not: somewhere higher by so much",
+        "depth, {name}",
+        KINDS,
+    )
+    def depth(self, rows: pd.DataFrame, between: str, name: str) -> Judgement:
+        """two and three layers of LRU end at lower losses than one, at every ν ({name})"""
+        found = _by_student(rows, between)
+        one, gains = found.xs("1 layer", level="student"), []
+        for other in (found.xs(name, level="student") for name in DEPTHS[1:]):
+            error = np.hypot(one["spread"], other["spread"]) / 5**0.5
+            gains.append(((one["log"] - other["log"]) / error.clip(lower=1e-9)).min())
+        losses = found["loss"].unstack()[DEPTHS]
+        said = "; ".join(f"ν = {nu:g}: " + ", ".join(f"{loss:.2g}" for loss in line) for nu, line in losses.iterrows())
+        return Judgement.beyond(min(gains), 2, f"{said} with 1, 2, 3 layers")
+
+    @claim("mean loss at the largest ν above that at the smallest, for each depth", "ν, {name}", KINDS)
+    def worse(self, rows: pd.DataFrame, between: str, name: str) -> Judgement:
+        """all get worse as ν goes to 1 ({name})"""
+        losses = _by_student(rows, between)["loss"].unstack()[DEPTHS]
+        ratios = losses.iloc[-1] / losses.iloc[0]
+        said = ", ".join(f"{ratio:.2g}" for ratio in ratios)
+        said += f" times, with 1, 2, 3 layers, from ν = {losses.index[0]:g} to {losses.index[-1]:g}"
+        return Judgement.of(ratios.min() > 1, said)
+
+    @claim("ratio of mean losses, ν = 0.9, of at least 10", "table 1, {name}", KINDS)
+    def table(self, rows: pd.DataFrame, between: str, name: str) -> Judgement:
+        """two layers end at a small part of the loss of one layer ({name})"""
+        ratio, said = _ratio(rows, between)
+        return Judgement.of(ratio >= 10, said)
+
+    @claim("ratio of mean losses, ν = 0.9, above 1", "table 1, fixed, {name}", KINDS)
+    def table_fixed(self, rows: pd.DataFrame, between: str, name: str) -> Judgement:
+        """with B and C fixed, two layers end below one, at about 200 learned parameters ({name})"""
+        ratio, said = _ratio(rows, between, ", B and C fixed")
+        return Judgement.of(ratio >= 1, said)
+
+    claims = [one for of_kind in zip(depth, worse, table, table_fixed, strict=True) for one in of_kind]
 
     def cells(self, form: Form) -> list[Cell]:
         quick = form == "quick"
@@ -184,11 +173,11 @@ class DepthForLRU(Experiment):
             table = found.loc[TABLE_NU].loc[list(PRINTED)]
             where, label = np.arange(len(PRINTED)) + 0.2 * at - 0.2, f"{name}, ν = {TABLE_NU:g}"
             right.barh(where, table["loss"], 0.2, xerr=table["std"], label=label)
-        by_nu[0].legend(frameon=False, fontsize=8, title="mean ± deviation of seeds", title_fontsize=7)
+        by_nu[0].legend(fontsize=8, title="mean ± deviation of seeds", title_fontsize=7)
         right.barh(where + 0.2, list(PRINTED.values()), 0.2, color="#999999", label="printed (its own teacher)")
         linear = _by_student(rows, "none").loc[TABLE_NU]
         names = [f"{name}\n({linear.loc[name, 'parameters']:g})" for name in PRINTED]
         right.set_yticks(range(len(PRINTED)), names, fontsize=7)
         right.set(xscale="log", xlabel="test loss")
         right.set_title("table 1 (learned parameters)", fontsize=9)
-        right.legend(frameon=False, fontsize=6)
+        right.legend(fontsize=6)

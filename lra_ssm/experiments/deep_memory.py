@@ -6,7 +6,6 @@ shows every layer's output over its deviation on noise. Other values of ρ in fi
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import matplotlib
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lra_ssm.analysis import correlation, frequency
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
 from lra_ssm.experiments.deep_students import short
 from lra_ssm.layers import DeepLinearSSM
 
@@ -58,20 +57,7 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame, x: str, y: str, layers: Iterabl
         label = (f"layer {k}" if k else "input") if k in (first, last) else None
         color = matplotlib.colormaps["viridis_r"](0.1 + 0.9 * k / LAYERS)
         axes.plot(part[x], part[y], color=color, linewidth=1.1, label=label)
-    axes.legend(frameon=False, fontsize=7)
-
-
-def _simulated(rows: pd.DataFrame) -> Judgement:
-    part = rows.query("what == 'noise'")
-    off, variance = (part["R"] - part["simulated"]).abs().max(), (part["variance"] / part["power"] - 1).abs().max()
-    said = f"correlations within {off:.3f}, variances within {100 * variance:.1f} %"
-    return Judgement.of(bool(off <= 0.05 and variance <= 0.05), said)
-
-
-def _more_correlated(rows: pd.DataFrame) -> Judgement:
-    part = rows.query("what == 'acf' and lag > 0").sort_values("layer")
-    steps = part.groupby(["rho", "lag"])["R"].diff().dropna()
-    return Judgement.of(bool((steps > 0).all()), f"least rise {steps.min():.1e}, over {len(steps)} lags and layers")
+    axes.legend(fontsize=7)
 
 
 def _powers(rows: pd.DataFrame, layer: int) -> pd.DataFrame:
@@ -79,47 +65,38 @@ def _powers(rows: pd.DataFrame, layer: int) -> pd.DataFrame:
     return rows.query("what == 'growth' and layer == @layer").pivot(index="rho", columns="lambda", values="power")
 
 
-def _same_rate(rows: pd.DataFrame) -> Judgement:
-    last = _powers(rows, LAYERS) / _powers(rows, LAYERS - 1)
-    shares = (last / last.loc[1.0]).to_numpy()
-    return Judgement.of(shares.min() >= 0.9 and shares.max() <= 1.1, f"from {shares.min():.3f} to {shares.max():.3f}")
-
-
-def _longer_grows_more(rows: pd.DataFrame) -> Judgement:
-    last = _powers(rows, LAYERS)
-    ratios = last[GROWTH[0]] / last[GROWTH[1]]
-    return Judgement.of(ratios.min() > 1, f"{ratios.min():.1e} to {ratios.max():.1e} times after {LAYERS} layers")
-
-
 class Correlation(Experiment):
     """Proposition 1 and figure 1."""
 
-    claims = [
-        Claim(
-            "simulated",
-            "proposition 1 gives every layer's autocorrelation",
-            f"R of {LAYERS} layers of λ = 0.9 against simulated noise: R(Δ)/R(0) within 0.05, R(0) within 5 %",
-            _simulated,
-        ),
-        Claim(
-            "correlation",
-            "outputs become more correlated with each layer, whether inputs are or not",
-            f"R(Δ)/R(0) rises with every layer at each shown lag up to {SHOWN}, ρ = 0 and 0.95",
-            _more_correlated,
-        ),
-        Claim(
-            "rate",
-            "after a few layers the states' variance grows at the same rate for all ρ",
-            "R(0) of layer 10 over that of layer 9 is that of ρ = 1 within 10 %",
-            _same_rate,
-        ),
-        Claim(
-            "timescale",
-            "larger λ let the variance explode faster",
-            "R(0) of layer 10 is larger for λ = 0.95 than for 0.4, at every ρ",
-            _longer_grows_more,
-        ),
-    ]
+    @claim(f"R of {LAYERS} layers of λ = 0.9 against simulated noise: R(Δ)/R(0) within 0.05, R(0) within 5 %")
+    def simulated(self, rows: pd.DataFrame) -> Judgement:
+        """proposition 1 gives every layer's autocorrelation"""
+        part = rows.query("what == 'noise'")
+        off, variance = (part["R"] - part["simulated"]).abs().max(), (part["variance"] / part["power"] - 1).abs().max()
+        said = f"correlations within {off:.3f}, variances within {100 * variance:.1f} %"
+        return Judgement.of(off <= 0.05 and variance <= 0.05, said)
+
+    @claim(f"R(Δ)/R(0) rises with every layer at each shown lag up to {SHOWN}, ρ = 0 and 0.95")
+    def correlation(self, rows: pd.DataFrame) -> Judgement:
+        """outputs become more correlated with each layer, whether inputs are or not"""
+        part = rows.query("what == 'acf' and lag > 0").sort_values("layer")
+        steps = part.groupby(["rho", "lag"])["R"].diff().dropna()
+        return Judgement.of((steps > 0).all(), f"least rise {steps.min():.1e}, over {len(steps)} lags and layers")
+
+    @claim("R(0) of layer 10 over that of layer 9 is that of ρ = 1 within 10 %")
+    def rate(self, rows: pd.DataFrame) -> Judgement:
+        """after a few layers the states' variance grows at the same rate for all ρ"""
+        last = _powers(rows, LAYERS) / _powers(rows, LAYERS - 1)
+        low, high = (last / last.loc[1.0]).stack().agg(["min", "max"])
+        return Judgement.of(low >= 0.9 and high <= 1.1, f"from {low:.3f} to {high:.3f}")
+
+    @claim("R(0) of layer 10 is larger for λ = 0.95 than for 0.4, at every ρ")
+    def timescale(self, rows: pd.DataFrame) -> Judgement:
+        """larger λ let the variance explode faster"""
+        last = _powers(rows, LAYERS)
+        ratios = last[GROWTH[0]] / last[GROWTH[1]]
+        said = f"{ratios.min():.1e} to {ratios.max():.1e} times after {LAYERS} layers"
+        return Judgement.of(ratios.min() > 1, said)
 
     def cells(self, form: Form) -> list[Cell]:
         acf: list[Cell] = [{"what": "acf", "lambda": EIGENVALUE, "rho": rho} for rho in (0.0, 0.95)]
@@ -153,12 +130,12 @@ class Correlation(Experiment):
             axes.set(xlabel="lag Δ in positions", ylabel="R(Δ) / R(0)", title=f"λ = 0.9, inputs of ρ = {rho:g}")
         noise = rows.query("what == 'noise' and layer in (1, 5, 10)")
         left.plot(noise["lag"], noise["simulated"], "k.", markersize=3, label="simulated noise (layers 1, 5, 10)")
-        left.legend(frameon=False, fontsize=7)
+        left.legend(fontsize=7)
         for (value, rho), part in rows.query("what == 'growth'").groupby(["lambda", "rho"]):
             style, color = "-" if value == GROWTH[0] else "--", f"C{RHOS.index(rho)}"
             right.plot(part["layer"], part["power"], style, color=color, label=f"λ = {value:g}, ρ = {rho:g}")
         right.set(yscale="log", xlabel="layer (0: the input)", ylabel="variance of the state R(0)", ylim=(None, 1e36))
-        right.legend(frameon=False, fontsize=6, ncol=2, loc="upper left")
+        right.legend(fontsize=6, ncol=2, loc="upper left")
 
 
 def _layers(rows: pd.DataFrame, normalize: bool) -> pd.DataFrame:
@@ -166,84 +143,62 @@ def _layers(rows: pd.DataFrame, normalize: bool) -> pd.DataFrame:
     return rows.query("what == 'layer' and normalize == @normalize").set_index("layer").sort_index()
 
 
+def _peaks(layers: pd.DataFrame) -> str:
+    first, last = layers.iloc[0], layers.iloc[-1]
+    numbers = f"peak from {first['peak']:.3g} at {first['peak_at']:g} to {last['peak']:.3g} at {last['peak_at']:g}"
+    return f"{numbers} after layer {LAYERS}"
+
+
 def _rise(layers: pd.DataFrame, *columns: str) -> bool:
     return bool((layers[list(columns)].diff().iloc[1:] > 0).all(axis=None))
-
-
-def _delay(rows: pd.DataFrame) -> Judgement:
-    part = rows.query("what == 'layer'")
-    off, last = (part["delay"] - part["formula"]).abs().max(), part.query("layer == @LAYERS").iloc[0]
-    return Judgement.of(off <= 1e-6, f"{last['delay']:.6f} and {last['formula']:g} after ten layers; apart {off:.0e}")
-
-
-def _product(rows: pd.DataFrame) -> Judgement:
-    off = rows["response_error"].max()
-    return Judgement.of(off <= 1e-9, f"{off:.0e} of the largest")
-
-
-def _peaks(rows: pd.DataFrame, normalize: bool) -> Judgement:
-    part = _layers(rows, normalize)
-    first, last = part.iloc[0], part.iloc[-1]
-    numbers = f"peak from {first['peak']:.3g} at {first['peak_at']:g} to {last['peak']:.3g} at {last['peak_at']:g}"
-    rising = ["peak_at", "half_width"] if normalize else ["peak_at", "half_width", "peak"]
-    return Judgement.of(_rise(part, *rising), f"{numbers} after layer {LAYERS}")
-
-
-def _variance(rows: pd.DataFrame) -> Judgement:
-    part = _layers(rows, True)["noise_variance"]
-    numbers = ", ".join(f"{part[k]:.3g}" for k in (1, 2, 3, LAYERS))
-    return Judgement.of(bool(((part - 1).abs() <= 0.1).all()), f"{numbers} after layers 1, 2, 3 and {LAYERS}")
-
-
-def _smoothing(rows: pd.DataFrame) -> Judgement:
-    part = _layers(rows, False)
-    apart = (part["noise_delay"] - part["peak_at"]).abs().max()
-    said = f"correlation at lag 1 up to {part['lag_1'].max():.5f}; peaks {apart:g} apart at most"
-    return Judgement.of(_rise(part, "lag_1") and bool(apart <= 10), said)
 
 
 class Delay(Experiment):
     """Proposition 2 and figure 2."""
 
-    claims = [
-        Claim(
-            "group delay",
-            "the group delay of layers in a row is Σ λ/(1 - λ)",
-            "-dφ/dω at 0 of the impulse response after every layer within 1e-6 positions",
-            _delay,
-        ),
-        Claim(
-            "product",
-            "a stack's frequency response is the product of its layers'",
-            "eq. 4 against the transformed impulse response, at 64 frequencies: 1e-9 of the largest",
-            _product,
-        ),
-        Claim(
-            "plain",
-            "layers amplify an impulse, and make what comes out later and longer",
-            "peak, its position and the width at half of it rise with every layer",
-            partial(_peaks, normalize=False),
-        ),
-        Claim(
-            "normalized",
-            "with normalized inputs the peak still moves on with every layer",
-            "its position and the width at half of it rise with every layer",
-            partial(_peaks, normalize=True),
-        ),
-        Claim(
-            "variance",
-            "B = sqrt(1 - λ²) keeps the variance of white noise through all layers",
-            "of simulated noise it is within 10 % of 1 after every layer",
-            _variance,
-        ),
-        Claim(
-            "noise",
-            "each layer delays white noise and smooths it",
-            "R(1)/R(0) of the outputs rises with every layer, and the correlation of input and output peaks within 10 "
-            "positions of the impulse response's peak",
-            _smoothing,
-        ),
-    ]
+    @claim("-dφ/dω at 0 of the impulse response after every layer within 1e-6 positions", "group delay")
+    def delay(self, rows: pd.DataFrame) -> Judgement:
+        """the group delay of layers in a row is Σ λ/(1 - λ)"""
+        part = rows.query("what == 'layer'")
+        off, last = (part["delay"] - part["formula"]).abs().max(), part.query("layer == @LAYERS").iloc[0]
+        said = f"{last['delay']:.6f} and {last['formula']:g} after ten layers; apart {off:.0e}"
+        return Judgement.of(off <= 1e-6, said)
+
+    @claim("eq. 4 against the transformed impulse response, at 64 frequencies: 1e-9 of the largest")
+    def product(self, rows: pd.DataFrame) -> Judgement:
+        """a stack's frequency response is the product of its layers'"""
+        off = rows["response_error"].max()
+        return Judgement.of(off <= 1e-9, f"{off:.0e} of the largest")
+
+    @claim("peak, its position and the width at half of it rise with every layer")
+    def plain(self, rows: pd.DataFrame) -> Judgement:
+        """layers amplify an impulse, and make what comes out later and longer"""
+        part = _layers(rows, False)
+        return Judgement.of(_rise(part, "peak_at", "half_width", "peak"), _peaks(part))
+
+    @claim("its position and the width at half of it rise with every layer")
+    def normalized(self, rows: pd.DataFrame) -> Judgement:
+        """with normalized inputs the peak still moves on with every layer"""
+        part = _layers(rows, True)
+        return Judgement.of(_rise(part, "peak_at", "half_width"), _peaks(part))
+
+    @claim("of simulated noise it is within 10 % of 1 after every layer")
+    def variance(self, rows: pd.DataFrame) -> Judgement:
+        """B = sqrt(1 - λ²) keeps the variance of white noise through all layers"""
+        part = _layers(rows, True)["noise_variance"]
+        numbers = ", ".join(f"{part[k]:.3g}" for k in (1, 2, 3, LAYERS))
+        return Judgement.of(((part - 1).abs() <= 0.1).all(), f"{numbers} after layers 1, 2, 3 and {LAYERS}")
+
+    @claim(
+        "R(1)/R(0) of the outputs rises with every layer, and the correlation of input and output peaks within 10 "
+        "positions of the impulse response's peak"
+    )
+    def noise(self, rows: pd.DataFrame) -> Judgement:
+        """each layer delays white noise and smooths it"""
+        part = _layers(rows, False)
+        apart = (part["noise_delay"] - part["peak_at"]).abs().max()
+        said = f"correlation at lag 1 up to {part['lag_1'].max():.5f}; peaks {apart:g} apart at most"
+        return Judgement.of(_rise(part, "lag_1") and apart <= 10, said)
 
     def cells(self, form: Form) -> list[Cell]:
         length = 3_000 if form == "quick" else 300_000

@@ -6,14 +6,13 @@ as in deep_timescales.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
 from lra_ssm.experiments.deep_students import (
     Students,
     draw_teacher,
@@ -37,26 +36,20 @@ def _largest(rows: pd.DataFrame, teacher: str, trained: str) -> pd.DataFrame:
     return pd.DataFrame({"mean": sizes.mean(), "std": sizes.std(ddof=0), "error": by_K["error"].median()})
 
 
-def _smaller(rows: pd.DataFrame, teacher: str, trained: str) -> Judgement:
-    found = _largest(rows, teacher, trained)
-    said = ", ".join(f"{r['mean']:.3f} ± {r['std']:.3f} (error {r['error']:.1g})" for _, r in found.iterrows())
-    one, five = found.iloc[0], found.iloc[-1]
-    fall, spread = one["mean"] - five["mean"], one["std"] + five["std"]
-    return Judgement("undecided", said) if abs(fall) <= spread else Judgement.of(fall > 0, said)
-
-
 class DepthForSmallEigenvalues(Experiment):
     """Figure 5: students of 1 to 5 layers. "A = diag(…)" reads as one layer of five states; five layers of one too."""
 
-    claims = [
-        Claim(
-            f"teacher of {teacher}, {trained} trained",
-            f"more layers learn with smaller λ (teacher of {teacher}, {' and '.join(trained)} trained)",
-            "the largest |λ| of 5 layers is smaller than that of 1 by more than both deviations over students",
-            partial(_smaller, teacher=teacher, trained=trained),
-        )
-        for teacher, trained in KINDS
-    ]
+    @claim(
+        "the largest |λ| of 5 layers is smaller than that of 1 by more than both deviations over students",
+        "teacher of {teacher}, {trained} trained",
+        [{"teacher": teacher, "trained": trained, "names": " and ".join(trained)} for teacher, trained in KINDS],
+    )
+    def smaller(self, rows: pd.DataFrame, teacher: str, trained: str, names: str) -> Judgement:
+        """more layers learn with smaller λ (teacher of {teacher}, {names} trained)"""
+        found = _largest(rows, teacher, trained)
+        said = ", ".join(f"{r['mean']:.3f} ± {r['std']:.3f} (error {r['error']:.1g})" for _, r in found.iterrows())
+        one, five = found.iloc[0], found.iloc[-1]
+        return Judgement.beyond(one["mean"] - five["mean"], one["std"] + five["std"], said)
 
     def cells(self, form: Form) -> list[Cell]:
         quick = form == "quick"

@@ -7,14 +7,13 @@ which gradient flow keeps from such a start. Figure 3A has a start from N(0, 1) 
 Layers of a linear student may change places without a change of its outputs; the first is here that of the largest λ.
 """
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
 from lra_ssm.experiments.deep_students import (
     Array,
     Students,
@@ -41,71 +40,52 @@ def _ends(rows: pd.DataFrame, value: str, trained: str, start: str = "ones", len
     return np.array(found)
 
 
-def _printed(rows: pd.DataFrame) -> Judgement:
-    ends = _ends(rows, "λ", "A")
-    mean, deviation = ends.mean(0), ends.std(0)
-    said = ", ".join(f"{m:.3f} ± {d:.3f}" for m, d in zip(mean, deviation, strict=True))
-    for length in sorted(rows["length"].unique())[:-1]:
-        shorter = _ends(rows, "λ", "A", length=length).mean(0)
-        said += f"; of length {length} {', '.join(f'{x:.2f}' for x in shorter)}"
-    near = np.abs(mean - PRINTED).max() <= 0.05
-    return Judgement.of(bool(near), f"{said}; printed {', '.join(map(str, PRINTED))}")
-
-
-def _spread(rows: pd.DataFrame) -> Judgement:
-    a, b, c, d = _ends(rows, "λ", "A").T
-    fits = (a < 0.99) & (b < 0.9) & (np.maximum(c, d) < 0) & (np.abs(c - d) < 0.02)
-    return Judgement.of(fits.mean() >= 0.8, f"{fits.sum()} of {fits.size} students")
-
-
-def _exact(rows: pd.DataFrame, trained: str) -> Judgement:
-    ones, normal = (
-        (np.abs(_ends(rows, "λ", trained, start)[:, :2] - (0.99, 0.9)) <= 0.01).all(1) for start in ("ones", "normal")
-    )
-    said = f"{ones.sum()} of {ones.size} students; from N(0, 1) {normal.sum()}"
-    return Judgement.of(ones.mean() >= 0.8, said)
-
-
-def _gains(rows: pd.DataFrame) -> Judgement:
-    ends = _ends(rows, "B", "AB")
-    first, second = ends[:, :2], ends[:, 2:].sum(1)
-    near = abs(first.mean() - 0.70) <= 0.05 and abs(second.mean() - 1.41) <= 0.1
-    said = f"{first.mean():.3f} ± {first.std():.3f} each in the first, {second.mean():.3f} ± {second.std():.3f}"
-    return Judgement.of(bool(near), f"{said} together in the other")
-
-
 class WhereTimescalesGo(Experiment):
     """Figure 3A: two layers of two states for a teacher of one, with A, A and B, A and C or all of them trained."""
 
-    claims = [
-        Claim(
-            "A alone, printed",
-            "with B and C fixed the λ end at 0.98 and 0.61 in one layer, -0.33 twice in the other",
-            "the mean over students of each within 0.05, on sequences of 256",
-            _printed,
-        ),
-        Claim(
-            "A alone, kind",
-            "with B and C fixed both λ of one layer end below the teacher's, those of the other equal and negative",
-            "below 0.99 and 0.9, the others within 0.02 of each other, in 8 of 10 students",
-            _spread,
-        ),
-        *(
-            Claim(
-                f"{trained} trained",
-                f"with {' and '.join(trained)} trained, one layer learns the teacher's λ exactly",
-                "both λ of one layer within 0.01 of 0.99 and 0.9 in 8 of 10 students",
-                partial(_exact, trained=trained),
-            )
-            for trained in ("AB", "AC", "ABC")
-        ),
-        Claim(
-            "B",
-            "with C fixed, B ends at 0.70 twice in the layer with the teacher's λ, at 0.57 and 0.84 in the other",
-            "means over students within 0.05 of 0.70, and of the sum within 0.1 of 1.41: single ones of it are free",
-            _gains,
-        ),
-    ]
+    @claim("the mean over students of each within 0.05, on sequences of 256", "A alone, printed")
+    def printed(self, rows: pd.DataFrame) -> Judgement:
+        """with B and C fixed the λ end at 0.98 and 0.61 in one layer, -0.33 twice in the other"""
+        ends = _ends(rows, "λ", "A")
+        mean, deviation = ends.mean(0), ends.std(0)
+        said = ", ".join(f"{m:.3f} ± {d:.3f}" for m, d in zip(mean, deviation, strict=True))
+        for length in sorted(rows["length"].unique())[:-1]:
+            shorter = _ends(rows, "λ", "A", length=length).mean(0)
+            said += f"; of length {length} {', '.join(f'{x:.2f}' for x in shorter)}"
+        near = np.abs(mean - PRINTED).max() <= 0.05
+        return Judgement.of(near, f"{said}; printed {', '.join(map(str, PRINTED))}")
+
+    @claim("below 0.99 and 0.9, the others within 0.02 of each other, in 8 of 10 students", "A alone, kind")
+    def spread(self, rows: pd.DataFrame) -> Judgement:
+        """with B and C fixed both λ of one layer end below the teacher's, those of the other equal and negative"""
+        a, b, c, d = _ends(rows, "λ", "A").T
+        fits = (a < 0.99) & (b < 0.9) & (np.maximum(c, d) < 0) & (np.abs(c - d) < 0.02)
+        return Judgement.of(fits.mean() >= 0.8, f"{fits.sum()} of {fits.size} students")
+
+    @claim(
+        "both λ of one layer within 0.01 of 0.99 and 0.9 in 8 of 10 students",
+        "{trained} trained",
+        [{"trained": trained, "names": " and ".join(trained)} for trained in ("AB", "AC", "ABC")],
+    )
+    def exact(self, rows: pd.DataFrame, trained: str, names: str) -> Judgement:
+        """with {names} trained, one layer learns the teacher's λ exactly"""
+        ones, normal = (
+            (np.abs(_ends(rows, "λ", trained, start)[:, :2] - (0.99, 0.9)) <= 0.01).all(1)
+            for start in ("ones", "normal")
+        )
+        said = f"{ones.sum()} of {ones.size} students; from N(0, 1) {normal.sum()}"
+        return Judgement.of(ones.mean() >= 0.8, said)
+
+    @claim(
+        "means over students within 0.05 of 0.70, and of the sum within 0.1 of 1.41: single ones of it are free", "B"
+    )
+    def gains(self, rows: pd.DataFrame) -> Judgement:
+        """with C fixed, B ends at 0.70 twice in the layer with the teacher's λ, at 0.57 and 0.84 in the other"""
+        ends = _ends(rows, "B", "AB")
+        first, second = ends[:, :2], ends[:, 2:].sum(1)
+        near = abs(first.mean() - 0.70) <= 0.05 and abs(second.mean() - 1.41) <= 0.1
+        said = f"{first.mean():.3f} ± {first.std():.3f} each in the first, {second.mean():.3f} ± {second.std():.3f}"
+        return Judgement.of(near, f"{said} together in the other")
 
     def cells(self, form: Form) -> list[Cell]:
         quick = {"students": 2, "steps": 10, "length": 16}

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only, slope
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only, slope
 from lra_ssm.ops import Parameterization, linear_scan
 from lra_ssm.ops.parameterization import Time
 
@@ -28,41 +28,31 @@ TIMES: tuple[Time, Time] = ("continuous", "discrete")
 POWERS = {"output": 1, "gradient": 2}  # of 1/(1 - λ) in the bounds
 
 
-def _judge_bounds(rows: pd.DataFrame) -> Judgement:
+def _within(rows: pd.DataFrame) -> Judgement:
     worst = max((rows[name] * (1 - rows["eigenvalue"]) ** power).max() for name, power in POWERS.items())
     return Judgement.of(worst <= 1 + 1e-9, f"at most {worst:.4g} of the bound")
-
-
-def _judge_growth(rows: pd.DataFrame) -> Judgement:
-    near = rows[rows["eigenvalue"] >= 0.9]
-    found = {name: slope(1 - near["eigenvalue"], near[name]) for name in POWERS}
-    holds = all(abs(found[name] + power) <= 0.1 for name, power in POWERS.items())
-    return Judgement.of(holds, f"exponents of 1 - λ: {found['output']:.3f} and {found['gradient']:.3f}")
 
 
 class OutputAndGradient(Experiment):
     """The largest |y| and |dy/dλ| of h_k = λ h_{k-1} + x_k, y = h, over inputs |x| ≤ 1; the worst alternate as λ^k."""
 
-    claims = [
-        Claim(
-            "positive",
-            "|y| ≤ c/(1 - λ) and |dy/dλ| ≤ c/(1 - λ)² for 0 ≤ λ < 1",
-            "the largest share of a bound is at most 1 + 1e-9",
-            lambda rows: _judge_bounds(rows[rows["eigenvalue"] >= 0]),
-        ),
-        Claim(
-            "negative",
-            "the same for -1 < λ < 0, the left half of the figure",
-            "the largest share of a bound is at most 1 + 1e-9",
-            lambda rows: _judge_bounds(rows[rows["eigenvalue"] < 0]),
-        ),
-        Claim(
-            "growth",
-            "as λ nears 1 the gradient grows faster than the output, as (1 - λ)^-2 against (1 - λ)^-1",
-            "slopes of the logs over log(1 - λ), λ ≥ 0.9, within 0.1 of -2 and -1",
-            _judge_growth,
-        ),
-    ]
+    @claim("the largest share of a bound is at most 1 + 1e-9")
+    def positive(self, rows: pd.DataFrame) -> Judgement:
+        """|y| ≤ c/(1 - λ) and |dy/dλ| ≤ c/(1 - λ)² for 0 ≤ λ < 1"""
+        return _within(rows[rows["eigenvalue"] >= 0])
+
+    @claim("the largest share of a bound is at most 1 + 1e-9")
+    def negative(self, rows: pd.DataFrame) -> Judgement:
+        """the same for -1 < λ < 0, the left half of the figure"""
+        return _within(rows[rows["eigenvalue"] < 0])
+
+    @claim("slopes of the logs over log(1 - λ), λ ≥ 0.9, within 0.1 of -2 and -1")
+    def growth(self, rows: pd.DataFrame) -> Judgement:
+        """as λ nears 1 the gradient grows faster than the output, as (1 - λ)^-2 against (1 - λ)^-1"""
+        near = rows[rows["eigenvalue"] >= 0.9]
+        found = {name: slope(1 - near["eigenvalue"], near[name]) for name in POWERS}
+        holds = all(abs(found[name] + power) <= 0.1 for name, power in POWERS.items())
+        return Judgement.of(holds, f"exponents of 1 - λ: {found['output']:.3f} and {found['gradient']:.3f}")
 
     def cells(self, form: Form) -> list[Cell]:
         return [{"length": 4000}]
@@ -84,7 +74,7 @@ class OutputAndGradient(Experiment):
             bound = "1/(1 - λ)" + ("²" if power == 2 else "")
             axes.plot(x, (1 - x) ** -power, "--", color=color, label=f"the paper's bound {bound}")
         axes.set(yscale="log", xlabel="eigenvalue λ of a step", ylabel="over inputs |x| ≤ 1, c = 1")
-        axes.legend(frameon=False)
+        axes.legend()
 
 
 # Table 5: G_f as printed there, with a and b as f has them.
@@ -112,54 +102,41 @@ def _spread(rows: pd.DataFrame) -> "pd.Series[float]":
     return logs.groupby([stable["time"], stable["form"]]).std()
 
 
-def _judge_table(rows: pd.DataFrame) -> Judgement:
-    known = rows.dropna(subset="printed")
-    error = (known["bound"] - known["printed"]).abs() / known["printed"].clip(lower=1e-300)
-    worst = error[(known["printed"] > 0) | (known["bound"] > 0)].max()
-    return Judgement.of(worst <= 1e-6, f"{known.groupby(['time', 'form']).ngroups} rows, within {worst:.1g}")
-
-
-def _judge_flat(rows: pd.DataFrame) -> Judgement:
-    spread = _spread(rows)
-    flat = max(spread[time, "best"] for time in TIMES)
-    others = min(value for (_, form), value in spread.items() if form != "best")
-    said = f"deviation of the log: best {flat:.1g}, the others at least {others:.2g} powers of ten"
-    return Judgement.of(flat <= 1e-6 and others >= 0.5, said)
-
-
-def _judge_mild(rows: pd.DataFrame) -> Judgement:
-    spread, parts, holds = _spread(rows), [], True
-    for time in TIMES:
-        three = {form: spread[time, form] for form in ("softplus", "direct", "exp")}
-        holds &= three["softplus"] == min(three.values())
-        parts.append(f"{time}: " + ", ".join(f"{form} {value:.2f}" for form, value in three.items()))
-    return Judgement.of(holds, "; ".join(parts))
-
-
 class GradientScale(Experiment):
     """Table 5 and figure 6: f, G_f and G_f/|w| of every form, over 0.1 ≤ |w| ≤ 10 of both signs, a = 1 and b = 0.5."""
 
-    claims = [
-        Claim(
-            "table 5",
-            "G_f of nine forms is as table 5 has it",
-            "|f'|/f², or |f'|/(1 - f)², by automatic differentiation of f is the printed function within 1e-6",
-            _judge_table,
-        ),
-        Claim(
-            "best is flat",
-            "G_f/|w| of best is balanced, alone of all forms",
-            "deviation of log10(G_f/|w|) over |w| from 0.1 to 10, where f is stable: best at most 1e-6, all others at "
-            "least 0.5",
-            _judge_flat,
-        ),
-        Claim(
-            "softplus is milder",
-            "softplus is generally milder than direct and exp",
-            "the same deviation is least for softplus of the three, in both times",
-            _judge_mild,
-        ),
-    ]
+    @claim(
+        "|f'|/f², or |f'|/(1 - f)², by automatic differentiation of f is the printed function within 1e-6", "table 5"
+    )
+    def table(self, rows: pd.DataFrame) -> Judgement:
+        """G_f of nine forms is as table 5 has it"""
+        known = rows.dropna(subset="printed")
+        error = (known["bound"] - known["printed"]).abs() / known["printed"].clip(lower=1e-300)
+        worst = error[(known["printed"] > 0) | (known["bound"] > 0)].max()
+        return Judgement.of(worst <= 1e-6, f"{known.groupby(['time', 'form']).ngroups} rows, within {worst:.1g}")
+
+    @claim(
+        "deviation of log10(G_f/|w|) over |w| from 0.1 to 10, where f is stable: best at most 1e-6, all others at "
+        "least 0.5",
+        "best is flat",
+    )
+    def flat(self, rows: pd.DataFrame) -> Judgement:
+        """G_f/|w| of best is balanced, alone of all forms"""
+        spread = _spread(rows)
+        flat = max(spread[time, "best"] for time in TIMES)
+        others = min(value for (_, form), value in spread.items() if form != "best")
+        said = f"deviation of the log: best {flat:.1g}, the others at least {others:.2g} powers of ten"
+        return Judgement.of(flat <= 1e-6 and others >= 0.5, said)
+
+    @claim("the same deviation is least for softplus of the three, in both times", "softplus is milder")
+    def mild(self, rows: pd.DataFrame) -> Judgement:
+        """softplus is generally milder than direct and exp"""
+        spread, parts, holds = _spread(rows), [], True
+        for time in TIMES:
+            three = {form: spread[time, form] for form in ("softplus", "direct", "exp")}
+            holds &= three["softplus"] == min(three.values())
+            parts.append(f"{time}: " + ", ".join(f"{form} {value:.2f}" for form, value in three.items()))
+        return Judgement.of(holds, "; ".join(parts))
 
     def cells(self, form: Form) -> list[Cell]:
         return grid(time=TIMES, points=[10 if form == "quick" else 30])
@@ -200,7 +177,7 @@ class GradientScale(Experiment):
                 axes.set(yscale="log", ylim=(1e-10, 1e8))  # the paper's axis
         handles, labels = figure.axes[-1].get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))  # a form has a line on either side
-        figure.legend(unique.values(), unique, loc="outside lower center", ncols=6, frameon=False)
+        figure.legend(unique.values(), unique, loc="outside lower center", ncols=6)
 
 
 # Theorem 3.6: where eigenvalues are, by time and whether they are negative in discrete time; the forms that reach them.
@@ -240,25 +217,22 @@ def _share(f: Parameterization, values: Tensor, readout: Tensor) -> float:
     return float((gradient.abs() / (readout.abs() * f.gradient_bound(w.detach()))).max())
 
 
-def _within_bound(time: Time, negative: bool) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        worst = only(rows, time=time, negative=negative).groupby("form", sort=False)["share"].max()
-        said = ", ".join(f"{form} {value:.3g}" for form, value in worst.items())
-        return Judgement.of(worst.max() <= 1.001, f"largest share of the bound: {said}")
-
-    where, _ = CASES[time, negative]
-    return Claim(
-        f"{time} time, {where}",
-        f"|∂Loss/∂w| ≤ C |f'(w)|/{'f(w)' if time == 'continuous' else '(1 - f(w))'}², C of no f, for {where}",
-        "the largest share of the bound, C = |c|, over all draws is at most 1.001 under every f",
-        judge,
-    )
-
-
 class GradientBound(Experiment):
     """Theorem 3.6: |∂Loss/∂w| over its bound |c| G_f(w), four states a model, the loss of the theorem's proof."""
 
-    claims = [_within_bound(time, negative) for time, negative in CASES]
+    @claim(
+        "the largest share of the bound, C = |c|, over all draws is at most 1.001 under every f",
+        "{time} time, {where}",
+        [
+            {"time": time, "negative": negative, "where": where, "f": "f(w)" if time == "continuous" else "(1 - f(w))"}
+            for (time, negative), (where, _) in CASES.items()
+        ],
+    )
+    def within(self, rows: pd.DataFrame, time: Time, negative: bool, **_: str) -> Judgement:
+        """|∂Loss/∂w| ≤ C |f'(w)|/{f}², C of no f, for {where}"""
+        worst = only(rows, time=time, negative=negative).groupby("form", sort=False)["share"].max()
+        said = ", ".join(f"{form} {value:.3g}" for form, value in worst.items())
+        return Judgement.of(worst.max() <= 1.001, f"largest share of the bound: {said}")
 
     def cells(self, form: Form) -> list[Cell]:
         trials = 10 if form == "quick" else 60

@@ -9,7 +9,7 @@ one of the same blocks, 4 of width 64, reads random tokens, beside the linear fu
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import LinearFunctional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Outcome, by_seed, draw_mean, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Outcome, by_seed, claim, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import HyenaBlock, LayerSpec, StableSSM
@@ -81,40 +81,32 @@ def _of_runs(rows: pd.DataFrame) -> pd.DataFrame:
     return runs.agg(level=("log_ratio", "mean"), peak=("log_peak", "max"), loss=("loss", "last")).reset_index()
 
 
-def _best_is_least(value: str) -> Callable[[pd.DataFrame], Judgement]:
-    return lambda rows: _less(_of_runs(rows), value, ["best"], ["relu", "exp", "softplus", "tanh"])
-
-
-def _judge_losses(rows: pd.DataFrame) -> Judgement:
-    losses = _of_runs(rows).groupby("form", sort=False)["loss"].mean().drop("direct")
-    said = ", ".join(f"{form} {loss:.3g}" for form, loss in losses.items())
-    return Judgement.of(bool(losses.max() <= 2 * losses.min()), said)
+def _best_is_least(rows: pd.DataFrame, value: str) -> Judgement:
+    return _less(_of_runs(rows), value, ["best"], ["relu", "exp", "softplus", "tanh"])
 
 
 class InTraining(Experiment):
     """Figure 3 (a): the ratio over 4,000 steps, and the loss."""
 
-    claims = [
-        Claim(
-            "level",
-            "in training best has the smallest gradients over weights of relu, softplus, exp, best and tanh",
-            "the mean of log10 max(|gradient|/|weight|) from step 1,000 on is least under best, by more than the "
-            "deviations over seeds; else undecided",
-            _best_is_least("level"),
-        ),
-        Claim(
-            "peak",
-            "and the smallest largest one",
-            "the same of the log of the largest ratio from step 1,000 on",
-            _best_is_least("peak"),
-        ),
-        Claim(
-            "loss",
-            "training losses are similar across these f",
-            "the mean losses of the last 100 steps are within a factor of 2",
-            _judge_losses,
-        ),
-    ]
+    @claim(
+        "the mean of log10 max(|gradient|/|weight|) from step 1,000 on is least under best, by more than the "
+        "deviations over seeds; else undecided"
+    )
+    def level(self, rows: pd.DataFrame) -> Judgement:
+        """in training best has the smallest gradients over weights of relu, softplus, exp, best and tanh"""
+        return _best_is_least(rows, "level")
+
+    @claim("the same of the log of the largest ratio from step 1,000 on")
+    def peak(self, rows: pd.DataFrame) -> Judgement:
+        """and the smallest largest one"""
+        return _best_is_least(rows, "peak")
+
+    @claim("the mean losses of the last 100 steps are within a factor of 2")
+    def loss(self, rows: pd.DataFrame) -> Judgement:
+        """training losses are similar across these f"""
+        losses = _of_runs(rows).groupby("form", sort=False)["loss"].mean().drop("direct")
+        said = ", ".join(f"{form} {loss:.3g}" for form, loss in losses.items())
+        return Judgement.of(losses.max() <= 2 * losses.min(), said)
 
     def cells(self, form: Form) -> list[Cell]:
         steps, seeds, batch = (BINS, 1, 32) if form == "quick" else (4000, 3, 512)
@@ -146,7 +138,7 @@ class InTraining(Experiment):
         for form, own in rows.groupby("form", sort=False):
             for axes, name in ((left, "log_ratio"), (right, "loss")):
                 draw_mean(axes, own, "step", name, color=COLORS[str(form)], label=form)
-        right.legend(frameon=False, fontsize=8, title="mean ± deviation of seeds,\nof 100 steps", title_fontsize=8)
+        right.legend(fontsize=8, title="mean ± deviation of seeds,\nof 100 steps", title_fontsize=8)
 
 
 TASKS = ("linear functional", "language model")
@@ -167,33 +159,31 @@ def _loss_at_start(task: str, form: str, seed: int) -> tuple[nn.Module, Tensor]:
     return network, F.cross_entropy(network(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def _stable_are_less(task: str, value: str) -> Callable[[pd.DataFrame], Judgement]:
-    return lambda rows: _less(only(rows, task=task), value, STABLE, UNSTABLE)
-
-
 class AtInitialization(Experiment):
     """Figure 4 (a): the largest and the least ratio of |gradient| to |weight| over all recurrent weights."""
 
-    claims = [
-        Claim(
-            f"{what}, {task}", f"{said} ({task})", f"{rule}; undecided within deviations", _stable_are_less(task, value)
-        )
-        for task in TASKS
-        for what, value, said, rule in (
-            (
-                "range",
-                "log_range",
-                "at initialization exp, softplus, tanh and best have a narrower range of ratios than direct and relu",
-                "the mean over seeds of log10(largest/least) is less under each of the four than under both others",
-            ),
-            (
-                "largest",
-                "log_largest",
-                "their largest ratio is smaller than that of direct and of relu",
-                "the mean over seeds of the log of the largest ratio is less under each of the four than under both",
-            ),
-        )
-    ]
+    @claim(
+        "the mean over seeds of log10(largest/least) is less under each of the four than under both others; undecided "
+        "within deviations",
+        "range, {task}",
+        grid(task=TASKS),
+    )
+    def range(self, rows: pd.DataFrame, task: str) -> Judgement:
+        """at initialization exp, softplus, tanh and best have a narrower range of ratios than direct and relu
+        ({task})"""
+        return _less(only(rows, task=task), "log_range", STABLE, UNSTABLE)
+
+    @claim(
+        "the mean over seeds of the log of the largest ratio is less under each of the four than under both; undecided "
+        "within deviations",
+        "largest, {task}",
+        grid(task=TASKS),
+    )
+    def largest(self, rows: pd.DataFrame, task: str) -> Judgement:
+        """their largest ratio is smaller than that of direct and of relu ({task})"""
+        return _less(only(rows, task=task), "log_largest", STABLE, UNSTABLE)
+
+    claims = [one for of_task in zip(range, largest, strict=True) for one in of_task]
 
     def cells(self, form: Form) -> list[Cell]:
         return grid(task=TASKS, form=FORMS, seeds=[1 if form == "quick" else 10])

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import MNIST, SCIFAR
 from lra_ssm.datamodules.loading.batches import Batch
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid
 from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import train
@@ -84,48 +84,10 @@ def _largest_rate(losses: pd.DataFrame) -> float:
     return max(losses.index[(losses < TRAINED).all(axis=1)], default=0.0)
 
 
-def _judge_largest(rows: pd.DataFrame) -> Judgement:
-    losses = _losses(rows)
-    largest = {form: _largest_rate(losses[form]) for form in FORMS}
-    others = max(rate for form, rate in largest.items() if form != "best")
-    said = ", ".join(f"{form} {rate:g}" for form, rate in largest.items())
-    return Judgement.beyond(largest["best"] - others, 0, said)
-
-
-def _judge_highest(rows: pd.DataFrame) -> Judgement:
-    finite = {form: np.isfinite(_losses(rows)[form].iloc[-1]) for form in ("softplus", "exp", "best")}
-    said = ", ".join(f"{form} {kept.sum()} of {len(kept)} finite" for form, kept in finite.items())
-    return Judgement.of(finite["best"].all() and not finite["exp"].all() and not finite["softplus"].all(), said)
-
-
 def _clearly_lower(one: pd.DataFrame, other: pd.DataFrame) -> "pd.Series[bool]":
     """By rate: in the mean, by more than the larger deviation; a loss that is no number is higher than any."""
     spread = np.maximum(one.std(axis=1, ddof=0), other.std(axis=1, ddof=0)).fillna(0)
     return np.isfinite(one).all(axis=1) & (other.mean(axis=1) - one.mean(axis=1) > spread)
-
-
-def _judge_lowest(rows: pd.DataFrame) -> Judgement:
-    losses = _losses(rows)
-    best, softplus, exp = (losses[form] for form in ("best", "softplus", "exp"))
-    better = int((_clearly_lower(best, softplus) & _clearly_lower(best, exp)).sum())
-    worse = int((_clearly_lower(softplus, best) | _clearly_lower(exp, best)).sum())
-    said = f"lower than both at {better} of {len(best)} rates, higher than one at {worse}"
-    half = len(best) / 2
-    return Judgement("holds" if better > half else "does not hold" if worse > half else "undecided", said)
-
-
-def _judge_alike(rows: pd.DataFrame) -> Judgement:
-    low = rows[rows["form"].isin(("softplus", "exp", "best")) & (rows["lr"] <= 5e-4)].fillna({"loss": math.inf})
-    means = low.pivot_table("loss", "lr", "form")
-    worst = float((means.max(axis=1) / means.min(axis=1)).max()) - 1
-    return Judgement.of(worst <= 0.05, f"at most {100 * worst:.2g} % apart")
-
-
-def _judge_direct(rows: pd.DataFrame) -> Judgement:
-    losses = _losses(rows)
-    high = losses["direct"][losses["direct"].index >= 5e-3]
-    said = [f"{form} learns up to a rate of {_largest_rate(losses[form]):g}" for form in ("direct", UNSTABLE)]
-    return Judgement.of(bool((high >= TRAINED).any(axis=1).all()), "; ".join(said))
 
 
 class _ByRate(Experiment):
@@ -133,40 +95,57 @@ class _ByRate(Experiment):
 
     dataset: ClassVar[Dataset]
 
-    claims = [
-        Claim(
-            "largest rate",
-            "best can be trained with larger learning rates than the others",
-            f"the largest rate at which all seeds end below a test loss of {TRAINED:.2f} is larger for best than for "
-            "softplus, exp and direct; undecided where another's is the same",
-            _judge_largest,
-        ),
-        Claim(
-            "rate 5",
-            "at a rate of 5 softplus and exp diverge and best does not",
-            "all test losses of best are finite there, and not all of softplus, nor of exp",
-            _judge_highest,
-        ),
-        Claim(
-            "lowest loss",
-            "best outperforms softplus and exp across learning rates",
-            "its mean test loss is lower than both, by more than the larger deviation over seeds, at more than half of "
-            "the rates; does not hold where it is higher so than one of them at more than half",
-            _judge_lowest,
-        ),
-        Claim(
-            "low rates",
-            "at rates up to 5e-4 softplus, exp and best do about the same",
-            "mean test losses within 5 %",
-            _judge_alike,
-        ),
-        Claim(
-            "direct",
-            "without reparameterization nothing is learned at rates from 5e-3 on",
-            "at each of them some seed of direct, from Re A = -1/2, ends above that loss",
-            _judge_direct,
-        ),
-    ]
+    @claim(
+        f"the largest rate at which all seeds end below a test loss of {TRAINED:.2f} is larger for best than for "
+        "softplus, exp and direct; undecided where another's is the same",
+        "largest rate",
+    )
+    def largest_rate(self, rows: pd.DataFrame) -> Judgement:
+        """best can be trained with larger learning rates than the others"""
+        losses = _losses(rows)
+        largest = {form: _largest_rate(losses[form]) for form in FORMS}
+        others = max(rate for form, rate in largest.items() if form != "best")
+        said = ", ".join(f"{form} {rate:g}" for form, rate in largest.items())
+        return Judgement.beyond(largest["best"] - others, 0, said)
+
+    @claim("all test losses of best are finite there, and not all of softplus, nor of exp", "rate 5")
+    def highest(self, rows: pd.DataFrame) -> Judgement:
+        """at a rate of 5 softplus and exp diverge and best does not"""
+        losses = _losses(rows)
+        finite = {form: np.isfinite(losses[form].iloc[-1]) for form in ("softplus", "exp", "best")}
+        said = ", ".join(f"{form} {kept.sum()} of {len(kept)} finite" for form, kept in finite.items())
+        return Judgement.of(finite["best"].all() and not finite["exp"].all() and not finite["softplus"].all(), said)
+
+    @claim(
+        "its mean test loss is lower than both, by more than the larger deviation over seeds, at more than half of the "
+        "rates; does not hold where it is higher so than one of them at more than half",
+        "lowest loss",
+    )
+    def lowest(self, rows: pd.DataFrame) -> Judgement:
+        """best outperforms softplus and exp across learning rates"""
+        losses = _losses(rows)
+        best, softplus, exp = (losses[form] for form in ("best", "softplus", "exp"))
+        better = int((_clearly_lower(best, softplus) & _clearly_lower(best, exp)).sum())
+        worse = int((_clearly_lower(softplus, best) | _clearly_lower(exp, best)).sum())
+        said = f"lower than both at {better} of {len(best)} rates, higher than one at {worse}"
+        half = len(best) / 2
+        return Judgement("holds" if better > half else "does not hold" if worse > half else "undecided", said)
+
+    @claim("mean test losses within 5 %", "low rates")
+    def alike(self, rows: pd.DataFrame) -> Judgement:
+        """at rates up to 5e-4 softplus, exp and best do about the same"""
+        low = rows[rows["form"].isin(("softplus", "exp", "best")) & (rows["lr"] <= 5e-4)].fillna({"loss": math.inf})
+        means = low.pivot_table("loss", "lr", "form")
+        worst = float((means.max(axis=1) / means.min(axis=1)).max()) - 1
+        return Judgement.of(worst <= 0.05, f"at most {100 * worst:.2g} % apart")
+
+    @claim("at each of them some seed of direct, from Re A = -1/2, ends above that loss")
+    def direct(self, rows: pd.DataFrame) -> Judgement:
+        """without reparameterization nothing is learned at rates from 5e-3 on"""
+        losses = _losses(rows)
+        high = losses["direct"][losses["direct"].index >= 5e-3]
+        said = [f"{form} learns up to a rate of {_largest_rate(losses[form]):g}" for form in ("direct", UNSTABLE)]
+        return Judgement.of((high >= TRAINED).any(axis=1).all(), "; ".join(said))
 
     def cells(self, form: Form) -> list[Cell]:
         forms = (*FORMS, UNSTABLE)
@@ -212,7 +191,7 @@ class _ByRate(Experiment):
         axes.set_ylabel("test loss, mean ± deviation of seeds")
         bottom, top = axes.get_ylim()
         axes.set_ylim(bottom, top * (top / bottom) ** 0.15)
-        axes.legend(frameon=False, fontsize=8, title="× : seeds that diverged", title_fontsize=8, loc="lower left")
+        axes.legend(fontsize=8, title="× : seeds that diverged", title_fontsize=8, loc="lower left")
 
 
 class MNISTByRate(_ByRate):

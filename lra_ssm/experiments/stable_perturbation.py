@@ -15,7 +15,7 @@ weights it perturbed:
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lra_ssm.analysis import perturbation_error
 from lra_ssm.datamodules.synthetic.linear_functional import Functional
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.layers import StableSSM
 from lra_ssm.ops import Form as FormOfWeights
@@ -79,27 +79,12 @@ def _curves(rows: pd.DataFrame, reading: str, form: str) -> pd.DataFrame:
     return part.pivot(index="beta", columns="m", values="error")
 
 
-def _crossings(curves: pd.DataFrame) -> Judgement:
-    found = []
-    for small, large in pairwise(curves.columns):
-        above = curves.index[(curves[large] > 1.1 * curves[small]) & np.isfinite(curves[small])]
-        found.append(min(above, default=math.inf))
-    said = ", ".join(f"{beta:.2g}" if beta < math.inf else "never" for beta in found)
-    falls = all(later <= earlier for earlier, later in pairwise(found))
-    return Judgement.of(max(found) < math.inf and falls and found[-1] < found[0], f"β of the crossings: {said}")
-
-
-def _stable(curves: pd.DataFrame) -> Judgement:
+def _stable(curves: pd.DataFrame) -> tuple[bool, str]:
     small, large = curves.iloc[:, 0], curves.iloc[:, -1]
     growth = float((large / small).max())  # NaN, which fails, where both are infinite
     fall = float(large.iloc[0] / large[large.index <= 0.1].iloc[-1])
     said = f"E_{curves.columns[-1]}/E_{curves.columns[0]} at most {growth:.3g}; E(0.001)/E(0.1) {fall:.2g}"
-    return Judgement.of(bool(np.isfinite(large).all()) and growth <= 2 and fall <= 0.1, said)
-
-
-def _unstable(curves: pd.DataFrame) -> Judgement:
-    outcome, said = _stable(curves)
-    return Judgement.of(outcome == "does not hold", said)
+    return bool(np.isfinite(large).all()) and growth <= 2 and fall <= 0.1, said
 
 
 IS_STABLE = (
@@ -108,36 +93,40 @@ IS_STABLE = (
 )
 
 
-def _claims(reading: str) -> Iterator[Claim]:
-    def claim(name: str, statement: str, rule: str, form: str, judge: Callable[[pd.DataFrame], Judgement]) -> Claim:
-        def of(rows: pd.DataFrame) -> Judgement:
-            curves = _curves(rows, reading, form)
-            return Judgement("undecided", "this form does not run it") if curves.empty else judge(curves)
-
-        return Claim(f"{name}, {reading}", f"{statement} ({reading})", rule, of)
-
-    yield claim(
-        "direct",
-        "without reparameterization curves intersect, at β that go to 0 as m grows",
-        "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m",
-        "direct",
-        _crossings,
-    )
-    unstable = "without reparameterization the approximation is not stable"
-    yield claim("direct is unstable", unstable, f"not: {IS_STABLE}", "direct", _unstable)
-    for form in REPARAMETERIZED:
-        yield claim(form, f"{form} approximates stably", IS_STABLE, form, _stable)
-
-
 class Perturbation(Experiment):
     """E_m(β) of m = 8 … 64 states under four f."""
 
-    claims = [claim for reading in READINGS for claim in _claims(reading)]
+    @claim(
+        "for each doubling of m some β has E_2m > 1.1 E_m, and the least such β falls with m",
+        "direct, {reading}",
+        grid(reading=READINGS),
+    )
+    def intersect(self, rows: pd.DataFrame, reading: str) -> Judgement:
+        """without reparameterization curves intersect, at β that go to 0 as m grows ({reading})"""
+        curves, found = _curves(rows, reading, "direct"), []
+        for small, large in pairwise(curves.columns):
+            above = curves.index[(curves[large] > 1.1 * curves[small]) & np.isfinite(curves[small])]
+            found.append(min(above, default=math.inf))
+        said = ", ".join(f"{beta:.2g}" if beta < math.inf else "never" for beta in found)
+        falls = all(later <= earlier for earlier, later in pairwise(found))
+        return Judgement.of(max(found) < math.inf and falls and found[-1] < found[0], f"β of the crossings: {said}")
+
+    @claim(f"not: {IS_STABLE}", "direct is unstable, {reading}", grid(reading=READINGS))
+    def unstable(self, rows: pd.DataFrame, reading: str) -> Judgement:
+        """without reparameterization the approximation is not stable ({reading})"""
+        stable, said = _stable(_curves(rows, reading, "direct"))
+        return Judgement.of(not stable, said)
+
+    @claim(IS_STABLE, "{form}, {reading}", grid(reading=READINGS, form=REPARAMETERIZED))
+    def stable(self, rows: pd.DataFrame, reading: str, form: str) -> Judgement:
+        """{form} approximates stably ({reading})"""
+        return Judgement.of(*_stable(_curves(rows, reading, form)))
+
+    claims = sorted([*intersect, *unstable, *stable], key=lambda one: one.name.endswith("as proved"))
 
     def cells(self, form: Form) -> list[Cell]:
-        if form == "quick":
-            return grid(reading=["as run"], form=FORMS, m=(8, 32), draws=[1])
-        return grid(reading=READINGS, form=FORMS, m=SHADES, draws=[30])
+        sizes, draws = ((8, 32), 1) if form == "quick" else (SHADES, 30)
+        return grid(reading=READINGS, form=FORMS, m=sizes, draws=[draws])
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         order, steps = READINGS[cell["reading"]]
@@ -163,7 +152,7 @@ class Perturbation(Experiment):
             line[0].set_ylabel("error E(β), of output and change")
         for axes in panels[-1]:
             axes.set_xlabel("perturbation β")
-        panels[0, 0].legend(frameon=False, fontsize=8, title="arrows: β = 0", title_fontsize=8)
+        panels[0, 0].legend(fontsize=8, title="arrows: β = 0", title_fontsize=8)
 
 
 BETAS = (0.01, 0.1, 1.0)
@@ -182,38 +171,28 @@ BOUNDS: dict[str, tuple[str, Callable[[float], float]]] = {
 }
 
 
-def _is_stable(form: str) -> Claim:
-    rule, bound = BOUNDS[form]
-
-    def judge(rows: pd.DataFrame) -> Judgement:
-        largest = only(rows, form=form).groupby("beta")["size"].max()
-        limits = largest.index.map(bound)
-        found = zip(largest.index, largest, limits, strict=True)
-        said = "; ".join(f"β {beta:g}: {size:.4g} of {limit:.4g}" for beta, size, limit in found)
-        return Judgement.of(bool((largest <= limits * (1 + 1e-9)).all()), said)
-
-    statement = f"{form} is a stable reparameterization"
-    return Claim(form, statement, f"over w the size is {rule} at β of 0.01, 0.1 and 1", judge)
-
-
-def _judge_direct(rows: pd.DataFrame) -> Judgement:
-    largest = only(rows, form="direct").groupby("beta")["size"].max()
-    said = "; ".join(f"β {beta:g}: {size:.4g}" for beta, size in largest.items())
-    return Judgement.of(bool(np.isinf(largest).all()), said)
-
-
 class Definition(Experiment):
     """Definition 3.4: |f(w)| · sup over |w̃ - w| ≤ β of ∫ |exp(f(w̃)t) - exp(f(w)t)| dt, a = 1 and b = 0.5."""
 
-    claims = [
-        *map(_is_stable, BOUNDS),
-        Claim(
-            "direct",
-            "direct is not a stable reparameterization",
-            "over w the size is infinite at β of 0.01, 0.1 and 1",
-            _judge_direct,
-        ),
-    ]
+    @claim(
+        "over w the size is {rule} at β of 0.01, 0.1 and 1",
+        "{form}",
+        [{"form": form, "rule": rule} for form, (rule, _) in BOUNDS.items()],
+    )
+    def stable(self, rows: pd.DataFrame, form: str, rule: str) -> Judgement:
+        """{form} is a stable reparameterization"""
+        largest = only(rows, form=form).groupby("beta")["size"].max()
+        limits = largest.index.map(BOUNDS[form][1])
+        found = zip(largest.index, largest, limits, strict=True)
+        said = "; ".join(f"β {beta:g}: {size:.4g} of {limit:.4g}" for beta, size, limit in found)
+        return Judgement.of((largest <= limits * (1 + 1e-9)).all(), said)
+
+    @claim("over w the size is infinite at β of 0.01, 0.1 and 1")
+    def direct(self, rows: pd.DataFrame) -> Judgement:
+        """direct is not a stable reparameterization"""
+        largest = only(rows, form="direct").groupby("beta")["size"].max()
+        said = "; ".join(f"β {beta:g}: {size:.4g}" for beta, size in largest.items())
+        return Judgement.of(np.isinf(largest).all(), said)
 
     def cells(self, form: Form) -> list[Cell]:
         return grid(form=("direct", *BOUNDS), points=[15 if form == "quick" else 60])
@@ -242,4 +221,4 @@ class Definition(Experiment):
             axes.set(xscale="log", yscale="log", title=f"β = {beta:g}", xlabel="|λ|, λ = f(w)")
             axes.axhline(math.expm1(beta), color="#bbbbbb", linewidth=1, linestyle=":", label="e^β - 1")
         figure.axes[0].set_ylabel("|f(w)| sup ∫|difference| dt; direct: infinite\nfor |λ| ≤ β", fontsize=8)
-        figure.axes[0].legend(frameon=False, fontsize=8)
+        figure.axes[0].legend(fontsize=8)

@@ -1,7 +1,8 @@
-"""Trains a small network without a Trainer: batches in a loop, rates by role as everywhere."""
+"""Trains small networks without a Trainer: batches in a loop, rates by role as everywhere."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> ()
 Watch = Callable[[int, float], None]  # (step, its loss), with its gradients, before the weights are changed
 
 
-def batches(data: SyntheticDataModule, split: str = "train", seed: int = 0) -> Iterator[Batch]:
+def batches(data: SyntheticDataModule, seed: int) -> Iterator[Batch]:
     """Batches of `data.batch_size` without end, every epoch in another order; the last of an epoch may be smaller."""
-    examples = data.open_split(split)
+    examples = data.open_split("train")
     generator = torch.Generator().manual_seed(seed)
     for epoch in count():
         for part in torch.randperm(len(examples), generator=generator).split(data.batch_size):
@@ -31,33 +32,37 @@ def train(
     optimizer: OptimizerSettings,
     loss: Loss = F.mse_loss,
     watch: Watch | None = None,
-) -> None:
-    """`steps` steps of the optimizer on the next batches of `data`, each parameter at the rate of its role."""
+) -> list[float]:
+    """`descend` on the next batches of `data`, each parameter at the rate of its role."""
     made = optimizer_and_schedule(network, optimizer, steps)
-    adam, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    losses = (loss(network(batch.inputs), batch.labels) for batch in data)
+    return descend(network, losses, steps, made["optimizer"], made["lr_scheduler"]["scheduler"], watch)
+
+
+def descend(
+    network: nn.Module, losses: Iterator[Tensor], steps: int, optimizer: Any, schedule: Any = None, watch: Any = None
+) -> list[float]:
+    """`steps` steps of an optimizer, and of a schedule, on losses that are computed as they are taken: their values."""
     network.train()
-    for step in range(steps):
-        batch = next(data)
-        value = loss(network(batch.inputs), batch.labels)
-        adam.zero_grad()
-        value.backward()
+    found = []
+    for step, loss in zip(range(steps), losses, strict=False):
+        network.zero_grad()
+        loss.backward()
+        found.append(float(loss.detach()))
         if watch is not None:
-            watch(step, float(value.detach()))
-        adam.step()
-        schedule.step()
+            watch(step, found[-1])
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return found
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, data: SyntheticDataModule, loss: Loss, split: str = "test") -> float:
-    """The mean of `loss` over all examples of a split."""
+def evaluate(network: nn.Module, data: SyntheticDataModule, loss: Loss) -> float:
+    """The mean of `loss` over all test examples."""
     network.eval()
-    examples, total = data.open_split(split), 0.0
+    examples, total = data.open_split("test"), 0.0
     for part in torch.arange(len(examples)).split(data.batch_size):
         batch = examples.batch(part.numpy(), 0)
         total += len(part) * float(loss(network(batch.inputs), batch.labels))
     return total / len(examples)
-
-
-def l2_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean of ‖ŷ − y‖₂ over examples: (B, K), (B, K) -> ()."""
-    return (outputs - labels).norm(dim=-1).mean()

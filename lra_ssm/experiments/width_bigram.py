@@ -5,20 +5,20 @@ names no data: this, V, batches of 64 and two hidden layers are ours.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lra_ssm.experiments.base import slope
-from lra_ssm.width.bigram import Bigram, FirstOrder
+from lra_ssm.experiments.train import descend
+from lra_ssm.width.bigram import Bigram
 from lra_ssm.width.coordinates import rms
 
-Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, x, y) -> ()
 BATCH, DEPTH, PROBED = 64, 2, 8
 WIDTHS = (64, 128, 256, 512, 1024)
 
@@ -60,25 +60,11 @@ def sizes(model: Bigram, x: Tensor, y: Tensor) -> dict[str, float]:
     return {name: float(np.mean(values)) ** 0.5 for name, values in squares.items()}
 
 
-def train(
-    model: nn.Module,
-    data: Iterator[tuple[Tensor, Tensor]],
-    steps: int,
-    optimizer: torch.optim.Optimizer | FirstOrder,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
-    loss: Loss = lambda model, x, y: F.cross_entropy(model(x), y),
+def learn(
+    model: Bigram, data: Iterator[tuple[Tensor, Tensor]], steps: int, optimizer: Any, schedule: Any = None
 ) -> list[float]:
     """The loss of every step, before it."""
-    losses = []
-    for _ in range(steps):
-        value = loss(model, *next(data))
-        losses.append(float(value.detach()))
-        model.zero_grad()
-        value.backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
-    return losses
+    return descend(model, (F.cross_entropy(model(x), y) for x, y in data), steps, optimizer, schedule)
 
 
 def exponent(rows: pd.DataFrame, column: str) -> float:

@@ -11,8 +11,8 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
-from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, by_theory, exponent, generator, sizes, train
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only
+from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, by_theory, exponent, generator, learn, sizes
 from lra_ssm.width.bigram import Bigram, FirstOrder
 from lra_ssm.width.coordinates import rms
 from lra_ssm.width.parameterizations import KAPPA, PARAMETERIZATIONS, Exponents, Parameterization, with_rates
@@ -28,20 +28,6 @@ def _largest(rows: pd.DataFrame, one: str, other: str) -> tuple["pd.Series[float
     return found, ", ".join(f"{name} {value:.1e}" for name, value in found.items())
 
 
-def _same(one: str, other: str) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found, told = _largest(rows, one, other)
-        return Judgement.of(bool((found <= 1e-5).all()), told)
-
-    rule = "the losses of 20 steps differ by 1e-5 at most, with every optimizer"
-    return Claim(f"{one} ≡ {other}", f"{one} and {other} are one trajectory", rule, judge)
-
-
-def _two_classes(rows: pd.DataFrame) -> Judgement:
-    found, told = _largest(rows, "sp", "mup")
-    return Judgement.of(bool((found > 1e-5).all()), told)
-
-
 class Equivalent(Experiment):
     """Table 1: parameterizations with the same a + b and c + κa train the same, step by step, and others do not.
 
@@ -49,16 +35,21 @@ class Equivalent(Experiment):
     with its memory and an epsilon of 1e-30. κ is 1 for Adam in the note; of SGD and Adafactor it follows from eq. 12.
     """
 
-    claims = [
-        _same("sp", "ntk"),
-        _same("mup", "mean_field"),
-        Claim(
-            "sp ≢ mup",
-            "SP and muP are two classes",
-            "their losses differ by more than 1e-5, with every optimizer",
-            _two_classes,
-        ),
-    ]
+    @claim(
+        "the losses of 20 steps differ by 1e-5 at most, with every optimizer",
+        "{one} ≡ {other}",
+        [{"one": one, "other": other} for one, other in PAIRS[:2]],
+    )
+    def same(self, rows: pd.DataFrame, one: str, other: str) -> Judgement:
+        """{one} and {other} are one trajectory"""
+        found, told = _largest(rows, one, other)
+        return Judgement.of((found <= 1e-5).all(), told)
+
+    @claim("their losses differ by more than 1e-5, with every optimizer", "sp ≢ mup")
+    def differ(self, rows: pd.DataFrame) -> Judgement:
+        """SP and muP are two classes"""
+        found, told = _largest(rows, "sp", "mup")
+        return Judgement.of((found > 1e-5).all(), told)
 
     def cells(self, form: Form) -> list[Cell]:
         d, rules = (64, ["adam"]) if form == "quick" else (256, [*KAPPA, "torch.optim.Adam"])
@@ -77,7 +68,7 @@ class Equivalent(Experiment):
         model = Bigram(d, 32, given, DEPTH, True, "tanh", generator=generator(0), dtype=torch.float64)
         groups = list(model.groups(0.05))
         optimizer = torch.optim.Adam(groups, eps=1e-30) if rule == "torch.optim.Adam" else FirstOrder(groups, kind)
-        return train(model, batches(32, 0), 20, optimizer)
+        return learn(model, batches(32, 0), 20, optimizer)
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         axes = figure.subplots()
@@ -93,7 +84,7 @@ class Equivalent(Experiment):
         axes.axhline(1e-5, color="#222222", linestyle="--", linewidth=1)
         axes.text(19, 1.3e-5, "the rule: 1e-5", ha="right", fontsize=8)
         axes.set(yscale="log", xlabel="step", ylabel="difference of the two losses, nats")
-        axes.legend(frameon=False, fontsize=6, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axes.legend(fontsize=6, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 # Table 2: variances as powers of d, by (σ_0², σ_{L+1}²) and RMSNorm. h: h_1 … h_{L+1}, z: logits, z': their gradient.
@@ -111,23 +102,17 @@ def _at_the_start(row: str, norm: bool) -> dict[str, float]:
     return {name: power / 2 for name, power in zip(QUANTITIES, TABLE2[row][2][norm], strict=True)}
 
 
-def _table2(row: str, norm: bool) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        return Judgement.of(*by_theory(only(rows, row=row, norm=norm), _at_the_start(row, norm)))
-
-    name = f"{row}{', RMSNorm' if norm else ''}"
-    return Claim(
-        f"σ² = {name}",
-        f"variances {row} of embedding and readout{', RMSNorm' if norm else ''}: RMS at the start is table 2's",
-        "every exponent of RMS within 0.1 of the table's half",
-        judge,
-    )
-
-
 class AtTheStart(Experiment):
     """Table 2, as root mean squares, whose exponents are half the variances'; over 8 bigrams and 5 seeds."""
 
-    claims = [_table2(row, norm) for row in TABLE2 for norm in (False, True)]
+    @claim(
+        "every exponent of RMS within 0.1 of the table's half",
+        "σ² = {row}{with_norm}",
+        [{"row": row, "norm": norm, "with_norm": ", RMSNorm" * norm} for row in TABLE2 for norm in (False, True)],
+    )
+    def table(self, rows: pd.DataFrame, row: str, norm: bool, with_norm: str) -> Judgement:
+        """variances {row} of embedding and readout{with_norm}: RMS at the start is table 2's"""
+        return Judgement.of(*by_theory(only(rows, row=row, norm=norm), _at_the_start(row, norm)))
 
     def cells(self, form: Form) -> list[Cell]:
         widths, seeds = ((64, 256), 1) if form == "quick" else (WIDTHS, 5)
@@ -170,7 +155,7 @@ def _lines(axes: Any, rows: pd.DataFrame, theory: dict[str, float]) -> None:
         expected = means.iloc[0] * (means.index / means.index[0]) ** wanted
         axes.plot(means.index, expected, "--", color=f"C{i}", linewidth=0.7)
     _over_width(axes, "RMS", rows["d"].unique())
-    axes.legend(frameon=False, fontsize=6, title="found (theory, dashed)", title_fontsize=6, **BESIDE)
+    axes.legend(fontsize=6, title="found (theory, dashed)", title_fontsize=6, **BESIDE)
 
 
 # Table 3: (a, b, c) of the models, and RMS as powers of d that is to be maintained.
@@ -184,49 +169,21 @@ TABLE3: dict[str, tuple[Parameterization, tuple[float, ...]]] = {
 VOCABULARIES = (2, 4, 32, 256)
 
 
-def _maintained(model: str) -> Claim:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        theory = dict(zip(CHANGED, TABLE3[model][1], strict=True))
-        plain, normed = (by_theory(only(rows, model=model, V=32, norm=norm), theory) for norm in (False, True))
-        return Judgement.of(plain[0] and normed[0], f"no norm: {plain[1]}; RMSNorm: {normed[1]}")
-
-    return Claim(
-        f"{model} maintained",
-        f"ten steps of {model} leave RMS with table 3's exponents",
-        "every exponent within 0.1, V = 32, with RMSNorm and without",
-        judge,
-    )
-
-
 def _changes(rows: pd.DataFrame, model: str) -> dict[int, pd.DataFrame]:
     """A model's rows without RMSNorm, by V."""
     return dict(list(only(rows, model=model, norm=False).groupby("V")))
 
 
-def _change(model: str, wanted: float) -> Any:
-    def judge(rows: pd.DataFrame) -> Judgement:
-        found = {V: exponent(own, "change") for V, own in _changes(rows, model).items()}
-        told = ", ".join(f"V {V}: {value:.2f}" for V, value in found.items())
-        holds = all(abs(value - wanted) <= 0.1 for value in found.values())
-        return Judgement.of(holds, f"{told}; {wanted:g} in theory")
-
-    return judge
+def _change(rows: pd.DataFrame, model: str, wanted: float) -> Judgement:
+    found = {V: exponent(own, "change") for V, own in _changes(rows, model).items()}
+    told = ", ".join(f"V {V}: {value:.2f}" for V, value in found.items())
+    holds = all(abs(value - wanted) <= 0.1 for value in found.values())
+    return Judgement.of(holds, f"{told}; {wanted:g} in theory")
 
 
 def predicted(rows: pd.DataFrame) -> float:
     """Exponent of the logits' change, from measured alignments (15-17): the largest of its three terms'."""
     return max(exponent(rows, name) for name in ("W Δh", "ΔW h", "ΔW Δh"))
-
-
-def _explained(rows: pd.DataFrame) -> Judgement:
-    off, told = 0.0, []
-    for model in TABLE3:
-        for V, own in _changes(rows, model).items():
-            found, wanted = exponent(own, "change"), predicted(own)
-            alignments = ", ".join(f"{name} {exponent(own, name):.2f}" for name in ("α", "u", "ω"))
-            told.append(f"{model}, V {V}: {found:.2f}, {wanted:.2f} by {alignments}")
-            off = max(off, abs(found - wanted))
-    return Judgement.of(off <= 0.1, "; ".join(told))
 
 
 class AfterTenSteps(Experiment):
@@ -237,18 +194,39 @@ class AfterTenSteps(Experiment):
     is the sign of a sum over the batch's bigrams, and the more differ the less of it is aligned with any.
     """
 
-    claims = [
-        *map(_maintained, TABLE3),
-        Claim("SP (A.2)", "under condition A.2 the logits of SP change by as much at every width",
-              "exponent of the change in ten steps 0 within 0.1, at every V", _change("SP", 0)),
-        Claim("SP (31)", "under (31), ω = 1, the logits of SP change by √d", "exponent 0.5 within 0.1, at every V",
-              _change("SP", 0.5)),
-        Claim("muP", "the logits of muP change by as much at every width", "exponent 0 within 0.1, at every V",
-              _change("muP", 0)),
-        Claim("alignment", "the change is what α, u and ω as measured make of it (15-17)",
-              "exponent of the change within 0.1 of the largest of its three terms', of every model at every V",
-              _explained),
-    ]  # fmt: skip
+    @claim("every exponent within 0.1, V = 32, with RMSNorm and without", "{model} maintained", grid(model=TABLE3))
+    def maintained(self, rows: pd.DataFrame, model: str) -> Judgement:
+        """ten steps of {model} leave RMS with table 3's exponents"""
+        theory = dict(zip(CHANGED, TABLE3[model][1], strict=True))
+        plain, normed = (by_theory(only(rows, model=model, V=32, norm=norm), theory) for norm in (False, True))
+        return Judgement.of(plain[0] and normed[0], f"no norm: {plain[1]}; RMSNorm: {normed[1]}")
+
+    @claim("exponent of the change in ten steps 0 within 0.1, at every V", "SP (A.2)")
+    def sp(self, rows: pd.DataFrame) -> Judgement:
+        """under condition A.2 the logits of SP change by as much at every width"""
+        return _change(rows, "SP", 0)
+
+    @claim("exponent 0.5 within 0.1, at every V", "SP (31)")
+    def sp_aligned(self, rows: pd.DataFrame) -> Judgement:
+        """under (31), ω = 1, the logits of SP change by √d"""
+        return _change(rows, "SP", 0.5)
+
+    @claim("exponent 0 within 0.1, at every V", "muP")
+    def mup(self, rows: pd.DataFrame) -> Judgement:
+        """the logits of muP change by as much at every width"""
+        return _change(rows, "muP", 0)
+
+    @claim("exponent of the change within 0.1 of the largest of its three terms', of every model at every V")
+    def alignment(self, rows: pd.DataFrame) -> Judgement:
+        """the change is what α, u and ω as measured make of it (15-17)"""
+        off, told = 0.0, []
+        for model in TABLE3:
+            for V, own in _changes(rows, model).items():
+                found, wanted = exponent(own, "change"), predicted(own)
+                alignments = ", ".join(f"{name} {exponent(own, name):.2f}" for name in ("α", "u", "ω"))
+                told.append(f"{model}, V {V}: {found:.2f}, {wanted:.2f} by {alignments}")
+                off = max(off, abs(found - wanted))
+        return Judgement.of(off <= 0.1, "; ".join(told))
 
     def cells(self, form: Form) -> list[Cell]:
         widths, seeds, vocabularies = ((64, 256), 1, (32,)) if form == "quick" else (WIDTHS, 3, VOCABULARIES)
@@ -266,7 +244,7 @@ class AfterTenSteps(Experiment):
         with torch.no_grad():
             *_, h, logits = model.activations(x)
             W = model.weights[-1].clone()
-        train(model, data, STEPS, FirstOrder(list(model.groups(C))))
+        learn(model, data, STEPS, FirstOrder(list(model.groups(C))))
         measured = sizes(model, x, y)
         with torch.no_grad():
             *_, new_h, new_logits = model.activations(x)
@@ -291,4 +269,4 @@ class AfterTenSteps(Experiment):
                 label = f"V = {V}: {exponent(own, 'change'):+.2f} (by alignment {predicted(own):+.2f})"
                 axes.plot(own.groupby("d")["change"].mean(), "o-", markersize=3, label=label)
             _over_width(axes, "RMS of the logits' change", rows["d"].unique())
-            axes.legend(frameon=False, fontsize=6, **BESIDE)
+            axes.legend(fontsize=6, **BESIDE)

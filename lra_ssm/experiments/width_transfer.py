@@ -18,8 +18,9 @@ from torch import Tensor
 from lra_ssm.datamodules import Corpus
 from lra_ssm.datamodules.loading.batches import TokenBatch
 from lra_ssm.errors import InputError
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, grid, only
-from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator, train
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, claim, grid, only
+from lra_ssm.experiments.train import descend
+from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator, learn
 from lra_ssm.layers import B2S6, S6, LayerSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
@@ -36,59 +37,38 @@ def best_rates(rows: pd.DataFrame) -> tuple["pd.Series[float]", str]:
     return best, "best rates " + ", ".join(f"d {d}: {rate:g}" for d, rate in best.items())
 
 
-def stays(rows: pd.DataFrame) -> Judgement:
-    """The best rate of the widest within a factor of 2, which is a step of the grid, of the narrowest one's."""
-    best, told = best_rates(rows)
-    return Judgement.of(0.49 < best.iloc[-1] / best.iloc[0] < 2.1, told)
+class _Transfer(Experiment):
+    """How the best rate of each variant goes with the width."""
+
+    @claim("the best rate of the widest is a quarter of the narrowest one's at most", f"{AS_IT_IS} falls")
+    def falls(self, rows: pd.DataFrame) -> Judgement:
+        """with one rate for all and no parameterization, the best rate falls with the width"""
+        best, told = best_rates(only(rows, variant=AS_IT_IS))
+        return Judgement.of(best.iloc[-1] / best.iloc[0] < 0.26, told)
+
+    @claim(
+        "the best rate of the widest is within a factor of 2, a step of the grid, of the narrowest one's",
+        "{variant} stays",
+        [{"variant": "sp", "said": "SP's rates by layer"}, {"variant": "mup", "said": "muP"}],
+    )
+    def stays(self, rows: pd.DataFrame, variant: str, said: str) -> Judgement:
+        """with {said} the best rate stays"""
+        best, told = best_rates(only(rows, variant=variant))
+        return Judgement.of(0.49 < best.iloc[-1] / best.iloc[0] < 2.1, told)
+
+    @claim("at the narrowest one's best rate the loss grows by 0.01 at most from a width to the next", "mup improves")
+    def improves(self, rows: pd.DataFrame) -> Judgement:
+        """with muP a wider model is no worse at the same rate"""
+        rows = only(rows, variant="mup")
+        best, _ = best_rates(rows)
+        losses = only(rows, lr=best.iloc[0]).groupby("d")["loss"].mean()
+        told = ", ".join(f"d {d}: {loss:.3f}" for d, loss in losses.items())
+        return Judgement.of((losses.diff().dropna() <= 0.01).all(), told)
 
 
-def falls(rows: pd.DataFrame) -> Judgement:
-    """It is a quarter at most."""
-    best, told = best_rates(rows)
-    return Judgement.of(best.iloc[-1] / best.iloc[0] < 0.26, told)
-
-
-def improves(rows: pd.DataFrame) -> Judgement:
-    """At the narrowest one's best rate the loss never grows by more than 0.01 from a width to the next."""
-    best, _ = best_rates(rows)
-    losses = only(rows, lr=best.iloc[0]).groupby("d")["loss"].mean()
-    told = ", ".join(f"d {d}: {loss:.3f}" for d, loss in losses.items())
-    return Judgement.of(bool((losses.diff().dropna() <= 0.01).all()), told)
-
-
-RULES = {
-    falls: "the best rate of the widest is a quarter of the narrowest one's at most",
-    stays: "the best rate of the widest is within a factor of 2, a step of the grid, of the narrowest one's",
-    improves: "at the narrowest one's best rate the loss grows by 0.01 at most from a width to the next",
-}
-STATEMENTS = {
-    (AS_IT_IS, falls): "with one rate for all and no parameterization, the best rate falls with the width",
-    ("sp", stays): "with SP's rates by layer the best rate stays",
-    ("mup", stays): "with muP the best rate stays",
-    ("mup", improves): "with muP a wider model is no worse at the same rate",
-}
-
-
-def _claims(layer: str = "") -> list[Claim]:
-    """Of the model, or of one with that layer."""
-    of_layer, found = {"layer": layer} if layer else {}, []
-    for (variant, judge), statement in STATEMENTS.items():
-
-        def of(rows: pd.DataFrame, variant: str = variant, judge: Any = judge) -> Judgement:
-            return judge(only(rows, variant=variant, **of_layer))
-
-        name, said = f"{variant} {judge.__name__}", statement
-        if layer:
-            name, said = f"{layer} {name}", f"{layer}: {statement}"
-        found.append(Claim(name, said, RULES[judge], of))
-    return found
-
-
-class BigramTransfer(Experiment):
+class BigramTransfer(_Transfer):
     """200 steps of Adam (betas 0.9 and 0.95, epsilon 1e-12), its rate going down to 0 in a line; V = 64, RMSNorm, two
     seeds. The loss is the mean of the last 20 steps."""
-
-    claims = _claims()
 
     def cells(self, form: Form) -> list[Cell]:
         variants, rates = (AS_IT_IS, "sp", "mup"), [0.001 * 2**i for i in range(8)]
@@ -106,7 +86,7 @@ class BigramTransfer(Experiment):
         model = Bigram(cell["d"], 64, given, DEPTH, rms_norm=True, base=BASE, generator=generator(seed))
         optimizer = torch.optim.Adam(list(model.groups(cell["lr"])), betas=(0.9, 0.95), eps=1e-12)
         down = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, cell["steps"])
-        return _last(train(model, batches(64, seed), cell["steps"], optimizer, down))
+        return _last(learn(model, batches(64, seed), cell["steps"], optimizer, down))
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)
@@ -130,7 +110,7 @@ def _curves(axes: Any, rows: pd.DataFrame) -> None:
         axes.plot(curve.idxmin(), curve.min(), "*", color=color, markersize=11)
     axes.set(xscale="log", xlabel="learning rate (best: star)", ylabel="loss, nats")
     axes.set_ylim(lowest - 0.05, min(means.max().max() + 0.05, lowest + 1.5))
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(fontsize=7)
 
 
 TEXT = Path("data/tinyshakespeare/input.txt")
@@ -143,6 +123,13 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 LAYERS = {"S6": LayerSpec(S6), "B2S6": LayerSpec(B2S6)}
 
 
+def _of_layer(claim: Claim, layer: str) -> Claim:
+    def judge(experiment: Experiment, rows: pd.DataFrame) -> Judgement:
+        return claim.judge(experiment, only(rows, layer=layer))
+
+    return claim._replace(name=f"{layer} {claim.name}", statement=f"{layer}: {claim.statement}", judge=judge)
+
+
 class LanguageModelTransfer(Experiment):
     """Two blocks, head untied, windows of 64 characters of tinyshakespeare, 8 of them a step; 200 steps of AdamW
     (betas 0.9 and 0.95, no decay), 20 of them warm-up, then a cosine to a tenth; one rate for all roles. The loss is
@@ -153,7 +140,7 @@ class LanguageModelTransfer(Experiment):
     Mamba, which we could not find in what is public.
     """
 
-    claims = [claim for layer in LAYERS for claim in _claims(layer)]
+    claims = [_of_layer(one, layer) for layer in LAYERS for one in _Transfer.claims]
 
     def cells(self, form: Form) -> list[Cell]:
         rates = [0.0005 * 2**i for i in range(7)]
@@ -175,7 +162,8 @@ class LanguageModelTransfer(Experiment):
         )
         made = optimizer_and_schedule(model, settings, cell["steps"], width=factors)
         optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-        return [{"loss": _last(train(model, data, cell["steps"], optimizer, schedule, _of_text))}]
+        losses = (model.negative_log_likelihood(x, y, reduction="sum")[0] / y.numel() for x, y in data)
+        return [{"loss": _last(descend(model, losses, cell["steps"], optimizer, schedule))}]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(12, 6)
@@ -185,10 +173,6 @@ class LanguageModelTransfer(Experiment):
             for axes, variant in zip(line, variants, strict=True):
                 _curves(axes, only(rows, layer=layer, variant=variant))
                 axes.set_title(f"{layer}, {variant}", fontsize=9)
-
-
-def _of_text(model: LanguageModel, inputs: Tensor, targets: Tensor) -> Tensor:
-    return model.negative_log_likelihood(inputs, targets, reduction="sum")[0] / targets.numel()
 
 
 def _text() -> Iterator[tuple[Tensor, Tensor]]:
