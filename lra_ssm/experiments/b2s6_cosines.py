@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lra_ssm.datamodules import NoisyCosines
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, draw_mean, grid, only
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Rows, by_seed, draw_mean, grid, only
 from lra_ssm.experiments.train import batches, evaluate, train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
@@ -57,7 +57,7 @@ class EffectiveWidth(Experiment):
             return grid(d=(4, 16), seed=[0], unit=UNITS, examples=[64])
         return grid(d=(16, 64, 256), seed=range(3), unit=UNITS, examples=[10_000])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         torch.manual_seed(cell["seed"])
         blocks = round(cell["d"] ** 0.5)
         layer = unit(cell["unit"], num_blocks=blocks, bias=False)

@@ -10,8 +10,6 @@ trained is the mean square. With D and trained on the error itself it learned a 
 constant's error is 0.48 for the mean square (0.47 for the error itself).
 """
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import torch
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 
 from lra_ssm.datamodules import FirstToken
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid, only
 from lra_ssm.experiments.train import batches, evaluate, train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
@@ -81,7 +79,7 @@ class InductiveBias(Experiment):
         first, last, seeds, steps = (FIRST[::2], LAST[::2], 1, 2) if form == "quick" else (FIRST, LAST, 3, 1500)
         return grid(seed=range(seeds), first=first, last=last[::-1], unit=UNITS, steps=[steps])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         torch.manual_seed(cell["seed"])
         layer = unit(cell["unit"], num_blocks=8)
         network = PlainNetwork(layer, num_outputs=1, d_input=32, d_model=32, nonlinearity="relu")

@@ -5,14 +5,13 @@ E is taken are not given there.
 """
 
 import math
-from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
 from lra_ssm.analysis import delta_gradient_ratios
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only, slope
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid, only, slope
 
 STATES, INPUTS = 16, 64
 PANELS = {  # which ratio, over what, the slope that theorem 3 gives it
@@ -50,8 +49,8 @@ class DeltaGradients(Experiment):
         by_c = grid(varied="c", c=scales, L=[100], trials=[trials])
         return by_c + grid(varied="L", c=[1], L=lengths, trials=[trials])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        L, rows = cell["L"], []
+    def run(self, cell: Cell) -> Rows:
+        L = cell["L"]
         for trial in range(cell["trials"]):
             generator = torch.Generator().manual_seed(trial)
             real, imag, *parts = torch.randn(6, STATES, dtype=torch.float64, generator=generator)
@@ -59,8 +58,7 @@ class DeltaGradients(Experiment):
             B, C = torch.complex(parts[0], parts[1]), torch.complex(parts[2], parts[3])
             u = cell["c"] * torch.randn(INPUTS, L, dtype=torch.float64, generator=generator)
             ratio_w, ratio_b = delta_gradient_ratios(u, A, B, C, b=-math.log(L))  # L exp(b) is 1
-            rows.append({"trial": trial, "ratio_w": ratio_w, "ratio_b": ratio_b})
-        return rows
+            yield {"trial": trial, "ratio_w": ratio_w, "ratio_b": ratio_b}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(9.5, 3.2)

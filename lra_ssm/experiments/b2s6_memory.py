@@ -6,7 +6,7 @@ so that wᵀu is 1 or -1, whichever sign the theorem asks for, in B2S6 of either
 how far Δ has come in every draw. (Without it the powers hold from a c on that differs by draw: in some wᵀu is small.)
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -15,10 +15,15 @@ from torch import Tensor
 
 from lra_ssm.analysis import relative_gradient
 from lra_ssm.experiments.b2s6_units import unit, without_skip
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only, slope
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid, only, slope
 
-D, L, K0, BLOCKS, DRAWS = 8, 32, 15, 4, 10
-CASES = {"S4D": "S4D", "S6, wᵀu > 0": "S6", "S6, wᵀu < 0": "S6", "B2S6, both": "B2S6"}
+D, L, K0 = 8, 32, 15
+CASES: dict[str, tuple[str, Sequence[float]]] = {  # unit, signs of wᵀu by block
+    "S4D": ("S4D", ()),
+    "S6, wᵀu > 0": ("S6", (1,)),
+    "S6, wᵀu < 0": ("S6", (-1,)),
+    "B2S6, both": ("B2S6", (1, -1, 1, -1)),
+}
 PARTS = {"before": "k < k₀", "at": "k = k₀", "after": "k > k₀"}
 TINY = 1e-300  # stands for a share that is 0 in float64
 
@@ -86,25 +91,23 @@ class InputBias(Experiment):
         return Judgement.of(found.max() <= -0.9, said)
 
     def cells(self, form: Form) -> list[Cell]:
-        return grid(case=CASES, draws=[2 if form == "quick" else DRAWS])
+        return grid(case=CASES, draws=[2 if form == "quick" else 10])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
+        name, signs = CASES[cell["case"]]
         scales = [1, 3, 10, 30, 100, 200, 300, 500, 1000, 3000, 10000]
-        rows = []
         for draw in range(cell["draws"]):
             torch.manual_seed(draw)
-            layer = without_skip(unit(CASES[cell["case"]], num_blocks=BLOCKS, complex_A=False)(D)).double()
+            layer = without_skip(unit(name, num_blocks=4, complex_A=False)(D)).double()
             u = torch.randn(L, D, dtype=torch.float64)
-            weights = dict(layer.named_parameters())
-            if "delta_weight" in weights:
-                u[K0] = _scaled(u[K0], weights["delta_weight"].detach(), cell["case"])
+            if signs:
+                u[K0] = _scaled(u[K0], layer.get_parameter("delta_weight").detach(), signs)
             inputs = u.repeat(len(scales), 1, 1)
             inputs[:, K0] *= torch.tensor(scales, dtype=u.dtype)[:, None]
             shares = relative_gradient(layer, inputs)
             parts = shares[:, :K0].sum(1), shares[:, K0], shares[:, K0 + 1 :].sum(1)
             for c, *values in zip(scales, *(part.tolist() for part in parts), strict=True):
-                rows.append({"draw": draw, "c": c, **dict(zip(PARTS, values, strict=True))})
-        return rows
+                yield {"draw": draw, "c": c, **dict(zip(PARTS, values, strict=True))}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(11, 3.2)
@@ -124,13 +127,8 @@ class InputBias(Experiment):
         last.annotate("c⁻²", (1000, 1e-6), color="#888888")
 
 
-def _scaled(u: Tensor, w: Tensor, case: str) -> Tensor:
-    """u (D,) with wᵀu of 1 or -1 as the case asks for: w (D,) of S6, or (H, P) of B2S6, where it is both in turn."""
-    w = w.view(-1, w.shape[-1])
-    wanted = torch.ones(len(w), 1, dtype=u.dtype)
-    if case.startswith("S6"):
-        wanted *= 1 if ">" in case else -1
-    else:
-        wanted[1::2] = -1
-    blocks = u.view(w.shape)
-    return (blocks * wanted / (blocks * w).sum(1, keepdim=True)).flatten()
+def _scaled(u: Tensor, w: Tensor, signs: Sequence[float]) -> Tensor:
+    """u (D,) with wᵀu of these signs, in size 1: w (D,) of S6, or (H, P) of B2S6, a sign for each block."""
+    w = w.view(len(signs), -1)
+    blocks, wanted = u.view(w.shape), torch.tensor(signs, dtype=u.dtype)
+    return (blocks * wanted[:, None] / (blocks * w).sum(1, keepdim=True)).flatten()

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import SCIFAR
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid, only
 from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
 from lra_ssm.experiments.train import train
 from lra_ssm.layers import B2S6, S4D, S4Block
@@ -85,7 +85,7 @@ class TiedS4D(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         return grid(**_sizes(form, steps=900), tied=[False, True])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         tied = cell["tied"]
         layer = LayerSpec(S4D, d_state=16, tie_A=True, tie_B=tied, tie_C=tied)
         return [accuracy(layer, cell, grayscale=True)]
@@ -136,7 +136,7 @@ class Ablation(Experiment):
         blocks = (1, 8) if form == "quick" else (1, 8, 64)
         return grid(**_sizes(form, steps=1800), h=blocks, variant=VARIANTS)
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         complex_A, bias = VARIANTS[cell["variant"]]
         layer = LayerSpec(B2S6, d_state=16, num_blocks=cell["h"], complex_A=complex_A, bias=bias)
         return [accuracy(layer, cell, grayscale=False)]

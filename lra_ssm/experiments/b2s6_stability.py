@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lra_ssm.datamodules.loading.batches import Batch
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid, only
 from lra_ssm.experiments.train import train
 from lra_ssm.models.plain import PlainNetwork
 from lra_ssm.tasks.optim import OptimizerSettings
@@ -72,7 +72,7 @@ class Spikes(Experiment):
         seeds, steps = (1, 10) if form == "quick" else (3, 2000)
         return grid(seed=range(seeds), inputs=INPUTS, model=MODELS, steps=[steps])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         torch.manual_seed(cell["seed"])
         name, delta_lr = MODELS[cell["model"]]
         network = without_skip(PlainNetwork(unit(name), num_outputs=1, d_input=1, d_model=16))

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lra_ssm.experiments.b2s6_units import COLORS, unit, without_skip
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, by_seed, grid, only
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Rows, by_seed, grid, only
 from lra_ssm.ops import inverse_softplus
 
 RANKED: dict[str, dict[str, Any]] = {  # by name: unit, its arguments; blocks of 4 channels
@@ -53,13 +53,11 @@ class Ranks(Experiment):
         seeds = 2 if form == "quick" else 5
         return grid(unit=RANKED, widths=[widths], seeds=[seeds])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        rows = []
+    def run(self, cell: Cell) -> Rows:
         for d in cell["widths"]:
             for seed in range(cell["seeds"]):
                 torch.manual_seed(seed)
-                rows.append({"d": d, "seed": seed, "rank": _rank(cell["unit"], d)})
-        return rows
+                yield {"d": d, "seed": seed, "rank": _rank(cell["unit"], d)}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         axes = figure.subplots()

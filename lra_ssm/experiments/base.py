@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 Form = Literal["default", "quick", "long"]
 Cell = dict[str, Any]
+Rows = Iterable[dict[str, Any]]  # of a table
 Outcome = Literal["holds", "does not hold", "undecided"]
 
 
@@ -88,7 +89,7 @@ class Experiment(ABC):
         few seconds that show that it runs; "long", where artifacts.yaml has it: up to two hours."""
 
     @abstractmethod
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         """One cell's rows, the same whenever it is run: it seeds what it draws from what the cell says."""
 
     @abstractmethod

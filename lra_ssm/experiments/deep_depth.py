@@ -15,17 +15,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
-from lra_ssm.experiments.deep_students import (
-    Array,
-    Students,
-    draw_students,
-    short,
-    started,
-    states,
-    teacher_response,
-    training,
-)
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
+from lra_ssm.experiments.deep_students import Array, Students, draw_students, short, states, teacher_response, training
 
 SUCCESS = 0.01  # of the error of the output 0
 LENGTH, LONGER = 64, 256
@@ -78,26 +69,24 @@ class _Depths(Experiment):
     teacher: ClassVar[tuple[int, int, float]]  # layers, states, largest λ
     panels: ClassVar[list[tuple[int, int, float]]]  # K, N, scale; as they are drawn
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         """The first student's states over time, and a row of each student at the end."""
         count = cell["students"]
         drawn = drawn_teachers(*self.teacher, count).tolist()
         teacher = np.stack([teacher_response(rates, cell["length"]) for rates in drawn])
-        students = Students.of(started(cell["K"], cell["N"], count, cell["start"], cell["scale"]))
+        students = Students.start(cell["K"], cell["N"], count, cell["start"], cell["scale"])
         first = [x.copy() for x in students]
-        rows: list[dict[str, Any]] = []
         ever = np.zeros(count, bool)
         for step, errors in training(students, teacher, "ABC", cell["steps"], cell["lr"], points=12):
             outside = ~(np.abs(students.rates) <= 1)  # counts what is no number
             ever |= outside.any((0, 2))
             if cell["start"] == "normal" and cell["length"] == LENGTH:
-                rows += [{"what": "path"} | row for row in states(step, students, errors, [0])]
+                yield from ({"what": "path"} | row for row in states(step, students, errors, [0]))
         moved = np.sqrt(np.mean([(a - b) ** 2 for a, b in zip(students, first, strict=True)], (0, 1, 3)))
         for student in range(count):
             end = {"student": student, "error": short(errors[student]), "moved": round(float(moved[student]), 4)}
             counts = {"outside": int(outside[:, student].sum()), "ever": bool(ever[student])}
-            rows.append({"what": "end", **end, **counts})
-        return rows
+            yield {"what": "end", **end, **counts}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(2.6 * len(self.panels) + 2.6, 6)

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid
 from lra_ssm.ops.deep_linear import diagonal, eigenvectors, one_layer
 
 DEPTHS = (2, 4, 6, 8)
@@ -93,7 +93,7 @@ class OneLayerOfAll(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         return grid(K=DEPTHS, draws=[1 if form == "quick" else 20])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         return [_measured(drawn(cell["K"], seed)) | {"seed": seed} for seed in range(cell["draws"])]
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:

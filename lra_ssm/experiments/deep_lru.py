@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import TeacherStudent
 from lra_ssm.datamodules.synthetic.filters import diagonal_response
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
 from lra_ssm.experiments.deep_students import short
 from lra_ssm.experiments.train import batches, evaluate, train
 from lra_ssm.layers import LRU
@@ -151,7 +151,7 @@ class DepthForLRU(Experiment):
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         data = _teacher(cell["nu"], cell["seed"], cell["tests"])
         network = _student(cell["student"], cell["between"], cell["seed"])
         train(network, batches(data, seed=cell["seed"]), cell["steps"], ADAM)

@@ -6,7 +6,6 @@ shows every layer's output over its deviation on noise. Other values of ρ in fi
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lra_ssm.analysis import correlation, frequency
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
 from lra_ssm.experiments.deep_students import short
 from lra_ssm.layers import DeepLinearSSM
 
@@ -104,7 +103,7 @@ class Correlation(Experiment):
         length = 5_000 if form == "quick" else 500_000
         return [*acf, *growth, {"what": "noise", "lambda": EIGENVALUE, "rho": 0.0, "length": length}]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         layers, rho, lags = [cell["lambda"]] * LAYERS, cell["rho"], range(0, SHOWN + 1, 5)
         if cell["what"] == "growth":
             powers = correlation.latent_variances(layers, rho).tolist()
@@ -205,7 +204,7 @@ class Delay(Experiment):
         shown: list[Cell] = [{"what": what, "normalize": False} for what in ("impulse", "noise")]
         return shown + [{"what": "layer", "normalize": normalize, "length": length} for normalize in (False, True)]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         if cell["what"] == "layer":
             return _measured(cell["length"], cell["normalize"])
         u = torch.eye(1, 300, dtype=torch.float64) if cell["what"] == "impulse" else _noise(300)[:1]
@@ -234,31 +233,27 @@ class Delay(Experiment):
             axes.annotate("group delay of\n10 layers: 90", **at, fontsize=7, color="#555555")
 
 
-def _measured(length: int, normalize: bool) -> list[dict[str, Any]]:
+def _measured(length: int, normalize: bool) -> Rows:
     """After every layer: of the impulse response, and of simulated noise."""
     impulse = _outputs(torch.eye(1, 2000, dtype=torch.float64), normalize)[:, 0]
     noise = _outputs(_noise(length), normalize)[..., 1000:]
     omega = torch.linspace(0, torch.pi, 64, dtype=torch.float64)
     responses = frequency.response_of(omega, impulse)
     gain = (1 - EIGENVALUE**2) ** 0.5 if normalize else 1.0
-    rows = []
     for k in range(1, LAYERS + 1):
         h, y = impulse[k], noise[k]
         stack = torch.full((k, 1), EIGENVALUE, dtype=torch.float64)
         wanted = frequency.frequency_response(omega, stack, torch.full_like(stack, gain))
         own, across = _correlate(y, y, 2), _correlate(noise[0], y, 300)
-        rows.append(
-            {
-                "layer": k,
-                "delay": float(frequency.group_delay_of(omega[:1], h)),
-                "formula": frequency.group_delay([EIGENVALUE] * k),
-                "response_error": float((responses[k] - wanted).abs().max() / wanted.abs().max()),
-                "peak": float(h.max()),
-                "peak_at": int(h.argmax()),
-                "half_width": int((h >= h.max() / 2).sum()),
-                "noise_variance": float(own[0]),
-                "lag_1": float(own[1] / own[0]),
-                "noise_delay": int(across.argmax()),
-            }
-        )
-    return rows
+        yield {
+            "layer": k,
+            "delay": float(frequency.group_delay_of(omega[:1], h)),
+            "formula": frequency.group_delay([EIGENVALUE] * k),
+            "response_error": float((responses[k] - wanted).abs().max() / wanted.abs().max()),
+            "peak": float(h.max()),
+            "peak_at": int(h.argmax()),
+            "half_width": int((h >= h.max() / 2).sum()),
+            "noise_variance": float(own[0]),
+            "lag_1": float(own[1] / own[0]),
+            "noise_delay": int(across.argmax()),
+        }

@@ -7,15 +7,13 @@ Ours: fresh noise, 4 sequences of 128 a step; for the second row 10,000 steps at
 figure 3B can go; the teachers of figure 3B.
 """
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
 from lra_ssm.experiments.deep_depth import CONVERGES, SUCCESS, draw_errors, drawn_teachers, with_failed
 from lra_ssm.experiments.deep_students import Array, Students, draw_path, name_layers, started, states
 from lra_ssm.experiments.deep_timescales import TEACHER
@@ -92,7 +90,7 @@ class WithReLU(Experiment):
         second |= {} if form == "quick" else {"students": 10, "steps": 10_000, "length": 64}
         return first + [second | {"K": K, "N": N, "scale": scale} for K, N, scale in PANELS]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         count, steps, last = cell["students"], cell["steps"], cell["relu"] == "after"
         rates = drawn_teachers(3, 2, 0.9, count) if cell["row"] == 2 else np.tile(TEACHER, (count, 1, 1))
         teacher = _teacher(rates, relu=last)
@@ -105,19 +103,18 @@ class WithReLU(Experiment):
             y: Tensor = layer(u)
             return y.relu() if last else y
 
-        every, rows = max(1, steps // 12), []
+        every = max(1, steps // 12)
         for step in range(steps + 1):
             u = torch.randn(BATCH_SIZE if step < steps else TEST_SIZE, cell["length"], count, generator=generator)
             wanted = outputs(teacher, u)
             squares = (outputs(student, u) - wanted).square().mean((0, 1))
             if step % every == 0 or step == steps:
                 errors = (squares / wanted.square().mean((0, 1))).detach().numpy()
-                rows += states(step, Students.of(student), errors, range(count) if step == steps else [0], kept="λ")
+                yield from states(step, Students.of(student), errors, range(count) if step == steps else [0], kept="λ")
             if step < steps:
                 adam.zero_grad()
                 squares.sum().backward()
                 adam.step()
-        return rows
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 5.5)

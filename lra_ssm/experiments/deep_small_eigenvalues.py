@@ -6,22 +6,13 @@ as in deep_timescales.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
-from lra_ssm.experiments.deep_students import (
-    Students,
-    draw_teacher,
-    name_layers,
-    short,
-    started,
-    teacher_response,
-    training,
-)
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
+from lra_ssm.experiments.deep_students import Students, draw_teacher, name_layers, short, teacher_response, training
 
 TEACHER = (0.9, 0.4, 0.9, 0.3, 0.2)
 LAYERS: dict[str, Sequence[Sequence[float]]] = {"one layer": [TEACHER], "five layers": [(value,) for value in TEACHER]}
@@ -61,18 +52,16 @@ class DepthForSmallEigenvalues(Experiment):
             for K in ((1, 5) if quick else SIZES)
         ]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        students = Students.of(started(cell["K"], cell["N"], cell["students"]))
+    def run(self, cell: Cell) -> Rows:
+        students = Students.start(cell["K"], cell["N"], cell["students"])
         teacher = teacher_response(LAYERS[cell["teacher"]], cell["length"])
-        rows: list[dict[str, Any]] = []
         for step, errors in training(students, teacher, cell["trained"], cell["steps"], cell["lr"], points=10):
             first = {f"λ{k + 1}.{n + 1}": short(rate) for (k, n), rate in np.ndenumerate(students.rates[:, 0])}
-            rows.append({"what": "path", "step": step, **first})
+            yield {"what": "path", "step": step, **first}
             last = errors
         largest = np.abs(students.rates).max((0, 2))
         for student, (size, error) in enumerate(zip(largest, last, strict=True)):
-            rows.append({"what": "end", "student": student, "largest": short(size), "error": short(error)})
-        return rows
+            yield {"what": "end", "student": student, "largest": short(size), "error": short(error)}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(8.5, 5.8)

@@ -46,6 +46,11 @@ class Students(NamedTuple):
         """Those of a plain layer; copies."""
         return cls(*(x.detach().numpy().copy() for x in (layer.eigenvalue_weight, layer.B, layer.C)))
 
+    @classmethod
+    def start(cls, *sizes: Any) -> "Students":
+        """Those of `started`."""
+        return cls.of(started(*sizes))
+
 
 def started(
     K: int, N: int, count: int, start: str = "ones", scale: float = 1.0, relu: bool = False, trained: Any = "ABC"

@@ -7,22 +7,12 @@ which gradient flow keeps from such a start. Figure 3A has a start from N(0, 1) 
 Layers of a linear student may change places without a change of its outputs; the first is here that of the largest λ.
 """
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim
-from lra_ssm.experiments.deep_students import (
-    Array,
-    Students,
-    draw_students,
-    started,
-    states,
-    teacher_response,
-    training,
-)
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
+from lra_ssm.experiments.deep_students import Array, Students, draw_students, states, teacher_response, training
 
 TEACHER = (0.9, 0.99)  # figure 3A
 PRINTED = (0.98, 0.61, -0.33, -0.33)  # section 4.1: the two layers that training A alone ends at
@@ -95,15 +85,13 @@ class WhereTimescalesGo(Experiment):
         lengths = (8,) if form == "quick" else (64, 100, 128)
         return cells + [cells[0] | {"length": length} for length in lengths]  # where A alone ends depends on it
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         count, steps, trained, length = cell["students"], cell["steps"], cell["trained"], cell["length"]
-        students = Students.of(started(2, 2, count, cell["start"]))
+        students = Students.start(2, 2, count, cell["start"])
         drawn = cell["start"] == "ones" and (trained != "A" or length in (16, 256))
-        rows: list[dict[str, Any]] = []
         for step, errors in training(students, teacher_response([TEACHER], length), trained, steps, cell["lr"], 20):
             chosen = range(count) if step == steps else [0] if drawn else []
-            rows += states(step, students, errors, chosen)
-        return rows
+            yield from states(step, students, errors, chosen)
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(9, 5.5)

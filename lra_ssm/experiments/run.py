@@ -89,7 +89,7 @@ def _timed(experiment: Experiment, cell: Cell) -> Done:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     try:
-        return {"cell": cell, "rows": experiment.run(cell), "seconds": round(perf_counter() - start, 2)}
+        return {"cell": cell, "rows": list(experiment.run(cell)), "seconds": round(perf_counter() - start, 2)}
     finally:
         torch.set_num_threads(before)
         torch.set_flush_denormal(False)

@@ -6,7 +6,6 @@ are its ρ(t) = (t + 1)^-1.1; states, eigenvalues and readouts are drawn as said
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only, slope
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid, only, slope
 from lra_ssm.ops import Parameterization, linear_scan
 from lra_ssm.ops.parameterization import Time
 
@@ -57,7 +56,7 @@ class OutputAndGradient(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         return [{"length": 4000}]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         values = torch.linspace(-0.99, 0.99, 67, dtype=torch.float64).requires_grad_()
         back = torch.arange(cell["length"] - 1, -1, -1)
         x = torch.where(values[:, None] < 0, -1.0, 1.0) ** back  # (N, L)
@@ -141,10 +140,10 @@ class GradientScale(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         return grid(time=TIMES, points=[10 if form == "quick" else 30])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         time: Time = cell["time"]
         size = torch.logspace(-1, 1, cell["points"], dtype=torch.float64)
-        w, found = torch.cat([-size.flip(0), size]), []
+        w = torch.cat([-size.flip(0), size])
         for form in ("direct", *PRINTED[time]):
             f = Parameterization(form, time, b=0.5 if form == "best" else None)
             point = w.clone().requires_grad_()
@@ -156,8 +155,7 @@ class GradientScale(Experiment):
             printed = PRINTED[time].get(form, lambda w: w * math.nan)(w)
             ratio = torch.where(stable, bound / w.abs(), math.nan)
             columns = {"w": w, "eigenvalue": value, "bound": bound, "printed": printed, "ratio": ratio}
-            found.append(pd.DataFrame({"form": form, **columns}))
-        return pd.concat(found).to_dict("records")
+            yield from pd.DataFrame({"form": form, **columns}).to_dict("records")
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 6)
@@ -238,7 +236,7 @@ class GradientBound(Experiment):
         trials = 10 if form == "quick" else 60
         return [{"time": time, "negative": negative, "trials": trials} for time, negative in CASES]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         time, negative = cell["time"], cell["negative"]
         return [
             {"form": form, "trial": i, "share": _share(Parameterization(form, time), *_draw_states(i, time, negative))}

@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.datamodules import LinearFunctional
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Outcome, by_seed, claim, draw_mean, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import HyenaBlock, LayerSpec, StableSSM
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.models import LanguageModel
-from lra_ssm.ops import Parameterization
 from lra_ssm.tasks.optim import OptimizerSettings
 
 UNSTABLE, STABLE = ("direct", "relu"), ("exp", "softplus", "tanh", "best")
@@ -46,13 +45,12 @@ def _functional(form: str) -> nn.Module:
 
 def _from_common_eigenvalues(network: nn.Module) -> nn.Module:
     """Every StableSSM within it starts from timescales of 4 to 1,000 steps."""
-    for name, parameter in network.named_parameters():
-        if name.endswith("eigenvalue_weight"):
-            owner = network.get_submodule(name.rpartition(".")[0])
-            f: Parameterization = owner.parameterization  # type: ignore[assignment]
-            steps = torch.logspace(math.log10(4), 3, len(parameter), dtype=torch.float64)
+    system: Any
+    for system in network.modules():
+        if hasattr(system, "eigenvalue_weight"):
+            steps = torch.logspace(math.log10(4), 3, len(system.eigenvalue_weight), dtype=torch.float64)
             with torch.no_grad():
-                parameter.copy_(f.inverse(1 - 1 / steps))
+                system.eigenvalue_weight.copy_(system.parameterization.inverse(1 - 1 / steps))
     return network
 
 
@@ -70,7 +68,7 @@ def _less(rows: pd.DataFrame, value: str, lows: Sequence[str], highs: Sequence[s
     mean, std = found["mean"], found["std"]
     said = ", ".join(f"{form} 10^{mean[form]:.2f} ± {std[form]:.2f}" for form in found.index)
     pairs = [Judgement.beyond(mean[b] - mean[a], std[a] + std[b], said) for a in lows for b in highs]
-    order: list[Outcome] = ["does not hold", "undecided", "holds"]
+    order = ["does not hold", "undecided", "holds"]
     return min(pairs, key=lambda pair: order.index(pair.outcome))
 
 
@@ -112,7 +110,7 @@ class InTraining(Experiment):
         steps, seeds, batch = (BINS, 1, 32) if form == "quick" else (4000, 3, 512)
         return grid(seed=range(seeds), form=FORMS, steps=[steps], batch=[batch])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         torch.manual_seed(cell["seed"])
         steps, batch = cell["steps"], cell["batch"]
         data = LinearFunctional(num_train=250 * batch, batch_size=batch)
@@ -188,15 +186,13 @@ class AtInitialization(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         return grid(task=TASKS, form=FORMS, seeds=[1 if form == "quick" else 10])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
-        found = []
+    def run(self, cell: Cell) -> Rows:
         for seed in range(cell["seeds"]):
             network, loss = _loss_at_start(cell["task"], cell["form"], seed)
             loss.backward()
             ratios = _recurrent_ratios(network)
             largest, least = (math.log10(float(value)) for value in (ratios.max(), ratios[ratios > 0].min()))
-            found.append({"seed": seed, "log_largest": largest, "log_least": least, "log_range": largest - least})
-        return found
+            yield {"seed": seed, "log_largest": largest, "log_least": least, "log_range": largest - least}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(9, 3.6)

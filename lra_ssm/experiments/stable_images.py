@@ -10,7 +10,7 @@ In full: slurm/sweeps/stable-ssm.yaml.
 
 import math
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import MNIST, SCIFAR
 from lra_ssm.datamodules.loading.batches import Batch
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, grid
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid
 from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import train
@@ -155,7 +155,7 @@ class _ByRate(Experiment):
         cells = grid(seed=range(3), lr=RATES, form=forms)
         return [{**cell, "images": count, "steps": 10 * count // BATCH} for cell in cells]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         images, lr, seed = _images(self.dataset, cell["images"]), cell["lr"], cell["seed"]
         torch.manual_seed(seed)
         network = _network(cell["form"], images.splits["train"].inputs.shape[-1], LAYERS[self.dataset])

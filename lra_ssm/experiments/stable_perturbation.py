@@ -17,7 +17,6 @@ weights it perturbed:
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from lra_ssm.analysis import perturbation_error
 from lra_ssm.datamodules.synthetic.linear_functional import Functional
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.layers import StableSSM
 from lra_ssm.ops import Form as FormOfWeights
@@ -128,7 +127,7 @@ class Perturbation(Experiment):
         sizes, draws = ((8, 32), 1) if form == "quick" else (SHADES, 30)
         return grid(reading=READINGS, form=FORMS, m=sizes, draws=[draws])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         order, steps = READINGS[cell["reading"]]
         model, x, target = _model(FORMS[cell["form"]], cell["m"]), _inputs(steps), _target(steps)
 
@@ -197,20 +196,18 @@ class Definition(Experiment):
     def cells(self, form: Form) -> list[Cell]:
         return grid(form=("direct", *BOUNDS), points=[15 if form == "quick" else 60])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         form = cell["form"]
         f = Parameterization(form, "continuous", b=0.5 if form == "best" else None)
         top = -1.999 if form == "best" else -50.0
         values = -torch.logspace(-4, math.log10(-top), cell["points"], dtype=torch.float64)
-        found = []
         for beta in BETAS:
             w = f.inverse(values)
             near = w[:, None] + beta * torch.linspace(-1, 1, 401, dtype=torch.float64)
             moved = f.f(near)
             # one exponential lies above the other: the integral is the difference of theirs
             size = torch.where(moved < 0, (1 / moved - 1 / values[:, None]).abs(), math.inf).amax(1) * values.abs()
-            found.append(pd.DataFrame({"beta": beta, "eigenvalue": values, "w": w, "size": size}))
-        return pd.concat(found).to_dict("records")
+            yield from pd.DataFrame({"beta": beta, "eigenvalue": values, "w": w, "size": size}).to_dict("records")
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(10, 3.4)

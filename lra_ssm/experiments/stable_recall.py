@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import AssociativeRecall
 from lra_ssm.datamodules.loading.batches import Batch
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, by_seed, claim, draw_mean, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, draw_mean, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import batches, train
 from lra_ssm.layers import S5, HyenaBlock, LayerSpec
@@ -89,7 +89,7 @@ class Recall(Experiment):
         steps, seeds, points = (2, 1, 2) if form == "quick" else (50_000, 3, 10)
         return grid(seed=range(seeds), form=PUBLISHED, steps=[steps], points=[points])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         torch.manual_seed(cell["seed"])
         steps, found = cell["steps"], []
         data = AssociativeRecall(num_train=4000, num_test=min(500, 10 * steps), batch_size=4)

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, claim, grid, only
+from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid, only
 from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, by_theory, exponent, generator, learn, sizes
 from lra_ssm.width.bigram import Bigram, FirstOrder
 from lra_ssm.width.coordinates import rms
@@ -55,7 +55,7 @@ class Equivalent(Experiment):
         d, rules = (64, ["adam"]) if form == "quick" else (256, [*KAPPA, "torch.optim.Adam"])
         return [{"one": a, "other": b, **cell} for a, b in PAIRS for cell in grid(optimizer=rules, d=[d])]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         one, other = (self._losses(cell[name], cell["optimizer"], cell["d"]) for name in ("one", "other"))
         return [
             {"step": step, "loss": a, "difference": abs(a - b)}
@@ -118,14 +118,13 @@ class AtTheStart(Experiment):
         widths, seeds = ((64, 256), 1) if form == "quick" else (WIDTHS, 5)
         return grid(row=TABLE2, norm=(False, True), d=widths, seeds=[seeds])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         b_0, b_readout, _ = TABLE2[cell["row"]]
-        given, found = _exponents((0, b_0, 0), (0, 0.5, 0), (0, b_readout, 0)), []
+        given = _exponents((0, b_0, 0), (0, 0.5, 0), (0, b_readout, 0))
         for seed in range(cell["seeds"]):
             model = Bigram(cell["d"], 32, given, DEPTH, cell["norm"], generator=generator(seed), dtype=torch.float64)
             measured = sizes(model, *next(batches(32, seed)))
-            found.append({"seed": seed, **{name: measured[key] for name, key in NAMES.items()}})
-        return found
+            yield {"seed": seed, **{name: measured[key] for name, key in NAMES.items()}}
 
     def draw(self, rows: pd.DataFrame, figure: Figure) -> None:
         figure.set_size_inches(13, 5.5)
@@ -234,7 +233,7 @@ class AfterTenSteps(Experiment):
         sizes = grid(d=widths, seeds=[seeds])
         return [{"model": model, **kind, **size} for model in TABLE3 for kind in kinds for size in sizes]
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         return [{"seed": seed, **self._one(cell, seed)} for seed in range(cell["seeds"])]
 
     def _one(self, cell: Cell, seed: int) -> dict[str, float]:

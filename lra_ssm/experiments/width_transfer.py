@@ -18,7 +18,7 @@ from torch import Tensor
 from lra_ssm.datamodules import Corpus
 from lra_ssm.datamodules.loading.batches import TokenBatch
 from lra_ssm.errors import InputError
-from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, claim, grid, only
+from lra_ssm.experiments.base import Cell, Claim, Experiment, Form, Judgement, Rows, claim, grid, only
 from lra_ssm.experiments.train import descend
 from lra_ssm.experiments.width_bigram import DEPTH, WIDTHS, batches, generator, learn
 from lra_ssm.layers import B2S6, S6, LayerSpec
@@ -76,7 +76,7 @@ class BigramTransfer(_Transfer):
             return grid(d=(64, 128), variant=variants, lr=rates[2:6:2], seeds=[1], steps=[5])
         return grid(d=WIDTHS, variant=variants, lr=rates, seeds=[2], steps=[200])
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         return [{"seed": seed, "loss": self._loss(cell, seed)} for seed in range(cell["seeds"])]
 
     def _loss(self, cell: Cell, seed: int) -> float:
@@ -149,7 +149,7 @@ class LanguageModelTransfer(Experiment):
         text = [TEXT.parent.name]
         return grid(d=(64, 128, 256, 512), layer=LAYERS, variant=VARIANTS, lr=rates, steps=[200], text=text)
 
-    def run(self, cell: Cell) -> list[dict[str, Any]]:
+    def run(self, cell: Cell) -> Rows:
         data = _random_text() if cell["text"] == "random" else _text()
         torch.manual_seed(0)
         model = LanguageModel(LAYERS[cell["layer"]], 67, cell["d"], 2, tie_embeddings=False, pad_vocab_size_multiple=1)
