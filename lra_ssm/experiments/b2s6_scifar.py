@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lra_ssm.datamodules import SCIFAR
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid, only
-from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
+from lra_ssm.experiments.images import Images, batches_of, images_of, logits, made_up
 from lra_ssm.experiments.train import train
 from lra_ssm.layers import B2S6, S4D, S4Block
 from lra_ssm.layers.spec import LayerSpec
@@ -40,7 +40,7 @@ def accuracy(layer: LayerSpec, cell: Cell, grayscale: bool) -> dict[str, Any]:
         num_classes=10, d_input=1 if grayscale else 3, d_model=cell["d"], n_layers=2, layer=layer,
         block=LayerSpec(S4Block, norm="batch", prenorm=True, dropout=0.0),
     )  # fmt: skip
-    data, test = shuffled(images.splits["train"], 50, cell["seed"]), images.splits["test"]
+    data, test = batches_of(images.splits["train"], 50, cell["seed"]), images.splits["test"]
     train(network, data, cell["steps"], OPTIMIZER, F.cross_entropy)
     right = logits(network, test).argmax(-1) == test.labels
     return {"accuracy": 100 * float(right.sum()) / len(right), "pixels": images.pixels}
@@ -59,11 +59,6 @@ def _sizes(form: Form, steps: int) -> dict[str, list[Any]]:
     if form == "quick":  # without data, and of a stand-in
         return {"seed": [0], "images": ["made up"], "d": [8], "steps": [2]}
     return {"seed": [0, 1, 2], "images": ["real"], "d": [64], "steps": [steps]}
-
-
-def _over_blocks(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a variant and seed: the mean accuracy over numbers of blocks."""
-    return rows.groupby(["variant", "seed", "pixels"], sort=False)["accuracy"].mean().reset_index()
 
 
 # -- section 3 ---------------------------------------------------------------------------------------------------------
@@ -111,21 +106,21 @@ VARIANTS = {  # complex, bias
 }
 
 
-BY_PART = "mean over numbers of blocks, then over seeds, higher by more than the larger deviation over seeds"
-
-
 class Ablation(Experiment):
     """B2S6's accuracy by number of blocks, complex or real, with its bias or without."""
 
-    @claim(BY_PART)
-    def bias(self, rows: pd.DataFrame) -> Judgement:
-        """B2S6 needs its bias"""
-        return _gain(_over_blocks(rows), "variant", WHOLE, "complex, without bias")
-
-    @claim(BY_PART)
-    def complex(self, rows: pd.DataFrame) -> Judgement:
-        """complex is better than real"""
-        return _gain(_over_blocks(rows), "variant", WHOLE, "real, with bias")
+    @claim(
+        "mean over numbers of blocks, then over seeds, higher by more than the larger deviation over seeds",
+        "{part}",
+        [
+            {"part": "bias", "statement": "B2S6 needs its bias", "other": "complex, without bias"},
+            {"part": "complex", "statement": "complex is better than real", "other": "real, with bias"},
+        ],
+    )
+    def parts(self, rows: pd.DataFrame, other: str, **_: str) -> Judgement:
+        """{statement}"""
+        means = rows.groupby(["variant", "seed", "pixels"], sort=False)["accuracy"].mean().reset_index()
+        return _gain(means, "variant", WHOLE, other)
 
     @claim("mean higher by more than the larger deviation")
     def blocks(self, rows: pd.DataFrame) -> Judgement:

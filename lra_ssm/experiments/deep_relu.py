@@ -16,7 +16,7 @@ from torch import Tensor
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim
 from lra_ssm.experiments.deep_depth import CONVERGES, SUCCESS, draw_errors, drawn_teachers, with_failed
 from lra_ssm.experiments.deep_students import Array, Students, draw_path, name_layers, started, states
-from lra_ssm.experiments.deep_timescales import TEACHER
+from lra_ssm.experiments.deep_timescales import TEACHER, TRAINED
 from lra_ssm.layers import DeepLinearSSM
 
 BATCH_SIZE, TEST_SIZE = 4, 64
@@ -51,7 +51,7 @@ class WithReLU(Experiment):
     @claim(
         "both λ of one layer within 0.01 of 0.99 and 0.9 in 4 of 5 students",
         "{trained} trained",
-        [{"trained": trained, "names": " and ".join(trained)} for trained in ("AB", "AC", "ABC")],
+        TRAINED,
     )
     def exact(self, rows: pd.DataFrame, trained: str, names: str) -> Judgement:
         """with ReLUs too, with {names} trained, one layer learns the teacher's λ"""

@@ -115,9 +115,9 @@ def teacher_response(eigenvalues: Sequence[Sequence[float]], length: int) -> Arr
     return diagonal_response(eigenvalues, ones, ones, length).astype(np.float32)
 
 
-def noise(length: int, seed: int) -> Array:
-    """All batches (S, B, T), float32."""
-    return np.random.default_rng(seed).standard_normal((BATCHES, BATCH_SIZE, length), np.float32)
+def noise(length: int) -> Array:
+    """All batches (S, B, T), float32, which all students share."""
+    return np.random.default_rng(0).standard_normal((BATCHES, BATCH_SIZE, length), np.float32)
 
 
 def noise_grams(u: Array) -> Array:
@@ -144,20 +144,19 @@ def relative_errors(difference: Array, teacher: Array) -> Array:
 
 
 def training(
-    students: Students, teacher: Array, trained: str, steps: int, lr: float, points: int = 30, seed: int = 0
+    students: Students, teacher: Array, trained: str, steps: int, lr: float, points: int = 30
 ) -> Iterator[tuple[int, Array]]:
     """`steps` steps of Adam at a constant rate, all students at once and in place.
 
     Args:
         teacher: h of every student's (D, T), or of one for all (T,).
         trained: which of A, B and C.
-        seed: of the noise, which all students share.
 
     Yields:
         At `points` + 1 steps: the step, and the relative errors (D,) before it.
     """
     T = teacher.shape[-1]
-    grams = noise_grams(noise(T, seed).astype(teacher.dtype))
+    grams = noise_grams(noise(T).astype(teacher.dtype))
     first, second = ([np.zeros_like(x) for x in students] for _ in BETAS)
     every = max(1, steps // points)
     with np.errstate(all="ignore"):  # a student that diverges has no numbers any more

@@ -15,6 +15,7 @@ from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, cl
 from lra_ssm.experiments.deep_students import Array, Students, draw_students, states, teacher_response, training
 
 TEACHER = (0.9, 0.99)  # figure 3A
+TRAINED = [{"trained": trained, "names": " and ".join(trained)} for trained in ("AB", "AC", "ABC")]
 PRINTED = (0.98, 0.61, -0.33, -0.33)  # section 4.1: the two layers that training A alone ends at
 
 
@@ -55,7 +56,7 @@ class WhereTimescalesGo(Experiment):
     @claim(
         "both λ of one layer within 0.01 of 0.99 and 0.9 in 8 of 10 students",
         "{trained} trained",
-        [{"trained": trained, "names": " and ".join(trained)} for trained in ("AB", "AC", "ABC")],
+        TRAINED,
     )
     def exact(self, rows: pd.DataFrame, trained: str, names: str) -> Judgement:
         """with {names} trained, one layer learns the teacher's λ exactly"""

@@ -13,6 +13,7 @@ from lra_ssm.datamodules.loading.batches import Batch
 from lra_ssm.datamodules.storage.format import MANIFEST, PreparedDataset, open_prepared
 from lra_ssm.datamodules.synthetic.base import SPLITS
 from lra_ssm.errors import InputError
+from lra_ssm.experiments.train import shuffled
 
 
 class Images(NamedTuple):
@@ -41,12 +42,10 @@ def made_up(data: PublishedImages, count: int = 60) -> Images:
     return Images(dict(zip(SPLITS, made, strict=True)), "made up")
 
 
-def shuffled(images: Batch, size: int, seed: int) -> Iterator[Batch]:
-    """Batches without end, every epoch in another order; the last of an epoch may be smaller."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        for part in torch.randperm(len(images.labels), generator=generator).split(size):
-            yield Batch(images.inputs[part], None, images.labels[part])
+def batches_of(images: Batch, size: int, seed: int) -> Iterator[Batch]:
+    """As `train.shuffled` has them, without end."""
+    for _, part in shuffled(len(images.labels), size, seed):
+        yield Batch(images.inputs[part], None, images.labels[part])
 
 
 @torch.no_grad()
@@ -57,9 +56,9 @@ def logits(network: nn.Module, images: Batch) -> Tensor:
 
 
 def _prepared(data: PublishedImages) -> PreparedDataset:
-    own = [data.prepared_folder] if data.is_prepared() else []
-    others = (file.parent for file in sorted((data.data_root / data.dataset).glob(f"*/{MANIFEST}")))
-    for prepared in map(open_prepared, [*own, *others]):
+    folders = sorted(file.parent for file in (data.data_root / data.dataset).glob(f"*/{MANIFEST}"))
+    own = data.prepared_folder if data.is_prepared() else None
+    for prepared in map(open_prepared, sorted(folders, key=lambda folder: folder != own)):
         source, shape = prepared.manifest["source"], prepared.manifest["splits"]["train"]["arrays"]["images"]["shape"]
         same = source["split"]["seed"] == data.split_seed and source["limit"] == data.limit
         if same and data.stored_settings().items() <= source.items() and tuple(shape[1:3]) == data.image_size:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from lra_ssm.datamodules import MNIST, SCIFAR
 from lra_ssm.datamodules.loading.batches import Batch
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, by_seed, claim, grid
-from lra_ssm.experiments.images import Images, images_of, logits, made_up, shuffled
+from lra_ssm.experiments.images import Images, batches_of, images_of, logits, made_up
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.experiments.train import train
 from lra_ssm.layers import LayerSpec, S4Block, StableSSM
@@ -163,7 +163,7 @@ class _ByRate(Experiment):
             lr=lr, recurrent_lr=lr, delta_lr_factor=1.0, weight_decay=0.01, decay_biases_and_norms=True,
             recurrent_weight_decay=0.01, delta_weight_decay=0.01, warmup_steps=0,
         )  # fmt: skip
-        data, test = shuffled(images.splits["train"], BATCH, seed), images.splits["test"]
+        data, test = batches_of(images.splits["train"], BATCH, seed), images.splits["test"]
         try:
             train(network, data, cell["steps"], optimizer, F.cross_entropy, _stop_at_no_number)
             loss = float(F.cross_entropy(logits(network, test), test.labels))

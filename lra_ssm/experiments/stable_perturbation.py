@@ -157,7 +157,8 @@ class Perturbation(Experiment):
 BETAS = (0.01, 0.1, 1.0)
 
 
-def _bound_of_best(beta: float, a: float = 1.0, b: float = 0.5) -> float:
+def _bound_of_best(beta: float) -> float:
+    a, b = 1.0, 0.5
     w = (math.sqrt(beta**2 + 4 * b / a) - beta) / 2  # where it is greatest
     return a * (beta**2 + 2 * beta * w) / (a * w**2 + b)
 

@@ -1,7 +1,7 @@
 """Trains small networks without a Trainer: batches in a loop, rates by role as everywhere."""
 
+import itertools
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import Any
 
 import torch
@@ -16,13 +16,19 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> ()
 Watch = Callable[[int, float], None]  # (step, its loss), with its gradients, before the weights are changed
 
 
-def batches(data: SyntheticDataModule, seed: int) -> Iterator[Batch]:
-    """Batches of `data.batch_size` without end, every epoch in another order; the last of an epoch may be smaller."""
-    examples = data.open_split("train")
+def shuffled(count: int, size: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """Epochs without end, each in another order: its number and the next `size` of `count` examples, or the rest."""
     generator = torch.Generator().manual_seed(seed)
-    for epoch in count():
-        for part in torch.randperm(len(examples), generator=generator).split(data.batch_size):
-            yield examples.batch(part.numpy(), epoch)
+    for epoch in itertools.count():
+        for part in torch.randperm(count, generator=generator).split(size):
+            yield epoch, part
+
+
+def batches(data: SyntheticDataModule, seed: int) -> Iterator[Batch]:
+    """Batches of `data.batch_size` training examples, `shuffled`."""
+    examples = data.open_split("train")
+    for epoch, part in shuffled(len(examples), data.batch_size, seed):
+        yield examples.batch(part.numpy(), epoch)
 
 
 def train(
