@@ -14,40 +14,28 @@ from lra_ssm.errors import InputError, hint
 if TYPE_CHECKING:
     from lra_ssm.experiments.base import Experiment
 
-_FLAG = {"default": "", "long": " with --long"}
 FILE = Path(__file__).with_name("artifacts.yaml")
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A figure, table or theorem.
+    """A figure, table or theorem."""
 
-    Args:
-        paper: its key in published.yaml.
-        artifact: as the paper calls it.
-        what: it shows.
-        name: of the command, where an experiment makes it.
-        experiment: the import path of its class.
-        minutes: that each form takes on two cores, "default", "long" or both; every experiment has "quick".
-        sweep: the sweep file of slurm/sweeps that makes it in full, on a GPU.
-        cannot: why it cannot be made.
-    """
-
-    paper: str
-    artifact: str
-    what: str
-    name: str = ""
-    experiment: str = ""
-    minutes: dict[str, float] = field(default_factory=dict)
-    sweep: str = ""
-    cannot: str = ""
+    paper: str  # its key in published.yaml
+    artifact: str  # as the paper calls it
+    what: str  # it shows
+    name: str = ""  # of the command, where an experiment makes it
+    experiment: str = ""  # the import path of its class
+    minutes: dict[str, float] = field(default_factory=dict)  # "default", "long" or both, on two cores; all have "quick"
+    sweep: str = ""  # the sweep file of slurm/sweeps that makes it in full, on a GPU
+    cannot: str = ""  # why it cannot be made
 
     @property
     def state(self) -> str:
         """How it is made, in a few words."""
         full = f"in full on a GPU: slurm/sweeps/{self.sweep}.yaml" if self.sweep else ""
         if self.experiment:
-            times = [f"{minutes:g} min{_FLAG[form]}" for form, minutes in self.minutes.items()]
+            times = [f"{minutes:g} min" + " with --long" * (form == "long") for form, minutes in self.minutes.items()]
             return "; ".join(filter(None, [f"on a CPU, {', '.join(times)}", full]))
         return full or f"cannot be made: {self.cannot}"
 
