@@ -223,13 +223,8 @@ def one_reason(error: BaseException) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged file: a.json becomes a.damaged.json, or where there is one a.damaged.1.json; returns it."""
-    aside, number = path.with_name(f"{path.stem}.damaged{path.suffix}"), 0
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.stem}.damaged.{number}{path.suffix}")
-    path.replace(aside)
-    return aside
+    """Renames a damaged file: a.json becomes a.damaged.json, or where there is one a.damaged-2.json; returns it."""
+    return path.replace(unused(path.with_stem(f"{path.stem}.damaged")))
 
 
 def write_json(path: Path, data: Any) -> None:

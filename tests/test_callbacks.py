@@ -65,12 +65,15 @@ def loader(count=8):
     return DataLoader(TensorDataset(torch.linspace(0.1, 1, count)[:, None]), batch_size=2)
 
 
+QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+    "enable_checkpointing": False, "num_sanity_val_steps": 0,
+}  # fmt: skip
+
+
 def fit(tmp_path, *callbacks, model=None, **settings):
-    given = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_checkpointing": False, **settings}
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
-        default_root_dir=tmp_path, callbacks=list(callbacks), **given,
-    )  # fmt: skip
+    given = {**QUIET, "max_epochs": 1, "log_every_n_steps": 1, **settings}
+    trainer = Trainer(default_root_dir=tmp_path, callbacks=list(callbacks), **given)
     torch.manual_seed(0)
     trainer.fit(model or Line(), loader(), loader())
     return trainer
@@ -208,10 +211,7 @@ def text_fit(tmp_path, monkeypatch, *callbacks, network=TEXT):
     monkeypatch.setattr("lra_ssm.callbacks.time.perf_counter", lambda: float(next(clock)))
     ids, lengths = torch.arange(14).view(2, 7) % 11, torch.tensor([6, 2])
     targets = ids[:, 1:].masked_fill(torch.arange(6) >= lengths[:, None], -100)
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=2,
-        default_root_dir=tmp_path, callbacks=list(callbacks), max_steps=2, enable_checkpointing=False,
-    )  # fmt: skip
+    trainer = Trainer(**QUIET, log_every_n_steps=2, default_root_dir=tmp_path, callbacks=list(callbacks), max_steps=2)
     batches = [(ids[:, :-1], ids[:, 1:], None, None), (ids[:, :-1], targets, None, lengths)]
     trainer.fit(LanguageModelling(network), DataLoader(batches, batch_size=None))
     return trainer.callback_metrics
@@ -327,30 +327,26 @@ def test_learning_rates_are_those_a_step_is_made_with(tmp_path):
 
     path = tmp_path / "exp" / "run" / "metrics.csv"
     path.parent.mkdir(parents=True)
-    trainer = Trainer(
-        accelerator="cpu", logger=CSVRunLogger(path), enable_progress_bar=False, enable_model_summary=False,
-        max_steps=4, log_every_n_steps=2, callbacks=[LogLearningRates()], enable_checkpointing=False,
-        limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(Groups(), loader())
+    settings = {"logger": CSVRunLogger(path), "log_every_n_steps": 2, "limit_val_batches": 0}
+    fit(tmp_path, LogLearningRates(), model=Groups(), **settings)
     with open(path, newline="") as file:
         rows = [(row["step"], float(row["lr/recurrent-delta"]), row["lr/1"]) for row in csv.DictReader(file)]
     assert rows == [("1", 0.004, "0.0"), ("3", 0.001, "0.0")]
 
 
+def predicted(tmp_path, model, data):
+    """The rows of the file that predictions are written to."""
+    path = tmp_path / "predictions.csv"
+    Trainer(**QUIET, callbacks=[WritePredictions(path)]).predict(model, data)
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 @pytest.mark.parametrize("labels", [None, torch.tensor([0, 1, 2, 1, 0])])
 def test_predictions_have_a_row_each(labels, tmp_path, capsys):
-    path = tmp_path / "predictions.csv"
-    inputs = torch.linspace(0.1, 1, 5)[:, None]
+    inputs, model = torch.linspace(0.1, 1, 5)[:, None], Line()
     data = TensorDataset(inputs) if labels is None else TensorDataset(inputs, labels)
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
-        enable_checkpointing=False, enable_model_summary=False,
-    )  # fmt: skip
-    model = Line()
-    trainer.predict(model, DataLoader(data, batch_size=2))
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = predicted(tmp_path, model, DataLoader(data, batch_size=2))
     said = "5 predictions in" if labels is None else "5 predictions, "
     assert len(rows) == 5 and said in capsys.readouterr().out
     assert [row.get("label") for row in rows] == ([None] * 5 if labels is None else [str(int(i)) for i in labels])
@@ -370,14 +366,7 @@ def test_predictions_call_classes_by_the_names_that_the_data_has(tmp_path):
                 TensorDataset(torch.linspace(-1, 1, 4)[:, None], torch.tensor([0, 1, 2, 0])), batch_size=4
             )
 
-    path = tmp_path / "predictions.csv"
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
-        enable_checkpointing=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.predict(Line(), Named())
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = predicted(tmp_path, Line(), Named())
     columns = [f"p_{name}" for name in Named.class_names]
     assert list(rows[0]) == ["example", "label", "prediction", *columns]
     assert [row["label"] for row in rows] == ["cat", "dog", "frog", "cat"]
@@ -392,15 +381,9 @@ def test_predicted_values_have_a_column_each_and_no_class(tmp_path):
         def predict_step(self, batch, batch_idx):
             return self.linear(batch[0])
 
-    path = tmp_path / "predictions.csv"
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[WritePredictions(path)],
-        enable_checkpointing=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.predict(Values(), loader(5))
-    header, *rows = path.read_text().splitlines()
-    assert header.split(",")[:2] == ["example", "y0"] and "prediction" not in header
-    assert [row.split(",")[0] for row in rows] == ["0", "1", "2", "3", "4"]
+    rows = predicted(tmp_path, Values(), loader(5))
+    assert list(rows[0])[:2] == ["example", "y0"] and "prediction" not in rows[0]
+    assert [row["example"] for row in rows] == ["0", "1", "2", "3", "4"]
 
 
 def test_the_log_grows_by_columns_and_forgets_what_will_be_made_again(tmp_path):

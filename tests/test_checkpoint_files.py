@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import warnings
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO, DamagedCheckpoint, load_checkpoint
 from lra_ssm.runs.saving import keep_as_previous
-from tests.runner import FIT, SHORT, in_process, only_run, run, succeed
+from tests.runner import FIT, SHORT, in_process, only_run, refused, run, succeed, warning
 
 pytestmark = pytest.mark.usefixtures("read_once")
 TEST = ["test", *FIT[1:]]
@@ -51,14 +52,6 @@ def weights(folder):
     return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
 
 
-def one_line(arguments, capsys):
-    """What a command that does not end well says."""
-    code, _, said = in_process(arguments, capsys)
-    errors = [line for line in said if line.startswith("lra-ssm: error: ")]
-    assert code == 2 and len(errors) == 1 and not any("Traceback" in line for line in said), said
-    return errors[0].removeprefix("lra-ssm: error: ")
-
-
 def flip(path, at):
     raw = bytearray(path.read_bytes())
     raw[at // 8] ^= 1 << at % 8
@@ -82,10 +75,12 @@ def equal(a, b):
     return a == b
 
 
-def flips(path, count, seed):
-    """Every flipped bit of a written checkpoint is refused, or nothing that is read from it is another."""
-    whole, raw, random_ = load_checkpoint(path), path.read_bytes(), random.Random(seed)
-    for at in [*range(8 * len(raw) - 8 * 120, 8 * len(raw), 7), *random_.sample(range(8 * len(raw)), count)]:
+def test_no_flipped_bit_gives_other_values(tmp_path):
+    """It is refused, or nothing that is read is another."""
+    path, random_ = tmp_path / "a.ckpt", random.Random(0)
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.randn(9, 5)}, "x": [1, "a"]}, path)
+    whole, raw = load_checkpoint(path), path.read_bytes()
+    for at in [*range(8 * len(raw) - 8 * 120, 8 * len(raw), 7), *random_.sample(range(8 * len(raw)), 100)]:
         flip(path, at)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -96,17 +91,6 @@ def flips(path, count, seed):
             else:
                 assert equal(read, whole), f"bit {at}"
         path.write_bytes(raw)
-
-
-def test_no_flipped_bit_gives_other_values(tmp_path):
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.randn(9, 5)}, "x": [1, "a"]}, tmp_path / "a.ckpt")
-    flips(tmp_path / "a.ckpt", 100, seed=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_no_flipped_bit_of_a_runs_checkpoint_gives_other_values(seed, checkpoints):
-    flips(checkpoints / "last.ckpt", 300, seed)
 
 
 def test_every_cut_is_refused(tmp_path):
@@ -158,8 +142,7 @@ def test_a_run_goes_on_from_the_one_before_and_ends_the_same(how, checkpoints, e
     else:
         flip(last, 8 * 5000) if how == "a bit" else os.truncate(last, 0 if how == "empty" else 7000)
     code, out, _ = in_process(FIT, capsys)
-    (warning,) = [line for line in out.splitlines() if line.startswith("warning: ")]
-    assert code == 0 and "going on from the one before, " in warning and "last.previous.ckpt" in warning
+    assert code == 0 and re.search("going on from the one before, .*last.previous.ckpt", warning(out))
     assert same(weights(checkpoints), expected)
     assert {p.name for p in checkpoints.iterdir()} == {"last.ckpt", "best.ckpt"}
 
@@ -175,18 +158,18 @@ def test_a_damaged_last_one_never_takes_the_place_of_the_one_before(checkpoints,
 def test_without_a_whole_one_a_run_says_what_to_do(checkpoints, capsys):
     for path in (checkpoints / "last.ckpt", checkpoints / "last.previous.ckpt"):
         flip(path, 8 * 5000)
-    line = one_line(FIT, capsys)
+    line = refused(FIT, capsys)
     assert "last.ckpt is damaged" in line and "remove it to start the run anew" in line
 
 
 def test_scoring_and_init_from_refuse_a_damaged_one(checkpoints, capsys):
     for name in ("best.ckpt", "last.ckpt"):
         flip(checkpoints / name, 8 * 5000)
-    assert "best.ckpt is damaged" in one_line(TEST, capsys)
-    assert "last.ckpt is damaged" in one_line([*TEST, "--ckpt_path=last"], capsys)
-    assert "best.ckpt is damaged" in one_line([*TEST, f"--ckpt_path={checkpoints / 'best.ckpt'}"], capsys)
+    assert "best.ckpt is damaged" in refused(TEST, capsys)
+    assert "last.ckpt is damaged" in refused([*TEST, "--ckpt_path=last"], capsys)
+    assert "best.ckpt is damaged" in refused([*TEST, f"--ckpt_path={checkpoints / 'best.ckpt'}"], capsys)
     given = [*FIT, "--seed_everything=3", f"--init_from={checkpoints / 'best.ckpt'}"]
-    assert "best.ckpt is damaged" in one_line(given, capsys)
+    assert "best.ckpt is damaged" in refused(given, capsys)
     with pytest.raises(DamagedCheckpoint):  # Lightning's own way
         AtomicCheckpointIO().load_checkpoint(checkpoints / "best.ckpt")
 
@@ -227,12 +210,12 @@ def test_what_a_fit_cannot_go_on_from_is_one_line(how, checkpoints, capsys):
     (checkpoints / "last.previous.ckpt").unlink()
     changed(checkpoints / "last.ckpt", MALFORMED[how])
     before = weights(checkpoints) if how not in NEEDED_TO_SCORE else None
-    line = one_line(FIT, capsys)
+    line = refused(FIT, capsys)
     assert "last.ckpt" in line and len(line) < 500, line
     if before is not None:
         assert same(weights(checkpoints), before)  # nothing was trained
     else:
-        one_line([*TEST, "--ckpt_path=last"], capsys)
+        refused([*TEST, "--ckpt_path=last"], capsys)
 
 
 def test_a_plain_lightning_checkpoint_of_the_same_task_is_gone_on_from(checkpoints, expected, capsys):

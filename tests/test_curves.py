@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from lra_ssm.runs import curves
-from lra_ssm.runs.curves import _curves, _running_mean, draw_curves
+from lra_ssm.runs.curves import _curves, draw_curves
 from tests.runner import FIT, SHORT, everything_below, fail, only_run, run_here, succeed
 
 METRICS = """step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,train/samples_per_s,val/loss,val/accuracy
@@ -17,16 +17,21 @@ METRICS = """step,epoch,train/loss,train/accuracy,lr/base,lr/no_decay,train/samp
 def test_every_finite_value_stands_at_its_step(tmp_path):
     (tmp_path / "metrics.csv").write_text(METRICS + "2,0,1.")  # a kill within a row
     found = _curves(tmp_path / "metrics.csv")
-    assert found["train/loss"] == [(0, 2.5)] and found["val/accuracy"] == [(1, 0.5)]
-    assert found["lr/base"] == found["lr/no_decay"] == [(0, 0.0), (1, 0.1)]
+    assert found["train/loss"].to_dict() == {0: 2.5} and found["val/accuracy"].to_dict() == {1: 0.5}
+    assert found["lr/base"].to_dict() == found["lr/no_decay"].to_dict() == {0: 0.0, 1: 0.1}
 
 
-def test_the_picture_has_a_panel_each(tmp_path, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are written."""
     from matplotlib.figure import Figure
 
-    drawn = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    kept, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (kept.append(self), save(self, *a, **k)))
+    return kept
+
+
+def test_the_picture_has_a_panel_each(tmp_path, drawn):
     many = "".join(f"{i},0,{i / 100},0.1,0.1,0.05,9.0,,\n" for i in range(2, 200))
     (tmp_path / "metrics.csv").write_text(METRICS + many)
     draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
@@ -40,14 +45,9 @@ def test_the_picture_has_a_panel_each(tmp_path, monkeypatch):
     first, _, last = drawn[0].axes[0].lines
     assert last.get_markersize() > 5 and first.get_markersize() > 5  # a single validation is a point that is seen
     assert [line.get_linestyle() for line in drawn[0].axes[-1].lines] == ["-", "--"]
-    assert _running_mean([(0, 1.0), (1, 2.0), (2, 4.0)], 2) == [(1, 1.5), (2, 3.0)]
 
 
-def test_means_of_epochs_stand_over_the_values_of_batches(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: drawn.append(self))
+def test_means_of_epochs_stand_over_the_values_of_batches(tmp_path, drawn):
     rows = "".join(f"{i},0,{i},\n" for i in range(90)) + "49,0,,24.5\n89,1,,69.5\n"
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,train/loss_epoch\n" + rows)
     draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
@@ -57,11 +57,7 @@ def test_means_of_epochs_stand_over_the_values_of_batches(tmp_path, monkeypatch)
     assert len(batches.get_xdata()) == 90 and list(epochs.get_xdata()) == [49, 89]
 
 
-def test_the_mean_of_one_epoch_alone_is_a_point_of_its_own(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: drawn.append(self))
+def test_the_mean_of_one_epoch_alone_is_a_point_of_its_own(tmp_path, drawn):
     rows = "".join(f"{i},0,{i},\n" for i in range(90)) + "89,0,,44.5\n"
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,train/loss_epoch\n" + rows)
     draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")

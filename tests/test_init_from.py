@@ -17,7 +17,7 @@ from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import LanguageModelling
 from tests.hub_models import COMMIT, serving
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import in_process, only_run, refused
+from tests.runner import in_process, only_run, refused, warning
 
 pytestmark = pytest.mark.usefixtures("read_once")
 BYTES = {"vocabulary": 257}
@@ -179,7 +179,7 @@ def test_a_run_that_goes_on_says_that_the_weights_are_others(command: list[str],
     state = torch.load("first.ckpt", weights_only=True)
     torch.save({**state, "epoch": 7}, "first.ckpt")
     code, out, _ = in_process(start, capsys)
-    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    line = warning(out)
     assert code == 0 and "was begun with other weights: first.ckpt has changed: it goes on from its own" in line
     # what it was begun with stays on record
     assert json.loads(record.read_text())["inputs"] == before["inputs"]

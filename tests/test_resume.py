@@ -141,7 +141,7 @@ def test_other_workers_and_save_intervals_change_nothing(tmp_path, data, uninter
     command = [*FIT, f"--data.root={data}"]
     assert run([*command, "--data.num_workers=2"], tmp_path, {"KILL_AT": "train_batch_start:9"}).code == -9
     succeed([*command, "--checkpoint.every_n_steps=1"], tmp_path)
-    assert (only_run(tmp_path) / "config.1.yaml").is_file()  # the first configuration is kept
+    assert (only_run(tmp_path) / "config.before.yaml").is_file()  # the first configuration is kept
     assert_same(outcome(tmp_path), uninterrupted("epochs").outcome)
 
 

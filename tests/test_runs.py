@@ -66,12 +66,17 @@ class Stop(Callback):
             raise RuntimeError("stopped here")
 
 
-def fit(root, stop=None, fresh=False, checkpoints=CheckpointSettings(every_n_steps=2), **settings):  # noqa: B008
+def made(root, checkpoints=CheckpointSettings(), **trainer):  # noqa: B008
+    """A run of one epoch, and what fits it: the same task at every call."""
+    task, data = parts(root)
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, **trainer}, checkpoints=checkpoints)
+    return run, lambda: run.fit(Trainer(**run.trainer_arguments()), task, data)
+
+
+def fit(root, fresh=False, **settings):
     task, data = parts(root, **settings)
-    arguments = {**QUIET, "max_epochs": 2, "callbacks": [Stop(stop)]}
-    run = Run.of(task, data, trainer=arguments, experiment="mine", checkpoints=checkpoints, fresh=fresh)
-    trainer = Trainer(**run.trainer_arguments())
-    return run, run.fit(trainer, task, data)
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2}, experiment="mine", fresh=fresh)
+    return run, run.fit(Trainer(**run.trainer_arguments()), task, data)
 
 
 def weights(run):
@@ -87,6 +92,7 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path,
     }  # fmt: skip
     record = json.loads((run.path / "run.json").read_text())
     assert record["status"] == "finished" and record["metrics"] == metrics
+    assert record["inputs"] == {"data": {}, "weights": {}}  # a publisher's data is not looked at
     assert 0 <= metrics["best val/accuracy"] <= 1 and record["data"]["dataset"] == "listops"
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     assert config["model"]["init_args"]["network"]["init_args"]["d_model"] == 8 and config["seed_everything"] == 1
@@ -103,14 +109,16 @@ def test_a_run_leaves_what_the_commands_leave_and_is_not_trained_twice(tmp_path,
     assert "LRA_SSM_RUN_PATH" not in os.environ
 
 
-def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path, root):
-    whole, expected = fit(root, fresh=True)
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(root):
+    whole, expected = fit(root)
+    stop = Stop(7)
+    resumed, start = made(root, CheckpointSettings(every_n_steps=2), max_epochs=2, callbacks=[stop])
     with pytest.raises(RuntimeError, match="stopped here"):
-        fit(root, stop=7)
-    record = json.loads(next(tmp_path.glob("runs/mine/*[!2]/run.json")).read_text())
-    assert record["status"] == "failed" and "raised RuntimeError: stopped here" in record["reason"]
-    resumed, metrics = fit(root)
-    assert resumed.path != whole.path
+        start()
+    assert resumed.record["status"] == "failed" and "raised RuntimeError: stopped here" in resumed.record["reason"]
+    stop.at = None
+    metrics = start()
+    assert resumed.finished and len(resumed.record["starts"]) == 2
     ours, theirs = weights(resumed), weights(whole)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     timed = "train/samples_per_s"
@@ -178,21 +186,18 @@ def test_a_run_within_a_run_and_beside_one_is_its_own(root, monkeypatch):
 
 
 def test_a_task_that_was_trained_is_not_a_fresh_one(root):
-    task, data = parts(root)
-    stop = Stop(1)
-    checkpoints = CheckpointSettings(100)
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2, "callbacks": [stop]}, checkpoints=checkpoints)
+    _, start = made(root, CheckpointSettings(100), callbacks=[Stop(1)])
     with pytest.raises(RuntimeError, match="stopped here"):
-        run.fit(Trainer(**run.trainer_arguments()), task, data)
+        start()
     with pytest.raises(InputError, match="this task was trained before, and there is no checkpoint .* build it anew"):
-        run.fit(Trainer(**run.trainer_arguments()), task, data)
+        start()
+    run, start = made(root)
     longer = Trainer(**{**run.trainer_arguments(), "max_epochs": 5})
     with pytest.raises(InputError, match="this Trainer's max_epochs is 5, the run's another"):
-        run.fit(longer, parts(root)[0], data)
-    task, _ = parts(root)
+        run.fit(longer, *parts(root))
     seed_everything(7, verbose=False)
     with pytest.raises(InputError, match="the seed is 7, the run's is 1"):
-        run.fit(Trainer(**run.trainer_arguments()), task, data)
+        start()
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path, root):
@@ -231,22 +236,14 @@ def test_trainers_that_make_no_run(trainer, message, tmp_path):
         Run.of(*parts(tmp_path), trainer=trainer)
 
 
-def test_the_same_run_goes_on_after_a_failure_and_takes_no_other_parts(tmp_path, root):
+def test_a_run_takes_no_other_parts(tmp_path, root):
     task, data = parts(root)
-    stop = Stop(7)
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2, "callbacks": [stop]}, checkpoints=CheckpointSettings(2))
+    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 2})
     with pytest.raises(InputError, match="this Trainer keeps nothing in the run"):
         run.fit(Trainer(**QUIET, max_epochs=2, logger=False), task, data)
     with pytest.raises(InputError, match="is a run of another Classification"):
         run.fit(Trainer(**run.trainer_arguments()), parts(root, lr=0.3)[0], data)
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(RuntimeError, match="stopped here"):
-        run.fit(Trainer(**run.trainer_arguments()), task, data)
-    stop.at = None
-    task, _ = parts(root)
-    metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
-    assert json.loads((run.path / "run.json").read_text())["status"] == "finished" and "best val/accuracy" in metrics
-    assert len(json.loads((run.path / "run.json").read_text())["starts"]) == 2
 
 
 def test_what_numpy_computed_is_a_plain_value(root):
@@ -261,16 +258,15 @@ def test_what_numpy_computed_is_a_plain_value(root):
 
 
 def test_a_start_that_fails_gives_the_directory_back_and_leaves_no_reason(root, monkeypatch):
-    task, data = parts(root)
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1})
+    run, start = made(root)
     with monkeypatch.context() as broken:
         broken.setattr(Run, "save_config", lambda *_: (_ for _ in ()).throw(InputError("the disk is full")))
         with pytest.raises(InputError, match="the disk is full"):
-            run.fit(Trainer(**run.trainer_arguments()), task, data)
+            start()
     assert not run.held and "LRA_SSM_RUN_PATH" not in os.environ
     assert run.record == {"status": "failed", "reason": "the disk is full"}
-    task, data = parts(root)
-    run.fit(Trainer(**run.trainer_arguments()), task, data)
+    run, start = made(root)
+    start()
     assert run.finished and "reason" not in run.record
 
 
@@ -298,18 +294,11 @@ def test_the_record_says_how_large_it_is_and_when_each_attempt_ended(root):
 
 
 def test_a_checkpoint_of_ones_own_stands_beside_the_runs(tmp_path, root):
-    task, data = parts(root)
     own = [ModelCheckpoint(dirpath=tmp_path / "own", monitor="val/loss"), ModelCheckpoint(save_last=True)]
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": own})
-    metrics = run.fit(Trainer(**run.trainer_arguments()), task, data)
+    run, start = made(root, callbacks=own)
+    metrics = start()
     assert "best val/accuracy" in metrics and list((tmp_path / "own").glob("*.ckpt")) and run.best.is_file()
     assert Path(own[1].last_model_path).parent == run.path / "own_checkpoints"
-
-
-def test_a_run_may_end_by_steps(root):
-    task, data = parts(root)
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": None, "max_steps": 3, "val_check_interval": 2})
-    assert run.fit(Trainer(**run.trainer_arguments()), task, data)["val/loss"] > 0
 
 
 def test_a_held_run_names_its_holder_and_a_failed_one_its_reason(root):
@@ -360,10 +349,9 @@ class Failing(Callback):
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), FileNotFoundError(2, "No such file", "x")], ids=repr)
 def test_an_error_reaches_a_notebook_as_itself_with_its_context(error, root):
-    task, data = parts(root)
-    run = Run.of(task, data, trainer={**QUIET, "max_epochs": 1, "callbacks": [Failing(error)]})
+    run, start = made(root, callbacks=[Failing(error)])
     with pytest.raises(type(error)) as raised:
-        run.fit(Trainer(**run.trainer_arguments()), task, data)
+        start()
     assert raised.value is error and isinstance(error.__context__, KeyError)
     assert run.record["status"] == "failed"
 

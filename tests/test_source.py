@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 import types
-from functools import partial
 from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer, seed_everything
 
-from lra_ssm.datamodules import Corpus
-from lra_ssm.runs.source import changed, changed_inputs, user_source
-from tests.runner import FIT, SHORT, TINY, in_process
+from lra_ssm.runs.source import changed, user_source
+from tests.runner import FIT, SHORT, TINY, in_process, warning
 
 LAYER = """
 from torch import nn
@@ -74,9 +72,7 @@ def test_a_resume_warns_of_other_code_or_refuses(here, capsys, monkeypatch):
     (line,) = [line for line in said if line.startswith("lra-ssm: error: ")]
     assert code == 2 and "edited_within.py has changed; --strict-resume refuses to go on" in line
     code, out, _ = in_process(command, capsys)
-    lines = [line for line in out.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 1, (lines, out)
-    line = lines[0]
+    line = warning(out)
     assert code == 0 and "edited_within.py has changed" in line
 
 
@@ -118,12 +114,7 @@ def test_a_finished_run_says_that_the_data_is_other(language, tmp_path, capsys):
     assert first["inputs"]["data"].keys() == {"text"} and first["inputs"] != second["inputs"]
     Path("text").rename("gone")
     assert of_a_finished_run(language, capsys) == ""  # it has its result, and there is nothing else
-    # Of a record that is damaged, or of an earlier version, nothing is known.
-    Path("gone").rename("text")
-    text = partial(Corpus, root="data", source="text", tokenizer="bytes", length=16)
-    damaged = ({"data": 3, "weights": [1]}, {"data": {"text": []}, "weights": {"a": 1}})
-    found = [changed_inputs({**first, "inputs": inputs}, text, None) for inputs in damaged]
-    assert found == ["", "other data: text has changed"]
+    Path("gone").rename("text")  # of a record of an earlier version nothing is known
     (tmp_path / "runs/tiny" / first["run_id"] / "run.json").write_text(json.dumps({**first, "inputs": {}}))
     assert of_a_finished_run(language, capsys) == ""
 
@@ -241,21 +232,6 @@ def test_what_cannot_change_a_result_is_none_of_it(here):
     assert set(user_source({"trainer": {"callbacks": [{"class_path": "named_only.Call"}]}})) == {"named_only.py"}
 
 
-def test_classes_without_a_file_are_told_by_their_methods(monkeypatch):
-    """A notebook's, whose cells Python's linecache knows."""
-
-    def typed(body):
-        notebook, name = type(sys)("notebook_like"), f"<cell {body}>"
-        monkeypatch.setitem(sys.modules, "notebook_like", notebook)
-        text = f"class Net:\n    def forward(self, x):\n        return {body}\n"
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        exec(compile(text, name, "exec"), vars(notebook))
-        return user_source({}, [notebook.Net()])
-
-    assert set(typed("x")) == {"notebook_like.Net"} and typed("x") == typed("x")
-    assert changed(typed("x"), typed("x + 1")) == "notebook_like.Net has changed"
-
-
 def test_a_notebooks_run_knows_its_objects_code(here, capsys):
     from lra_ssm.datamodules import ListOps
     from lra_ssm.layers import LayerSpec, NetworkSpec
@@ -311,6 +287,7 @@ class Data:
     [("return 1", "return 2", "Layer"), ("return x", "return -x", "Layer"), ("return self.n", "return 7", "Data")],
 )
 def test_every_method_of_a_notebooks_class_counts(before, after, name, monkeypatch):
+    """Its classes have no file; Python's linecache knows the cells."""
     notebook = types.ModuleType("cells")
     monkeypatch.setitem(sys.modules, "cells", notebook)
 
@@ -320,4 +297,5 @@ def test_every_method_of_a_notebooks_class_counts(before, after, name, monkeypat
         return user_source({}, [notebook.Layer(), notebook.Data()])
 
     first, second = digests(CELL, "<first>"), digests(CELL.replace(before, after), "<second>")
-    assert {key for key in first if first[key] != second[key]} == {f"cells.{name}"}
+    assert first.keys() == {"cells.Layer", "cells.Data"} and first == digests(CELL, "<again>")
+    assert changed(first, second) == f"cells.{name} has changed"

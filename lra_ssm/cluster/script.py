@@ -6,12 +6,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lra_ssm import shipped
 from lra_ssm.cluster.folder import SweepFolder
 from lra_ssm.cluster.logs import ATTEMPT
-from lra_ssm.errors import InputError, hint
+from lra_ssm.cluster.sweep import known, read_file
+from lra_ssm.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -80,23 +78,13 @@ class Profile:
 
 def read_profile(file: Path) -> dict[str, Any]:
     """The settings of a profile, a file or a shipped one's name. Raises InputError if one is unknown or cannot be."""
-    file = shipped.find("profile", file)
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise InputError(f"profile {file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"profile {file} is no YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"profile {file} holds no settings")
-    names = [field.name for field in fields(Profile)]
-    if unknown := [str(name) for name in content if name not in names]:
-        raise InputError(f"profile {file} has {unknown[0]!r}; {hint(unknown[0], names, 'it takes')}")
-    try:
+
+    def read(file: Path, content: dict[str, Any]) -> dict[str, Any]:
+        known(content, [field.name for field in fields(Profile)], "it")
         Profile(**content)
-    except InputError as error:
-        raise InputError(f"profile {file}: {error}") from error
-    return content
+        return content
+
+    return read_file("profile", file, read)
 
 
 def array_script(folder: SweepFolder, indices: list[int], profile: Profile) -> str:

@@ -83,9 +83,7 @@ def submissions(folder: SweepFolder) -> list[dict[str, Any]]:
     """The submissions of a sweep, the last one last. Raises InputError where their file is damaged."""
     file = folder.path / "submissions.json"
     try:
-        return list(json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        return []
+        return json.loads(file.read_bytes()) if file.is_file() else []
     except ValueError as error:
         raise InputError(
             f"{file} is damaged ({error}); move it away, and status shows what the runs recorded"

@@ -5,17 +5,17 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lra_ssm.cluster.folder import FolderRun, SweepFolder
 from lra_ssm.cluster.logs import Attempt, last_attempt, timestamp
 from lra_ssm.cluster.slurm import NO_QUEUE, Queue
 from lra_ssm.runs.directory import is_held
 from lra_ssm.runs.logged import latest
-from lra_ssm.runs.record import read_object, read_progress
+from lra_ssm.runs.record import read_object
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
-STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped", "lost")
+STATES: tuple[State, ...] = get_args(State)
 BELIEVED = 600.0  # seconds for which a process on another machine, whose lock is not seen, is believed to live
 _QUIET = 90.0  # seconds without a sign of it after which the table says so
 _SIGNS = ("progress.json", "metrics.csv", "run.json")  # files that a run writes while it trains
@@ -58,7 +58,7 @@ def states(folder: SweepFolder, queue: Queue = NO_QUEUE) -> list[RunState]:
 def run_state(folder: SweepFolder, run: FolderRun, queue: Queue = NO_QUEUE) -> RunState:
     """One run of the sweep."""
     path, log = run.directory.path, folder.log(run.index)
-    record, progress = run.directory.record, read_progress(path)
+    record, progress = run.directory.record, read_object(path / "progress.json")
     starts, status = record.get("starts", []), record.get("status")
     found = RunState(run.index, "waiting", attempts=len(starts), path=path, log=log)
     if record:

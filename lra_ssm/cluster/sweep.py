@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -43,6 +43,7 @@ _PARTS = ("configs", "seeds", "experiment", "set", "grid", "variants", "random")
 _TOGETHER = ("set", "grid", "random")  # a group adds to those beside it; its other parts replace theirs
 _RANGE = ("from", "to", "points", "scale")
 _MOST = 10_000  # runs
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,27 @@ def read_sweep(file: Path) -> Sweep:
 
     Raises InputError that names the file, the place in it and what would be right there.
     """
-    file = shipped.find("sweep", file)
+    return read_file("sweep", file, _sweep)
+
+
+def read_file(kind: shipped.Kind, given: Path, read: Callable[[Path, dict[str, Any]], _Content]) -> _Content:
+    """What `read` makes of a file of options, given with its content: a user's or a shipped one.
+
+    Raises InputError that names the file, where it is none, and for what `read` raises it.
+    """
+    file = shipped.find(kind, given)
     try:
-        text = file.read_bytes()
+        return read(file, _mapping(yaml.load(file.read_bytes(), _Loader), "it"))
     except OSError as error:
-        raise InputError(f"sweep {file} cannot be read: {error.strerror}") from error
-    try:
-        return _sweep(file, _mapping(yaml.load(text, _Loader), "it"))
+        raise InputError(f"{kind} {file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"sweep {file} is no YAML: {error}") from error
+        raise InputError(f"{kind} {file} is no YAML: {error}") from error
     except InputError as error:
-        raise InputError(f"sweep {file}: {error}") from error
+        raise InputError(f"{kind} {file}: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping (YAML keeps the last); a date is text, as written."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    """Refuses a key that stands twice in a mapping; YAML keeps the last."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -115,13 +117,13 @@ def _sweep(file: Path, content: Mapping[str, Any]) -> Sweep:
     groups = content.get("groups", [{}])
     if not isinstance(groups, list) or not groups:
         raise InputError("groups is no list of groups; each has configs, seeds, set, grid, variants or random")
-    _known(content, ("name", "runs_dir", "groups", *_PARTS), "it")
+    known(content, ("name", "runs_dir", "groups", *_PARTS), "it")
     shared = {key: content[key] for key in _PARTS if key in content}
     found: list[tuple[Path, dict[str, Any]]] = []
     for number, group in enumerate(groups, 1):
         where = f"groups[{number}]" if "groups" in content else "it"
         group = _mapping(group, where)
-        _known(group, _PARTS, where)
+        known(group, _PARTS, where)
         together = {
             part: _mapping(shared.get(part), part) | _mapping(group.get(part), f"{where}.{part}") for part in _TOGETHER
         }
@@ -235,7 +237,7 @@ def _draws(given: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
 def _range(given: Mapping[str, Any], where: str) -> Callable[[float], float]:
     """The value at a part, 0 to 1, of a range: a whole number between whole ends, else six digits, so that a table
     shows exactly what is run."""
-    _known(given, _RANGE, where)
+    known(given, _RANGE, where)
     scale = given.get("scale", "linear")
     if scale not in ("linear", "log"):
         raise InputError(f"{where}.scale is {scale!r}, not linear or log")
@@ -257,7 +259,7 @@ def _range(given: Mapping[str, Any], where: str) -> Callable[[float], float]:
 
 def as_option(value: Any) -> str:
     """A value of YAML as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
@@ -275,7 +277,7 @@ def _list(value: Any, where: str, kind: type) -> list[Any]:
     return value
 
 
-def _known(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+def known(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
     for key in given:
         if key not in names:
             raise InputError(f"{where} has {key!r}; {hint(key, names, 'it takes')}")

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,7 +17,7 @@ from lra_ssm.results.settings import SEED, Settings, counting, flat
 from lra_ssm.runs.directory import RunDirectory, is_held
 from lra_ssm.runs.identity import DATA_NEUTRAL, spelled_one_way
 from lra_ssm.runs.logged import read_metrics
-from lra_ssm.runs.record import data_digests, is_of_the_end, read_progress, read_record
+from lra_ssm.runs.record import data_digests, is_of_the_end, read_object, read_record
 from lra_ssm.shipped import name_of
 
 # The data that a task's name stands for; a run of such a task on other data is marked.
@@ -111,8 +111,7 @@ class RunRecord:
         """Optimizer steps done, as far as they are recorded."""
         if isinstance(step := self.reached.get("step"), int):
             return step
-        logged = [int(row["step"]) for row in self.metrics if (row["step"] or "").isdecimal()]
-        return max(logged) + 1 if logged else None
+        return max((int(row["step"]) + 1 for row in self.metrics), default=None)
 
     @property
     def planned_steps(self) -> int | None:
@@ -166,29 +165,15 @@ class RunRecord:
 
     @cached_property
     def seconds(self) -> tuple[float, bool] | None:
-        """Wall time of all attempts, and whether it was more: of one that has left no end (run.json of earlier
-        versions has none), what training its logged steps took, validation and start not included."""
+        """Wall time of all attempts, and whether it was more: of one that has left no end, until it last said how far
+        it was."""
         starts = self.record.get("starts", [])
         known = [_between(start.get("time"), start.get("ended")) for start in starts]
         if known and None not in known:
             return sum(filter(None, known)), False
-        so_far = _between(self.last_start.get("time"), self.reached.get("time")) or 0.0
-        if known and known[-1] is None:
-            known[-1] = max(0.0, so_far)
-        least = max(sum(filter(None, known)), self._training_seconds())
-        return (least, True) if least else None
-
-    def _training_seconds(self) -> float:
-        batch = self.all_settings.get("data.batch_size")
-        total, before = 0.0, -1
-        if not isinstance(batch, int):
-            return total
-        batch *= self._trainer.get("accumulate_grad_batches") or 1
-        for row in self.metrics:
-            with suppress(ValueError, TypeError, KeyError, ZeroDivisionError):
-                rate, step = float(row["train/samples_per_s"]), int(row["step"])
-                total, before = total + (step - before) * batch / rate, step
-        return total
+        so_far = _between(self.last_start.get("time"), self.reached.get("time"))
+        least = sum(filter(None, known)) + (so_far or 0.0 if known and known[-1] is None else 0.0)
+        return (least, True) if least > 0 else None
 
     @property
     def last_start(self) -> dict[str, Any]:
@@ -280,37 +265,21 @@ def read_run(path: Path) -> RunRecord:
     problems = [f"run.json is damaged: {damage}"] if damage else []
     config: Any = {}
     try:
-        config = load_yaml(path / "config.yaml")
-        if wrong := _wrong_in(config):
-            problems.append(f"config.yaml is not as a fit writes it: {wrong}")
-            config = {}
+        found = load_yaml(path / "config.yaml")
+        counting(found)
+        config = found if found["model"] and isinstance(found.get(SEED), Hashable) else None
     except FileNotFoundError:
         problems.append("it has no config.yaml")
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
         problems.append("config.yaml cannot be read")
-    tested: Any = {}
-    try:
-        tested = json.loads((path / "test.json").read_bytes())
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, RecursionError):
+    except (AttributeError, KeyError, TypeError):  # no settings where some belong
+        config = None
+    if config is None:
+        problems.append("config.yaml is not as a fit writes it")
+    tested, reached = (read_object(path / name) for name in ("test.json", "progress.json"))
+    if not tested and (path / "test.json").exists():
         problems.append("test.json cannot be read")
-    tested = tested if isinstance(tested, dict) else {}
-    return RunRecord(path, record, tested, config, read_progress(path), squeeze("; ".join(problems)))
-
-
-def _wrong_in(config: Any) -> str:
-    """Why a config's settings cannot be told; nothing where they can."""
-    if not isinstance(config, dict) or not config.get("model"):
-        return "it has no model"
-    if isinstance(seed := config.get(SEED), (list, dict)):
-        return f"{SEED} is {seed!r}"
-    for section, value in config.items():
-        try:
-            counting({section: value})
-        except (AttributeError, TypeError):  # no settings where some belong
-            return f"{section} is {value!r}"
-    return ""
+    return RunRecord(path, record, tested, config or {}, reached, squeeze("; ".join(problems)))
 
 
 # The runs of a sweep, by its file or folder: their directories and what each changes.
@@ -344,18 +313,14 @@ def collect(given: list[str], sweep: Sweep) -> list[RunRecord]:
 
 def _folders(path: Path) -> list[Path]:
     """The run directories at or below a folder, behind links too; each once, by its own name where that is below."""
-    found, seen, starts = [], set(), [str(path)]
-    for start in starts:  # which grows by the links found
-        for folder, below, files in os.walk(start):
-            if (real := os.path.realpath(folder)) in seen:  # links may go in circles
-                below.clear()
-                continue
-            seen.add(real)
-            if "run.json" in files:
-                found.append(Path(folder))
-                below.clear()
-            below.sort()
-            starts += [link for name in below if os.path.islink(link := os.path.join(folder, name))]
+    found, seen = [], set[str]()
+    for folder, below, files in os.walk(path, followlinks=True):
+        if "run.json" in files:
+            found.append(Path(folder))
+        if "run.json" in files or os.path.realpath(folder) in seen:  # links may go in circles
+            below.clear()
+        seen.add(os.path.realpath(folder))
+        below.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
     return found
 
 

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lra_ssm.errors import InputError
-from lra_ssm.runs.identity import DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, ends, what_counts
+from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL, DATA_NEUTRAL, OPTIONS_NEUTRAL, SEED, ends, what_counts
 
 Settings = dict[str, Any]
 
 ABSENT = "not set"
-CHECKPOINT_NEUTRAL = ("every_n_steps",)  # CheckpointSettings.neutral, which loads torch
 # Of Lightning's Trainer the defaults that are not empty (None, False, 0); a test holds them to its signature.
 TRAINER_DEFAULTS = {
     "max_steps": -1,

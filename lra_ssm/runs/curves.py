@@ -1,18 +1,15 @@
 """curves.png of a run: what its metrics.csv has, drawn over the steps."""
 
-import math
-from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lra_ssm.callbacks import LEARNING_RATE
 from lra_ssm.files import replacing
 from lra_ssm.runs.logged import read_metrics
-
-Curve = list[tuple[int, float]]  # (step, value)
 
 _COLORS = {"train": "#1f77b4", "val": "#d95f02"}
 _DASHES = ("-", "--", ":", "-.")
@@ -45,10 +42,11 @@ def draw_curves(metrics: Path, target: Path) -> None:
         axes.set_ylabel("learning rate")
         same: dict[tuple[tuple[int, float], ...], list[str]] = {}
         for name, curve in rates.items():
-            same.setdefault(tuple(curve), []).append(name)
-        for (points, names), dash in zip(same.items(), cycle(_DASHES)):
-            marker = "o" if len(points) == 1 else None
-            axes.plot(*_columns(list(points)), dash, marker=marker, linewidth=1.6, label=", ".join(names))
+            same.setdefault(tuple(curve.items()), []).append(name)
+        for names, dash in zip(same.values(), cycle(_DASHES)):
+            curve = rates[names[0]]
+            marker = "o" if len(curve) == 1 else None
+            axes.plot(curve, dash, marker=marker, linewidth=1.6, label=", ".join(names))
         axes.legend(frameon=False, fontsize=9)
     for axes in drawn:
         axes.yaxis.set_label_coords(-0.085, 0.5)
@@ -60,44 +58,31 @@ def draw_curves(metrics: Path, target: Path) -> None:
         figure.savefig(file, dpi=110, format="png")
 
 
-def _draw_splits(axes: Any, name: str, curves: dict[str, Curve]) -> None:
+def _draw_splits(axes: Any, name: str, curves: dict[str, pd.Series]) -> None:
     """A metric's train and val: what was logged of single batches faint, under the means of epochs, or its own."""
     for split, color in _COLORS.items():
-        curve, means = (curves.get(f"{split}/{name}{end}", []) for end in ("", "_epoch"))
+        curve, means = (curves.get(f"{split}/{name}{end}", pd.Series()) for end in ("", "_epoch"))
         width, label = len(curve) // 40 if split == "train" else 0, split
         if len(means) == 1:
             look = {"marker": "D", "markersize": 7, "linestyle": "none"}
-            axes.plot(*_columns(means), color=color, label=f"{split} (mean of the epoch)", **look)
+            axes.plot(means, color=color, label=f"{split} (mean of the epoch)", **look)
         if len(means) > 1:
-            axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8, label=f"{split} (a batch)")
+            axes.plot(curve, color=color, alpha=0.25, linewidth=0.8, label=f"{split} (a batch)")
             curve, label = means, f"{split} (mean of an epoch)"
         elif width > 1:
-            axes.plot(*_columns(curve), color=color, alpha=0.25, linewidth=0.8)
-            curve, label = _running_mean(curve, width), f"{split} (mean of {width} logged)"
-        if curve:
+            axes.plot(curve, color=color, alpha=0.25, linewidth=0.8)
+            curve, label = curve.rolling(width).mean().dropna(), f"{split} (mean of {width} logged)"
+        if len(curve):
             marker = "o" if len(curve) <= _MOST_MARKED else None
             size = 7 if len(curve) == 1 else 3.5
-            axes.plot(*_columns(curve), color=color, marker=marker, markersize=size, linewidth=1.6, label=label)
+            axes.plot(curve, color=color, marker=marker, markersize=size, linewidth=1.6, label=label)
 
 
-def _curves(metrics: Path) -> dict[str, Curve]:
+def _curves(metrics: Path) -> dict[str, pd.Series]:
     """Finite values of every column by step."""
     columns, rows = read_metrics(metrics)
-    found: dict[str, Curve] = {name: [] for name in columns if name not in ("step", "epoch")}
-    for row in rows:
-        for name, curve in found.items():
-            with suppress(ValueError, TypeError):  # an empty cell
-                value = float(row[name])
-                if math.isfinite(value):
-                    curve.append((int(row["step"]), value))
-    return {name: curve for name, curve in found.items() if curve}
-
-
-def _columns(curve: Curve) -> tuple[list[int], list[float]]:
-    return [step for step, _ in curve], [value for _, value in curve]
-
-
-def _running_mean(curve: Curve, width: int) -> Curve:
-    """Of the last `width` values at each step from the first that has as many."""
-    steps, values = _columns(curve)
-    return list(zip(steps[width - 1 :], np.convolve(values, np.full(width, 1 / width), "valid").tolist(), strict=True))
+    frame = pd.DataFrame(rows, columns=columns).apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    if frame.empty:
+        return {}
+    frame = frame.set_index("step").drop(columns="epoch")
+    return {name: curve for name in frame if len(curve := frame[name].dropna())}

@@ -10,7 +10,6 @@ runs/<experiment>/<run_id>/
     own_checkpoints/ of a ModelCheckpoint of the user's that has no dirpath
 """
 
-import json
 import os
 import socket
 import time
@@ -22,7 +21,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, replacing, set_aside, write_json
+from lra_ssm.files import UNFINISHED, replacing, set_aside, unused, write_json
 from lra_ssm.runs.provenance import now
 from lra_ssm.runs.record import is_of_the_end, read_object, read_record, same_data
 
@@ -157,15 +156,12 @@ class RunDirectory:
         write_json(file, result)
 
     def save_config(self, text: str) -> None:
-        """Writes config.yaml; one that is there with other text is kept as config.1.yaml, config.2.yaml, …"""
+        """Writes config.yaml; one that is there with other text is kept as config.before.yaml, config.before-2.yaml."""
         file = self.path / "config.yaml"
         if file.is_file():
             if file.read_bytes() == text.encode():
                 return
-            number = 1
-            while (old := self.path / f"config.{number}.yaml").exists():
-                number += 1
-            file.rename(old)
+            file.rename(unused(self.path / "config.before.yaml"))
         with replacing(file) as partial:
             partial.write(text)
 
@@ -173,10 +169,7 @@ class RunDirectory:
     def holder(self) -> dict[str, Any]:
         """pid, host and since of who holds the directory or held it last, as far as it can be read: another process may
         have been cut off while it wrote it."""
-        who: Any = None
-        with suppress(OSError, ValueError):
-            who = json.loads((self.path / ".holder.json").read_bytes())
-        return {"pid": "?", "host": "?", "since": "?", **(who if isinstance(who, dict) else {})}
+        return {"pid": "?", "host": "?", "since": "?", **read_object(self.path / ".holder.json")}
 
     @property
     def held(self) -> bool:

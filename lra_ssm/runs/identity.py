@@ -1,7 +1,7 @@
 """Which run a configuration is: a hash of everything that decides its result.
 
-What cannot change a result is said beside the settings that it concerns: a data module's `neutral_settings`,
-`CheckpointSettings.neutral`; of the commands' options and of Lightning's Trainer, which cannot say it, here.
+What cannot change a result is said beside the settings that it concerns, in a data module's `neutral_settings`; of
+checkpoints, which torch need not be loaded for, of the commands' options and of Lightning's Trainer here.
 """
 
 import copy
@@ -42,6 +42,7 @@ TRAINER_NEUTRAL = (
 )
 # Callbacks that only show something.
 _SHOWING = ("lra_ssm.progress.Progress", "lra_ssm.progress.ShowModel", "lra_ssm.callbacks.Throughput")
+CHECKPOINT_NEUTRAL = ("every_n_steps",)
 # Of a data module that has no `neutral_settings`: what is called so everywhere.
 DATA_NEUTRAL = ("root", "eval_batch_size", "num_workers", "pin_memory")
 # Settings that came later, each with the value that means "as before": with that it does not count, so that a run keeps

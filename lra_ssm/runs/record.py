@@ -1,11 +1,10 @@
 """The records in a run's directory: run.json, progress.json, test.json: what of them can be relied on."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-INPUTS = "inputs"  # {"data": …, "weights": …}, of runs/source.py
+INPUTS = "inputs"  # {"data": …, "weights": …} that a run was begun with, of runs/source.py; older records have none
 _KINDS = {
     "run_id": str, "experiment": str, "status": str, "reason": str, "metrics": dict, "starts": list, "data": dict,
     "parameters": int, "neutral": list, "wandb": dict, INPUTS: dict,
@@ -38,6 +37,8 @@ def _problem(record: Any) -> str:
         return "metrics are not all numbers"
     if not all(isinstance(start, dict) for start in record.get("starts", [])):
         return "starts are not all objects"
+    if not all(isinstance(part, dict) for part in record.get(INPUTS, {}).values()):
+        return "inputs are not all objects"
     try:
         data_digests(record.get("data", {}))
     except (KeyError, TypeError, AttributeError):
@@ -54,11 +55,6 @@ def read_object(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def read_progress(run: Path) -> dict[str, Any]:
-    """What progress.json of a run's directory says."""
-    return read_object(run / "progress.json")
-
-
 def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
     """sha256 of every file of prepared data, by the manifest that the record keeps. Arrays, whose files older versions
     wrote otherwise, go by their names alone: their digests are of their values."""
@@ -67,15 +63,6 @@ def data_digests(manifest: dict[str, Any]) -> dict[str, str]:
         for arrays in split.get("shards", [split.get("arrays")]):
             files += arrays.values()
     return {file["file"].removesuffix(".npy").removesuffix(".bin"): file["sha256"] for file in files}
-
-
-def recorded_inputs(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What stands in a record for the "data" or the "weights" that a run was begun with: see runs/source.py.
-
-    Empty where nothing does: there is none, or the record is of an earlier version, or damaged."""
-    inputs = record.get(INPUTS)
-    part = inputs.get(kind) if isinstance(inputs, dict) else None
-    return part if isinstance(part, dict) else {}
 
 
 def same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from lra_ssm.runs.identity import DATA_NEUTRAL, SEED, described, plain, plain_tr
 from lra_ssm.runs.logged import latest
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger, WriteProgress
 from lra_ssm.runs.provenance import code_version, ended, environment, now
-from lra_ssm.runs.record import INPUTS, read_progress, recorded_inputs
+from lra_ssm.runs.record import INPUTS, read_object
 from lra_ssm.runs.saving import DEFAULT_CHECKPOINTS, CheckpointSettings, SaveBest, SaveLast
 from lra_ssm.runs.signals import Ended, Stopped
 from lra_ssm.runs.source import data_fingerprint, other_code, user_source, weights_fingerprint
@@ -250,9 +250,10 @@ class Run(RunDirectory):
 
     def _record_of_start(self, task: LightningModule, data: Any) -> dict[str, Any]:
         # A killed attempt has left no end, but when it wrote last how far it was.
-        before = ended(self.record.get("starts", []), read_progress(self.path).get("time"))
+        before = ended(self.record.get("starts", []), read_object(self.path / "progress.json").get("time"))
         resumed = self.checkpoint in (self.last, self.before_last)
-        weights = recorded_inputs(self.record, "weights") if resumed else weights_fingerprint(self.begun_from)
+        recorded = self.record.get(INPUTS, {}).get("weights", {})
+        weights = recorded if resumed else weights_fingerprint(self.begun_from)
         return {
             INPUTS: {"data": data_fingerprint(data), "weights": weights},
             "run_id": self.path.name,

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.directory import previous
+from lra_ssm.runs.identity import CHECKPOINT_NEUTRAL
 from lra_ssm.runs.metrics import ROWS, CSVRunLogger
 
 # Of an optimizer's state, what has its parameter's shape in each of torch's optimizers.
@@ -35,7 +36,7 @@ class CheckpointSettings:
         InputError: never saving.
     """
 
-    neutral: ClassVar = ("every_n_steps",)  # cannot change a result
+    neutral: ClassVar = CHECKPOINT_NEUTRAL
 
     every_n_steps: int = 500
     monitor: str = "val/accuracy"
@@ -175,14 +176,9 @@ class SaveLast(Checkpoint):
 
 def keep_as_previous(path: Path) -> None:
     """A second name for `path`, which the next one replaces: at every moment one of the two is there, whole."""
+    previous(path).unlink(missing_ok=True)
     try:
-        link = path.with_name(f"{previous(path).name}.link")
-        link.unlink(missing_ok=True)
-        os.link(path, link)
-        os.replace(link, previous(path))
-        link.unlink(missing_ok=True)  # a rename of two names of one file does nothing
-    except FileNotFoundError:  # somebody removed the last one
-        pass
+        os.link(path, previous(path))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise

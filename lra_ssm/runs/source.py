@@ -18,7 +18,7 @@ from lra_ssm.errors import InputError, is_installed
 from lra_ssm.files import sha256
 from lra_ssm.runs.identity import TRAINER_NEUTRAL
 from lra_ssm.runs.provenance import code_version, git_state
-from lra_ssm.runs.record import recorded_inputs, same_data
+from lra_ssm.runs.record import INPUTS, same_data
 
 SOURCE = "lra_ssm_source"  # the digests' name in a checkpoint; in run.json each start has them as "source"
 _OURS = Path(__file__).parents[1]
@@ -132,8 +132,8 @@ def weights_fingerprint(given: str | None, known: Mapping[str, Any] | None = Non
     for file in [path] if path.is_file() else ModelFiles(path).weight_files(allow_pickle=True):
         stat = file.stat()
         look = [stat.st_size, stat.st_mtime_ns]
-        before = (known or {}).get(str(file))
-        found[str(file)] = before if isinstance(before, list) and before[1:] == look else [sha256(file), *look]
+        before = (known or {}).get(str(file), [])
+        found[str(file)] = before if before[1:] == look else [sha256(file), *look]
     return found
 
 
@@ -144,7 +144,7 @@ def changed_inputs(record: Mapping[str, Any], data: Callable[[], Any], given: st
     the data module; called where the record names files of the user's.
     """
     names = ""
-    if known := recorded_inputs(record, "data"):
+    if known := record.get(INPUTS, {}).get("data"):
         with suppress(ValueError, OSError):  # gone: there are no others
             now = data()
             names = changed(known, data_fingerprint(now))
@@ -155,10 +155,10 @@ def changed_inputs(record: Mapping[str, Any], data: Callable[[], Any], given: st
 
 def changed_weights(record: Mapping[str, Any], given: str | None) -> str:
     """Of starting weights alone, as `changed_inputs`."""
-    known = {name: its for name, its in recorded_inputs(record, "weights").items() if isinstance(its, list) and its}
+    known = record.get(INPUTS, {}).get("weights")
     try:
         now = weights_fingerprint(given, known) if known else {}
     except (InputError, OSError):
         return ""
-    before, after = ({name: its[0] for name, its in each.items()} for each in (known, now))
+    before, after = ({name: its[0] for name, its in each.items()} for each in (known or {}, now))
     return f"other weights: {names}" if after and (names := changed(before, after)) else ""

@@ -88,10 +88,7 @@ def _log(logger: WandbLogger, metrics: Mapping[str, float], step: int | None = N
         type(logger).log_metrics(logger, metrics, step)
     except OSError as error:
         print(squeeze(f"warning: wandb's process has ended ({error}); metrics.csv goes on without it"), file=sys.stderr)
-        logger.log_metrics = _no_log  # type: ignore[method-assign]
-
-
-def _no_log(metrics: Mapping[str, float], step: int | None = None) -> None: ...
+        logger.log_metrics = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def summarize(loggers: Sequence[Any], metrics: Mapping[str, float]) -> None:

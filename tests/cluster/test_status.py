@@ -41,8 +41,11 @@ def test_a_run_that_is_trained_and_tested_is_done(folder):
 
 def test_a_run_whose_directory_is_held_is_training(folder):
     path = run_left(folder, 1, starts=2)
+    progress = json.loads((path / "progress.json").read_text())
     with held(path / ".lock"):
         found = only(folder)
+        (path / "progress.json").write_text(json.dumps({**progress, "validating": True}))
+        assert only(folder).phase == "validating"
     assert found.state == "running" and found.phase == "training" and found.attempts == 2
     assert (found.step, found.of, found.rate, found.seconds_left) == (40, 100, 2.0, 30.0)
     assert found.train == {"train/loss": 1.5} and found.val == {"val/accuracy": 0.5}  # half a row is none
@@ -56,14 +59,6 @@ def test_a_run_whose_log_is_held_is_before_or_after_its_training(folder, status,
     with held(log_left(folder, 1, "step 1")):
         found = only(folder)
     assert (found.state, found.phase, found.seconds_left) == ("running", phase, None)
-
-
-def test_a_run_that_validates_says_so(folder):
-    path = run_left(folder, 1)
-    progress = json.loads((path / "progress.json").read_text())
-    (path / "progress.json").write_text(json.dumps({**progress, "validating": True}))
-    with held(path / ".lock"):
-        assert only(folder).phase == "validating"
 
 
 def test_a_killed_run_is_lost_and_what_is_known_of_its_end_is_said(folder):
@@ -169,15 +164,11 @@ def test_what_files_hold_breaks_nothing(folder):
             (path / name).write_bytes(text)
         log.write_bytes(text)
         assert status_table(folder, states(folder), states(folder), 80)
-
-
-def test_a_monitor_and_metrics_of_another_kind_are_passed_over(folder):
-    path = run_left(folder, 1, "finished", step=100, tested=True)
+    path = run_left(folder, 2, "finished", step=100, tested=True)
     (path / "progress.json").write_text('{"step": 100, "of": 100, "monitor": 3}')
     for metrics in ('{"test/accuracy": "high", "test/loss": 0.5}', "3", "[]"):
         (path / "test.json").write_text(f'{{"metrics": {metrics}}}')
-        assert status_table(folder, states(folder), states(folder), 80)
-        assert only(folder).test in ({"test/loss": 0.5}, {})
+        assert states(folder)[1].test in ({"test/loss": 0.5}, {})
 
 
 def test_the_reason_in_a_long_log_is_found_from_its_end(folder):

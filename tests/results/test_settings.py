@@ -34,9 +34,7 @@ def test_names_that_do_not_count_are_those_of_the_runs():
     from lightning.pytorch import Trainer
 
     from lra_ssm.runs.identity import TRAINER_NEUTRAL
-    from lra_ssm.runs.saving import CheckpointSettings
 
-    assert settings.CHECKPOINT_NEUTRAL == CheckpointSettings.neutral
     given = {name: p.default for name, p in inspect.signature(Trainer).parameters.items() if p.default}
     counts = {name: value for name, value in given.items() if name not in TRAINER_NEUTRAL}
     assert settings.TRAINER_DEFAULTS == counts
