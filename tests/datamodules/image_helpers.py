@@ -105,7 +105,7 @@ def pathfinder_rows(count: int, number: int = 0) -> list[list[Any]]:
 
 
 def write_pathfinder(folder: Path, images: np.ndarray, metadata: str = "text", per_file: int = 10) -> Path:
-    """images (n, size, size, 1). metadata: text, strings, bytes or objects (the last three are real .npy files)."""
+    """images (n, size, size, 1). metadata: text, strings or bytes (the last two are real .npy files)."""
     for number, start in enumerate(range(0, len(images), per_file)):
         part = images[start : start + per_file]
         rows = pathfinder_rows(len(part), number)
@@ -114,7 +114,7 @@ def write_pathfinder(folder: Path, images: np.ndarray, metadata: str = "text", p
         if metadata == "text":
             path.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
         else:
-            kinds: dict[str, Any] = {"strings": None, "bytes": "S20", "objects": object}
+            kinds = {"strings": None, "bytes": "S20"}
             np.save(path, np.array(rows, dtype=kinds[metadata]))
         write_files(folder / f"imgs/{number}", {f"sample_{i}.png": encoded(image) for i, image in enumerate(part)})
     return folder

@@ -17,7 +17,8 @@ from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.fetch.archives import extract
 from lra_ssm.datamodules.listops.reader import ListOpsFile
 from lra_ssm.datamodules.mnist import reader as mnist_files
-from lra_ssm.datamodules.pathfinder.reader import generator_of, read_listing
+from lra_ssm.datamodules.pathfinder.archive import generator_of
+from lra_ssm.datamodules.pathfinder.reader import read_listing
 from lra_ssm.datamodules.retrieval.reader import PairsFile
 from lra_ssm.datamodules.text import reader as text_files
 from lra_ssm.errors import InputError

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pathfinder(tmp_path_factory.mktemp("images") / HARD, IMAGES)
 
 
-@pytest.mark.parametrize("metadata", ["text", "strings", "bytes", "objects"])
+@pytest.mark.parametrize("metadata", ["text", "strings", "bytes"])
 def test_metadata(tmp_path: Path, metadata: str) -> None:
     write_pathfinder(tmp_path, IMAGES, metadata)
     listing = read_listing(tmp_path)
@@ -55,7 +55,7 @@ class Evil:
 def test_metadata_that_runs_something_is_refused(tmp_path: Path) -> None:
     write_pathfinder(tmp_path, IMAGES[:10])
     np.save(tmp_path / "metadata" / "0.npy", np.array([[Evil()] * 4], dtype=object), allow_pickle=True)
-    with pytest.raises(InputError, match=r"0.npy: is no pickle of arrays, .*exec"):
+    with pytest.raises(InputError, match=r"0.npy: is no .npy file of strings .Object arrays cannot be loaded"):
         read_listing(tmp_path)
 
 
@@ -81,7 +81,7 @@ def test_damaged_metadata(tmp_path: Path, row: list[Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metadata/0.npy", b"\x93NUMPY\1\0", "0.npy: is a damaged .npy file"),
+        ("metadata/0.npy", b"\x93NUMPY\1\0", "0.npy: is no .npy file of strings"),
         ("metadata/0.npy", b"\xff\xfe", "0.npy: is neither text nor a .npy file"),
         ("metadata/x.npy", b"", "x.npy: is no Pathfinder metadata file"),
         ("imgs/0/sample_3.png", encoded(pictures(1, size=33, channels=1)[0]), "sample_3.png: is an image of 33 x 33"),

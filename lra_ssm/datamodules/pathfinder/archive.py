@@ -24,11 +24,11 @@ from typing import Any
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
-from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings, check_settings
+from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
-from lra_ssm.files import UNFINISHED, replacing
+from lra_ssm.files import UNFINISHED, replacing, write_json
 from lra_ssm.machine import available_cores
 
 BLOCK_SIZE = 1000
@@ -45,6 +45,21 @@ def generator_settings(settings: PathfinderSettings, seed: int, num_images: int)
         **settings._asdict(),
     }
     return json.loads(json.dumps(values))
+
+
+def generator_of(folder: Path) -> dict[str, Any] | None:
+    """What our generator recorded of a folder's images; None if they are not its own.
+
+    Raises:
+        InputError: the record is damaged.
+    """
+    path = folder / RECORD
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: is no record of a generator ({error})") from error
 
 
 def write_archive(
@@ -64,29 +79,23 @@ def write_archive(
         seed: any integer.
         num_images: how many; another number makes another last block, so it cannot be changed later.
         workers: processes, 1 for none but this one; None for one per core. Does not change the result.
-        difficulty: the folder's name, a key of DIFFICULTIES.
+        difficulty: the folder's name, a key of DIFFICULTIES: the settings' own.
 
     Returns:
         The folder with `imgs` and `metadata`.
 
     Raises:
-        InputError: impossible settings, or the folder was made with others or by another generator.
+        InputError: a difficulty of another length, or the folder was made with other settings or by another generator.
         OSError: the folder cannot be written.
     """
-    check_settings(settings)
-    if num_images < 1:
-        raise InputError(f"Pathfinder num_images {num_images}: must be at least 1")
-    if difficulty not in DIFFICULTIES or DIFFICULTIES[difficulty] != settings.contour_length:
-        raise InputError(
-            f"Pathfinder difficulty {difficulty!r} with contour_length {settings.contour_length}: must be one of"
-            f" {', '.join(f'{name} ({length})' for name, length in DIFFICULTIES.items())}"
-        )
+    if (length := DIFFICULTIES[difficulty]) != settings.contour_length:
+        raise InputError(f"Pathfinder {difficulty} has contours of {length} paddles, not {settings.contour_length}")
     target = folder / f"pathfinder{settings.image_size}" / difficulty
     _claim(target, generator_settings(settings, seed, num_images))
     (target / "metadata").mkdir(exist_ok=True)
     (target / "imgs").mkdir(exist_ok=True)
     missing = missing_blocks(folder, settings.image_size, difficulty, num_images)
-    for written in (target / "metadata", *(_images(target, block) for block in missing)):
+    for written in (target, target / "metadata", *(_images(target, block) for block in missing)):
         for leftover in written.glob(f"{UNFINISHED}*"):
             leftover.unlink(missing_ok=True)
     write = partial(_write, target, settings, seed)
@@ -180,28 +189,14 @@ def _metadata_text(settings: PathfinderSettings, block: PathfinderBlock, number:
 
 
 def _claim(target: Path, settings: dict[str, Any]) -> None:
-    """Writes the settings into a new folder, or compares it with the one that is there."""
-    path = target / RECORD
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        found = list(target.iterdir()) if target.is_dir() else []
-        if any(not entry.name.startswith(UNFINISHED) for entry in found):
-            raise InputError(
-                f"{target}: holds files but no {RECORD}, so they are not this generator's; name another folder"
-            ) from None
-        for leftover in found:  # of a process that was killed right here
-            leftover.unlink(missing_ok=True)
+    """Writes the settings into a new folder, or compares them with those that are there."""
+    if (found := generator_of(target)) is None:
+        others = [path for path in target.glob("*") if not path.name.startswith(UNFINISHED)]
+        if others:
+            raise InputError(f"{target}: holds files but no {RECORD}, so they are not this generator's")
         target.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(settings, indent=1) + "\n")
-        return
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, numbers of thousands of digits, or too deep
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: not a generator's record; name another folder, or remove this one")
-    other = [key for key in settings | found if settings.get(key) != found.get(key)]
-    if other:
+        write_json(target / RECORD, settings)
+    elif other := [key for key in settings | found if settings.get(key) != found.get(key)]:
         said = ", ".join(f"{key} {found.get(key)} (now {settings.get(key)})" for key in other)
         raise InputError(f"{target}: generated with {said}; name another folder, or remove this one")
 

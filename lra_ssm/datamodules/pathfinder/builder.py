@@ -13,7 +13,8 @@ from lra_ssm.datamodules.images.splits import (
     random_split,
     require_every_class,
 )
-from lra_ssm.datamodules.pathfinder.reader import Listing, generator_of, read_images, read_listing
+from lra_ssm.datamodules.pathfinder.archive import generator_of
+from lra_ssm.datamodules.pathfinder.reader import Listing, read_images, read_listing
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 

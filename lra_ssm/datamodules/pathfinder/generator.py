@@ -25,9 +25,8 @@ from lra_ssm.datamodules.pathfinder.drawing import (
     marker_stamp,
     paddle_tables,
 )
-from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings, check_settings, num_single_paddles
+from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings, num_single_paddles
 from lra_ssm.datamodules.pathfinder.snakes import Canvas, Paddles, below, grow_contours, grow_distractors
-from lra_ssm.errors import InputError
 
 Shorts = npt.NDArray[np.uint16]
 
@@ -76,13 +75,7 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
         seed: any integer.
         block: the block's number, from 0.
         size: images in it; another size gives other images.
-
-    Raises:
-        InputError: settings that make no sense or leave no room.
     """
-    check_settings(settings)
-    if size < 1 or block < 0:
-        raise InputError(f"Pathfinder block {block} of {size} images: needs a number from 0 and at least 1 image")
     rng = block_generator(seed, block)
     labels = _shuffled((np.arange(size) + block) % 2, rng)
     margins = np.array(settings.paddle_margins)[below(rng, len(settings.paddle_margins), size)]

@@ -22,13 +22,14 @@ from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.datamodules.pathfinder.archive import (
     BLOCK_SIZE,
+    generator_of,
     generator_settings,
     missing_blocks,
     seconds_an_image,
     write_archive,
 )
 from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
-from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, generator_of, places, watched_files
+from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, places, watched_files
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.storage.disk import check_disk_space, say_cost
 from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit

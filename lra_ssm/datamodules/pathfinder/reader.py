@@ -10,11 +10,11 @@ nor lightning.
 
 import hashlib
 import io
-import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from lra_ssm.datamodules.fetch.sources import opened
 from lra_ssm.datamodules.images.files import decode_image
-from lra_ssm.datamodules.images.pickles import load_arrays
-from lra_ssm.datamodules.pathfinder.archive import RECORD
+from lra_ssm.datamodules.pathfinder.archive import generator_of
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
-CHUNK = 250  # images read by one thread at a time
-READERS = 8
+CHUNK = 250  # images decoded at a time
+READERS, WINDOW = 8, 1000  # threads, and files that they read ahead
 MISSING = -1  # size of a file that is not there
 NPY = b"\x93NUMPY"
 
@@ -72,24 +72,6 @@ def find_lra(root: Path, resolution: int, difficulty: str) -> Path | None:
     return next((path for path in candidates if has_images(path) and generator_of(path) is None), None)
 
 
-def generator_of(folder: Path) -> dict[str, Any] | None:
-    """What our generator recorded of a folder's images; None if they are not its own.
-
-    Raises:
-        InputError: they are damaged.
-    """
-    path = folder / RECORD
-    try:
-        settings = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no record of a generator ({error})") from error
-    if not isinstance(settings, dict):
-        raise InputError(f"{path}: is no record of a generator (it holds a {type(settings).__name__})")
-    return settings
-
-
 def has_images(folder: Path) -> bool:
     """Whether a folder has `metadata` and `imgs`."""
     return (folder / "metadata").is_dir() and (folder / "imgs").is_dir()
@@ -128,8 +110,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     files = metadata_files(folder)
     rows, formats, digest = [], set[str](), hashlib.sha256()
     for file in files:
-        with opened(file) as content:
-            data = content.read()
+        data = _content(file)
         digest.update(data)
         formats.add("npy" if data.startswith(NPY) else "text")
         found = _npy_rows(data, file) if data.startswith(NPY) else _text_rows(data, file)
@@ -156,7 +137,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
 
 def _kept(folder: Path, paths: list[str], generated: bool) -> tuple[npt.NDArray[np.int64], list[str]]:
     """The places of images that are not empty; the paths of those that are."""
-    sizes = np.concatenate([*_concurrently(lambda some: _sizes(folder, some), _chunks(paths, 1000))])
+    sizes = np.array([*_concurrently(partial(_size, folder), paths)])
     empty = [paths[index] for index in np.flatnonzero(sizes == 0)]
     missing = [paths[index] for index in np.flatnonzero(sizes == MISSING)]
     if lost := missing or (empty if generated else []):
@@ -173,8 +154,12 @@ def read_images(folder: Path, paths: Iterable[str], resolution: int) -> Iterator
     Raises:
         InputError: an image cannot be read, is damaged or of another size.
     """
-    for contents in _concurrently(lambda some: _read(folder, some), _chunks([*paths], CHUNK)):
-        yield np.stack([decode_image(data, "L", (resolution, resolution), path).pixels for path, data in contents])
+    files = [folder / path for path in paths]
+    contents = zip(files, _concurrently(_content, files), strict=True)
+    while some := list(islice(contents, CHUNK)):
+        # Not in the threads: PIL keeps Python's lock while it decodes small images.
+        size = (resolution, resolution)
+        yield np.stack([decode_image(data, "L", size, str(file)).pixels for file, data in some])
 
 
 # -- metadata ----------------------------------------------------------------------------------------------------------
@@ -188,24 +173,15 @@ def _text_rows(data: bytes, file: Path) -> Iterator[list[str]]:
     return (line.split() for line in text.splitlines())
 
 
-def _npy_rows(data: bytes, file: Path) -> Iterator[list[str]]:
-    """Rows of an array (n, columns) of strings, or of objects: a pickle of plain values."""
-    stream = io.BytesIO(data)
+def _npy_rows(data: bytes, file: Path) -> list[list[str]]:
+    """Rows of an array (n, columns) of strings."""
     try:
-        np.lib.format.read_magic(stream)
-        dtype = np.lib.format.read_array_header_1_0(stream)[2]
-        array = load_arrays(stream.read(), str(file)) if dtype.hasobject else np.load(io.BytesIO(data))
-        if array.ndim != 2 or array.dtype.kind not in "USO":
-            raise InputError(f"{file}: is not an array (images, columns) of strings")
-        return ([_string(value) for value in row] for row in array.tolist())
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file}: is a damaged .npy file ({type(error).__name__})") from error
-
-
-def _string(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        array = np.load(io.BytesIO(data))
+        if array.ndim != 2 or array.dtype.kind not in "US":
+            raise ValueError(f"it holds {array.dtype} {array.shape}, not (images, columns) of strings")
+        return array.astype(str).tolist()
+    except Exception as error:  # of Python's parser too, where the header is damaged
+        raise InputError(f"{file}: is no .npy file of strings ({one_reason(error)})") from error
 
 
 def _entry(row: list[str], where: str) -> tuple[str, int]:
@@ -221,45 +197,23 @@ def _entry(row: list[str], where: str) -> tuple[str, int]:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _sizes(folder: Path, paths: list[str]) -> npt.NDArray[np.int64]:
-    sizes = np.empty(len(paths), dtype=np.int64)
-    for number, path in enumerate(paths):
-        try:
-            sizes[number] = os.stat(folder / path).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            sizes[number] = MISSING
-        except OSError as error:
-            raise InputError(f"{folder / path}: cannot be read ({error.strerror})") from error
-    return sizes
+def _size(folder: Path, path: str) -> int:
+    try:
+        return os.stat(folder / path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return MISSING
+    except OSError as error:
+        raise InputError(f"{folder / path}: cannot be read ({error.strerror})") from error
 
 
-def _read(folder: Path, paths: list[str]) -> list[tuple[str, bytes]]:
-    """Names and contents of files."""
-    contents = []
-    for path in paths:
-        with opened(folder / path) as file:
-            contents.append((f"{folder / path}", file.read()))
-    return contents
-
-
-def _chunks(values: list[T], size: int) -> Iterator[list[T]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
+def _content(file: Path) -> bytes:
+    with opened(file) as content:
+        return content.read()
 
 
 def _concurrently(function: Callable[[T], R], inputs: Iterable[T]) -> Iterator[R]:
-    """Results in order, few at a time in memory. Threads that wait for the disk: network disks answer late.
-
-    Decoding stays outside: PIL keeps Python's lock while it decodes small images, so threads would only wait for it.
-    """
+    """Results in order, WINDOW at a time in memory. Threads that wait for the disk: network disks answer late."""
+    remaining = iter(inputs)
     with ThreadPoolExecutor(READERS) as pool:
-        running: deque[Future[R]] = deque()
-        try:
-            for value in inputs:
-                running.append(pool.submit(function, value))
-                if len(running) > READERS:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-        finally:
-            for future in running:
-                future.cancel()
+        while some := list(islice(remaining, WINDOW)):
+            yield from pool.map(function, some)

@@ -5,8 +5,7 @@ public generator (drewlinsley/pathfinder, snakes2.py) has the defaults; Tay et a
 reader (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py) names what LRA changed for each size.
 """
 
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lra_ssm.errors import InputError
 
@@ -41,39 +40,26 @@ class PathfinderSettings(NamedTuple):
     use_single_paddles: bool = False  # fill up with paddles that belong to no snake; LRA's value is not published
 
 
-def _settings(
-    size: int,
-    distractor_paddles: int,
-    *,
-    margins: tuple[int, ...],
-    seed_distance: int,
-    radius: float,
-    thickness: float,
-    contrast: float,
-    padding: int = 1,
-    length: int = 5,
-    continuity: float = 1.8,
-    paddle_contrast: float = 1.0,
-    contour_length: int = 14,
-) -> PathfinderSettings:
-    # LRA writes 14/3 and 22/length. Both are whole-number divisions: the generator was Python 2, and in Python 3 it
-    # would stop at the fraction, for it counts with range().
-    distractor_length = contour_length // 3
-    return PathfinderSettings(
-        image_size=size,
-        padding=padding,
-        paddle_margins=margins,
-        seed_distance=seed_distance,
-        marker_radius=radius,
-        paddle_length=length,
-        paddle_thickness=thickness,
-        continuity=continuity,
-        contour_length=contour_length,
-        distractor_length=distractor_length,
-        num_distractor_snakes=distractor_paddles // distractor_length,
-        snake_contrasts=(contrast,),
-        paddle_contrasts=(paddle_contrast,),
-    )
+# What differs between the sizes: the numbers of LRA's list, and how many paddles all distractors have together.
+_BY_SIZE: dict[int, dict[str, Any]] = {
+    32: dict(
+        padding=1, paddle_margins=(1,), seed_distance=7, marker_radius=1.5, paddle_length=2, paddle_thickness=0.5,
+        continuity=1.0, distractor_paddles=20, snake_contrasts=(2.0,), paddle_contrasts=(0.75,),
+    ),
+    64: dict(
+        padding=1, paddle_margins=(1,), seed_distance=12, marker_radius=2.5, paddle_length=5, paddle_thickness=1.0,
+        continuity=1.8, distractor_paddles=22, snake_contrasts=(0.8,), paddle_contrasts=(1.0,),
+    ),
+    128: dict(
+        padding=1, paddle_margins=(2, 3), seed_distance=20, marker_radius=3.0, paddle_length=5, paddle_thickness=1.5,
+        continuity=1.8, distractor_paddles=35, snake_contrasts=(0.9,), paddle_contrasts=(1.0,),
+    ),
+    256: dict(
+        padding=22, paddle_margins=(3,), seed_distance=27, marker_radius=5.0, paddle_length=5, paddle_thickness=2.0,
+        continuity=1.8, distractor_paddles=30, snake_contrasts=(1.0,), paddle_contrasts=(1.0,),
+    ),
+}  # fmt: skip
+SIZES = tuple(_BY_SIZE)
 
 
 def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
@@ -87,33 +73,23 @@ def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
     Raises:
         InputError: another size or difficulty.
     """
+    if size not in SIZES:
+        raise InputError(f"Pathfinder image size {size}: must be one of {', '.join(map(str, SIZES))}")
     if difficulty not in DIFFICULTIES:
         raise InputError(f"Pathfinder difficulty {difficulty!r}: must be one of {', '.join(DIFFICULTIES)}")
-    contour_length = DIFFICULTIES[difficulty]
-    if size == 32:
-        return _settings(
-            32, 20, margins=(1,), seed_distance=7, radius=1.5, thickness=0.5, contrast=2.0, length=2, continuity=1.0,
-            paddle_contrast=0.75, contour_length=contour_length,
-        )  # fmt: skip
-    if size == 64:
-        return _settings(
-            64, 22, margins=(1,), seed_distance=12, radius=2.5, thickness=1.0, contrast=0.8,
-            contour_length=contour_length,
-        )  # fmt: skip
-    if size == 128:
-        return _settings(
-            128, 35, margins=(2, 3), seed_distance=20, radius=3.0, thickness=1.5, contrast=0.9,
-            contour_length=contour_length,
-        )  # fmt: skip
-    if size == 256:
-        return _settings(
-            256, 30, margins=(3,), seed_distance=27, radius=5.0, thickness=2.0, contrast=1.0, padding=22,
-            contour_length=contour_length,
-        )  # fmt: skip
-    raise InputError(f"Pathfinder image size {size}: must be one of {', '.join(map(str, SIZES))}")
+    values, contour_length = dict(_BY_SIZE[size]), DIFFICULTIES[difficulty]
+    # LRA writes 14/3 and 22/length. Both are whole-number divisions: the generator was Python 2, and in Python 3 it
+    # would stop at the fraction, for it counts with range().
+    distractor_length = contour_length // 3
+    return PathfinderSettings(
+        image_size=size,
+        contour_length=contour_length,
+        distractor_length=distractor_length,
+        num_distractor_snakes=values.pop("distractor_paddles") // distractor_length,
+        **values,
+    )
 
 
-SIZES = (32, 64, 128, 256)
 # LRA's task: contours of 14 paddles.
 SETTINGS: dict[int, PathfinderSettings] = {size: settings_for(size) for size in SIZES}
 
@@ -128,50 +104,3 @@ def num_single_paddles(settings: PathfinderSettings, margin: int) -> int:
     total = int(150 * 123.5 / (7.5 + 13 * margin + 4 * margin * margin))
     snakes = 2 * settings.contour_length + settings.num_distractor_snakes * settings.distractor_length
     return max(total - snakes, 0)
-
-
-def check_settings(settings: PathfinderSettings) -> None:
-    """Raises InputError where the settings make no sense."""
-    _check_whole_numbers(settings)
-    if not settings.paddle_margins or min(settings.paddle_margins) < 1:
-        raise InputError(f"Pathfinder paddle_margins {settings.paddle_margins}: needs one or more of at least 1")
-    fine = settings.paddle_thickness * settings.antialias_scale
-    if fine < 1 or fine != math.floor(fine):
-        raise InputError(
-            f"Pathfinder paddle_thickness {settings.paddle_thickness}: times antialias_scale"
-            f" {settings.antialias_scale} it must be a whole number of at least 1"
-        )
-    if not settings.continuity > 0 or not settings.marker_radius > 0:
-        raise InputError(
-            f"Pathfinder continuity {settings.continuity}, marker_radius {settings.marker_radius}: must be positive"
-        )
-    for name in ("snake_contrasts", "paddle_contrasts"):
-        if not getattr(settings, name) or min(getattr(settings, name)) <= 0:
-            raise InputError(f"Pathfinder {name} {getattr(settings, name)}: needs one or more positive numbers")
-    if max(settings.snake_contrasts) * max(1.0, *settings.paddle_contrasts) > 2.5:
-        # Pixels are 16-bit numbers in units of a hundredth of 1/255.
-        raise InputError(
-            "Pathfinder snake_contrasts, paddle_contrasts: no contrast may exceed 2.5, nor a product of two"
-        )
-    if settings.image_size < 4 * settings.seed_distance + 2:
-        raise InputError(
-            f"Pathfinder image_size {settings.image_size}: must be at least 4 times seed_distance"
-            f" {settings.seed_distance} and 2 more, for contours begin in the middle"
-        )
-
-
-def _check_whole_numbers(settings: PathfinderSettings) -> None:
-    at_least = {
-        "padding": 1,
-        "seed_distance": 1,
-        "paddle_length": 1,
-        "contour_length": 2,
-        "distractor_length": 1,
-        "num_distractor_snakes": 0,
-        "antialias_scale": 1,
-        "max_paddle_retrial": 0,
-        "max_distractor_contour_retrial": 0,
-    }
-    for name, low in at_least.items():
-        if getattr(settings, name) < low:
-            raise InputError(f"Pathfinder {name} {getattr(settings, name)}: must be at least {low}")

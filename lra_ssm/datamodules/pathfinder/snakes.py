@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from lra_ssm.datamodules.pathfinder.drawing import DEGREES, FULL, WEIGHT_ONE, Ints, PaddleTables
 from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings
-from lra_ssm.errors import InputError
 
 Flags = npt.NDArray[np.bool_]
 
@@ -28,8 +27,6 @@ LEAST_WEIGHT = 1e-4 * FULL * WEIGHT_ONE
 FREE = 76
 # Contours that grow at the same time: numpy's cost per call against the cache.
 LANES = 256
-# Contours are given up when this many attempts in a row, over all lanes, end in a dead end.
-MAX_FAILURES = 200_000
 
 
 class Paddles(NamedTuple):
@@ -121,11 +118,6 @@ class _FirstSeeds:
         self.size = settings.image_size - 2 * inset - (parts.max(axis=2) - parts.min(axis=2))
         self.side = tables.side
         self.degrees = np.flatnonzero((self.size > 0).all(axis=0))
-        if not len(self.degrees):
-            raise InputError(
-                f"Pathfinder image_size {settings.image_size}: no paddle of length {settings.paddle_length} and margin"
-                f" {tables.margin} fits two seed distances ({settings.seed_distance}) away from its edges"
-            )
 
     def draw(self, count: int, rng: np.random.RandomState) -> tuple[Ints, Ints]:
         """Starts and stamps (count,). Directions without room are left out."""
@@ -205,25 +197,16 @@ def grow_contours(
 
     Returns:
         Paddles (count, 2, C).
-
-    Raises:
-        InputError: there is no room for such contours.
     """
     growth = _Growth(tables, settings, rng)
     kept: list[Paddles] = []
-    done = failures = 0
+    done = 0
     while done < count:
         growth.begin()
         growth.grow()
         finished = growth.take(count - done)
         kept.append(finished)
         done += len(finished.starts)
-        failures = 0 if len(finished.starts) else failures + int((growth.grown == 0).sum())
-        if failures > MAX_FAILURES:
-            raise InputError(
-                f"Pathfinder image_size {settings.image_size}: {failures} attempts at two contours of"
-                f" {settings.contour_length} paddles found no room; make them shorter or the image larger"
-            )
     return Paddles(*(np.concatenate(parts) for parts in zip(*kept, strict=True)))
 
 
