@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lra_ssm.analysis import perturbation_error
-from lra_ssm.datamodules.synthetic.linear_functional import Functional
+from lra_ssm.datamodules.synthetic.linear_functional import LinearFunctional
 from lra_ssm.experiments.base import Cell, Experiment, Form, Judgement, Rows, claim, grid, only
 from lra_ssm.experiments.stable_bounds import COLORS
 from lra_ssm.layers import StableSSM
@@ -67,7 +67,7 @@ def _inputs(steps: int) -> Tensor:
 
 
 def _target(steps: int) -> Callable[[Tensor], Tensor]:
-    memory = torch.from_numpy(Functional(steps, "polynomial", EXPONENT, 1.0, "all", 0).response())
+    memory = torch.from_numpy(LinearFunctional(length=steps, exponent=EXPONENT).response())
     spectrum = torch.fft.rfft(memory, 2 * steps)
     return lambda x: torch.fft.irfft(torch.fft.rfft(x[..., 0], 2 * steps) * spectrum)[:, :steps, None]
 

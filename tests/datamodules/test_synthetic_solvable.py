@@ -73,7 +73,7 @@ def test_least_squares_recovers_the_linear_functional(memory: Any) -> None:
     data = datamodules.LinearFunctional(length=40, memory=memory, timescale=3.0)
     inputs, labels = examples(data, 600)
     found, *_ = np.linalg.lstsq(inputs[:, ::-1, 0], labels[:, -1, 0], rcond=None)
-    np.testing.assert_allclose(found, data.task.response(), atol=1e-6)  # float32 inputs and targets
+    np.testing.assert_allclose(found, data.response(), atol=1e-6)  # float32 inputs and targets
     times = np.arange(40)
     formula = {"polynomial": (1 + times / 3) ** -1.1, "exponential": np.exp(-times / 3)}
     if memory in formula:
@@ -111,11 +111,10 @@ DEEP = {"eigenvalues": [[0.9, 0.5], [0.8]], "phases": [[0.3, -1.0], [0.0]], "B":
 @pytest.mark.parametrize("teacher", [{}, DEEP])
 def test_the_teacher_itself_has_no_loss(teacher: dict[str, Any], correlation: float) -> None:
     data = datamodules.TeacherStudent(**teacher, length=60, num_test=50, correlation=correlation)
-    t = data.task
-    spec = {"r": t.eigenvalues, "theta": t.phases, "B": t.B, "C": t.C}
+    spec = {"r": data.eigenvalues, "theta": data.phases, "B": data.B, "C": data.C}
     found = scores(Regression(NetworkSpec(Student, **spec)), data)
     assert found["test/loss"] < 1e-11 and found["test/relative_error"] < 1e-6  # float32 inputs and targets
-    spec["r"] = [[0.9 * value for value in layer] for layer in t.eigenvalues]
+    spec["r"] = [[0.9 * value for value in layer] for layer in data.eigenvalues]
     assert scores(Regression(NetworkSpec(Student, **spec)), data)["test/relative_error"] > 0.05
 
 

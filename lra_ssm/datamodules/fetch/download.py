@@ -185,7 +185,7 @@ class _Transfer:
         start = self._received() if version else 0  # without a version nothing would show that these are parts of two
         if start and start == known.get("size"):
             return  # killed after the last byte
-        headers = {"User-Agent": f"lra_ssm/{__version__}"}
+        headers: dict[str, Any] = {"User-Agent": f"lra_ssm/{__version__}"}
         if start:  # the whole file instead, if it is another version
             headers |= {"Range": f"bytes={start}-", "If-Range": version}
         with self._answer(Request(url, headers=headers)) as response:

@@ -1,6 +1,7 @@
 """Where a source's files are: at a user's path, or in a folder below the root."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -8,8 +9,6 @@ from typing import IO, Any
 
 from lra_ssm.datamodules.storage.root import ensure_root
 from lra_ssm.errors import InputError
-
-_SHOWN = 80  # characters of a source in a message: nobody reads 300 of them
 
 
 def named_source(dataset: str, source: str, words: str, *, folder: bool = False) -> Path:
@@ -22,23 +21,14 @@ def named_source(dataset: str, source: str, words: str, *, folder: bool = False)
         folder: whether it must be a folder.
 
     Raises:
-        InputError: it is empty (which would be the working folder), names nothing, or cannot be looked at.
+        InputError: it is empty (which would be the working folder), or names nothing that can be seen.
     """
-    shown = repr(source if len(source) <= _SHOWN else source[:_SHOWN] + "…")
     what = "folder" if folder else "path"
     if not source.strip():
-        raise InputError(f"{dataset} source {shown}: is empty; give {words} or an existing {what}")
-    try:
-        path = Path(source).expanduser().absolute()
-        path.stat()
-        found = path.is_dir() or not folder
-    except (FileNotFoundError, NotADirectoryError):
-        found = False
-    except (OSError, ValueError, RuntimeError) as error:  # too long, no permission; a zero byte; no such user's home
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{dataset} source {shown}: cannot be looked at ({reason})") from error
-    if not found:
-        raise InputError(f"{dataset} source {shown}: is neither {words} nor an existing {what}")
+        raise InputError(f"{dataset} source {source!r}: is empty; give {words} or an existing {what}")
+    path = Path(os.path.expanduser(source)).absolute()
+    if not (os.path.isdir if folder else os.path.exists)(path):
+        raise InputError(f"{dataset} source {source!r}: is neither {words} nor an existing {what}")
     return path
 
 

@@ -11,33 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.synthetic.base import Draws, SyntheticDataModule, Task
-
-
-@dataclass(frozen=True)
-class Recall(Task):
-    """length: tokens before the question; vocab_size: keys, as many values, the mark => and one that nothing uses."""
-
-    length: int
-    vocab_size: int
-
-    @property
-    def num_keys(self) -> int:
-        """Tokens 0 … num_keys − 1 are keys, those from there to vocab_size − 3 values."""
-        return (self.vocab_size - 2) // 2
-
-    def make(self, draws: Draws) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens (B, length + 2): key, value, key, value, …, =>, key; classes (B,), the token of that key's value."""
-        rows = np.arange(len(draws.examples))[:, None]
-        values = self.num_keys + draws.integers(0, self.num_keys, self.vocab_size - 2 - self.num_keys)
-        keys = draws.integers(1, self.length // 2, self.num_keys)
-        seen = np.zeros((len(rows), self.num_keys), dtype=bool)
-        seen[rows, keys] = True
-        asked = np.where(seen, draws.words(2, self.num_keys) | np.uint64(1), np.uint64(0)).argmax(1)
-        tokens = np.empty((len(rows), self.length + 2), dtype=np.int64)
-        tokens[:, :-2:2], tokens[:, 1:-2:2] = keys, values[rows, keys]
-        tokens[:, -2], tokens[:, -1] = self.vocab_size - 2, asked
-        return tokens, values[rows[:, 0], asked]
+from lra_ssm.datamodules.synthetic.base import Draws, SyntheticDataModule
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -74,4 +48,21 @@ class AssociativeRecall(SyntheticDataModule):
         enough = self.vocab_size >= 4
         self.require(enough, "vocab_size", "must be at least 4: a key, a value, the mark and an unused token")
         self.num_classes = self.vocab_size
-        self.task = Recall(self.length, self.vocab_size)
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens 0 … num_keys − 1 are keys, those from there to vocab_size − 3 values."""
+        return (self.vocab_size - 2) // 2
+
+    def make(self, draws: Draws) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens (B, length + 2): key, value, key, value, …, =>, key; classes (B,), the token of that key's value."""
+        rows = np.arange(len(draws.examples))[:, None]
+        values = self.num_keys + draws.integers(0, self.num_keys, self.vocab_size - 2 - self.num_keys)
+        keys = draws.integers(1, self.length // 2, self.num_keys)
+        seen = np.zeros((len(rows), self.num_keys), dtype=bool)
+        seen[rows, keys] = True
+        asked = np.where(seen, draws.words(2, self.num_keys) | np.uint64(1), np.uint64(0)).argmax(1)
+        tokens = np.empty((len(rows), self.length + 2), dtype=np.int64)
+        tokens[:, :-2:2], tokens[:, 1:-2:2] = keys, values[rows, keys]
+        tokens[:, -2], tokens[:, -1] = self.vocab_size - 2, asked
+        return tokens, values[rows[:, 0], asked]

@@ -6,7 +6,7 @@ B batch, L length, K outputs.
 """
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,37 +47,34 @@ class Draws:
         return torch.special.ndtri(torch.from_numpy(uniform)).numpy()
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a task's examples are: its settings as fields, and the making of a batch."""
-
-    @abstractmethod
-    def make(self, draws: Draws) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Inputs (B, L) integer tokens or (B, L, features), and labels: (B,) integers, (B, K) or (B, L, K) floats."""
-
-
 class GeneratedDataset(BatchDataset):
-    """Batches of a task's examples; features and real targets in float32.
+    """Batches of a module's examples; features and real targets in float32.
 
     Args:
-        task: makes them.
-        seed: of the examples.
-        split: number of the split.
-        num_examples: in an epoch.
-        resample: other examples in every epoch.
+        data: makes them.
+        name: of the split.
     """
 
-    def __init__(self, task: Task, seed: int, split: int, num_examples: int, resample: bool) -> None:
-        self.task, self.seed, self.split = task, seed, split
-        self.num_examples, self.resample = num_examples, resample
+    def __init__(self, data: "SyntheticDataModule", name: str) -> None:
+        self.data, self.name = data, name
+        self.num_examples: int = getattr(data, f"num_{name}")
+        self.resample = data.resample and name == "train"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # to a worker process go settings alone, no trainer
+        settings = {setting.name: getattr(self.data, setting.name) for setting in fields(self.data) if setting.init}
+        return _dataset, (type(self.data), settings, self.name)
 
     def __len__(self) -> int:
         return self.num_examples
 
     def batch(self, examples: IntArray, epoch: int) -> Batch:
         numbers = examples + epoch * len(self) if self.resample else examples
-        inputs, labels = self.task.make(Draws(self.seed, self.split, numbers))
+        inputs, labels = self.data.make(Draws(self.data.generator_seed, SPLITS.index(self.name), numbers))
         return Batch(_tensor(inputs), None, _tensor(labels))
+
+
+def _dataset(module: "type[SyntheticDataModule]", settings: dict[str, Any], name: str) -> GeneratedDataset:
+    return GeneratedDataset(module(**settings), name)
 
 
 def _tensor(values: npt.NDArray[Any]) -> torch.Tensor:
@@ -89,8 +86,8 @@ class SyntheticDataModule(LoadedDataModule):
     """A task whose examples are made as they are read: there is nothing to prepare and nothing on the disk.
 
     A task's module, a dataclass too, gives `dataset`, what its batches are (`vocab_size` or `d_input`, `num_classes` or
-    `num_outputs`) and its own settings, and sets `task`. Every one has what a
-    `LoadedDataModule` has, and these settings, some with other defaults.
+    `num_outputs`), its own settings, and `make`. Every one has what a `LoadedDataModule` has, and these settings, some
+    with other defaults.
 
     Args:
         num_train: training examples in an epoch.
@@ -105,7 +102,6 @@ class SyntheticDataModule(LoadedDataModule):
 
     dataset: ClassVar[str]
     version: ClassVar[int] = 1  # of what the same settings make
-    task: Task = field(init=False)
 
     num_train: int = 10_000
     num_val: int = 1_000
@@ -119,16 +115,20 @@ class SyntheticDataModule(LoadedDataModule):
         for split in SPLITS:
             self.require(getattr(self, f"num_{split}") >= 1, f"num_{split}", "must be at least 1")
 
+    @abstractmethod
+    def make(self, draws: Draws) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Inputs (B, L) integer tokens or (B, L, features), and labels: (B,) integers, (B, K) or (B, L, K) floats."""
+
     def open_split(self, name: str) -> GeneratedDataset:
-        resample = self.resample and name == "train"
-        num_examples = getattr(self, f"num_{name}")
-        return GeneratedDataset(self.task, self.generator_seed, SPLITS.index(name), num_examples, resample)
+        return GeneratedDataset(self, name)
 
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides the examples."""
         counts = {name: getattr(self, f"num_{name}") for name in SPLITS}
-        own = {"generator_seed": self.generator_seed, "resample": self.resample, "examples": counts}
-        return {"version": self.version, **asdict(self.task), **own}
+        common = {"generator_seed": self.generator_seed, "resample": self.resample, "examples": counts}
+        of_all = {setting.name for setting in fields(SyntheticDataModule) if setting.init}
+        own = {s.name: getattr(self, s.name) for s in fields(self) if s.init and s.name not in of_all}
+        return {"version": self.version, **own, **common}
 
     def identity(self) -> dict[str, Any]:
         """What of this data decides a run's result."""

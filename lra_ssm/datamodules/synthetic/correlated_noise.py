@@ -9,22 +9,8 @@ our task, one whose best loss is known.
 
 from dataclasses import dataclass
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule, Task
+from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
 from lra_ssm.datamodules.synthetic.filters import correlated
-
-
-@dataclass(frozen=True)
-class Noise(Task):
-    """Fields as `CorrelatedNoise` has them."""
-
-    length: int
-    correlation: float
-    horizon: int
-
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
-        """u_0 … u_{L−1} (B, L, 1) and, at each, the value horizon steps later (B, L, 1)."""
-        noise = correlated(draws.normal(0, self.length + self.horizon), self.correlation)[..., None]
-        return noise[:, : self.length], noise[:, self.horizon :]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -57,4 +43,8 @@ class CorrelatedNoise(SyntheticDataModule):
         self.require(self.length >= 1, "length", "must be at least 1")
         self.require(-1 < self.correlation < 1, "correlation", "must be between -1 and 1, without them")
         self.require(self.horizon >= 0, "horizon", "must be at least 0")
-        self.task = Noise(self.length, self.correlation, self.horizon)
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """u_0 … u_{L−1} (B, L, 1) and, at each, the value horizon steps later (B, L, 1)."""
+        noise = correlated(draws.normal(0, self.length + self.horizon), self.correlation)[..., None]
+        return noise[:, : self.length], noise[:, self.horizon :]

@@ -8,25 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule, Task
-
-
-@dataclass(frozen=True)
-class First(Task):
-    """Fields as `FirstToken` has them."""
-
-    length: int
-    d_input: int
-    sigma_first: float
-    sigma_last: float
-
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
-        """u (B, L, d_input) and |u_1| (B, 1)."""
-        first = self.sigma_first * draws.normal(0, 1)
-        inputs = np.zeros((len(first), self.length, self.d_input))
-        inputs[:, 0] = first
-        inputs[:, -1] = self.sigma_last * draws.normal(1, self.d_input)
-        return inputs, np.abs(first)
+from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -62,4 +44,11 @@ class FirstToken(SyntheticDataModule):
         self.require(self.d_input >= 1, "d_input", "must be at least 1")
         self.require(self.sigma_first > 0, "sigma_first", "must be above 0")
         self.require(self.sigma_last >= 0, "sigma_last", "must be at least 0")
-        self.task = First(self.length, self.d_input, self.sigma_first, self.sigma_last)
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """u (B, L, d_input) and |u_1| (B, 1)."""
+        first = self.sigma_first * draws.normal(0, 1)
+        inputs = np.zeros((len(first), self.length, self.d_input))
+        inputs[:, 0] = first
+        inputs[:, -1] = self.sigma_last * draws.normal(1, self.d_input)
+        return inputs, np.abs(first)

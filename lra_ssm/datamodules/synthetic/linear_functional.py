@@ -12,38 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import SPLITS, Draws, FloatArray, SyntheticDataModule, Task
+from lra_ssm.datamodules.synthetic.base import SPLITS, Draws, FloatArray, SyntheticDataModule
 from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter
 
 Memory = Literal["polynomial", "exponential", "random"]
-
-
-@dataclass(frozen=True)
-class Functional(Task):
-    """y_t = Σ_{k ≤ t} ρ(k) x_{t−k}; fields as `LinearFunctional` has them."""
-
-    length: int
-    memory: Memory
-    exponent: float
-    timescale: float
-    targets: Literal["all", "last"]
-    memory_seed: int
-
-    def response(self) -> Float64:
-        """ρ(0), …, ρ(length − 1)."""
-        times = np.arange(self.length) / self.timescale
-        if self.memory == "polynomial":
-            return (1 + times) ** -self.exponent
-        if self.memory == "exponential":
-            return np.exp(-times)
-        # As an example of a split that there is not, so that it is none of the data's.
-        return Draws(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
-
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
-        """x (B, L, 1) from N(0, 1) and y (B, L, 1), or (B, 1) for the last one."""
-        inputs = draws.normal(0, self.length)
-        outputs = causal_filter(inputs, self.response())
-        return inputs[..., None], outputs[..., None] if self.targets == "all" else outputs[:, -1:]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -83,4 +55,19 @@ class LinearFunctional(SyntheticDataModule):
         super().__post_init__()
         self.require(self.length >= 1, "length", "must be at least 1")
         self.require(self.timescale > 0, "timescale", "must be above 0")
-        self.task = Functional(self.length, self.memory, self.exponent, self.timescale, self.targets, self.memory_seed)
+
+    def response(self) -> Float64:
+        """ρ(0), …, ρ(length − 1)."""
+        times = np.arange(self.length) / self.timescale
+        if self.memory == "polynomial":
+            return (1 + times) ** -self.exponent
+        if self.memory == "exponential":
+            return np.exp(-times)
+        # As an example of a split that there is not, so that it is none of the data's.
+        return Draws(self.memory_seed, len(SPLITS), np.zeros(1, int)).normal(0, self.length)[0] / self.length**0.5
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """x (B, L, 1) from N(0, 1) and y (B, L, 1), or (B, 1) for the last one."""
+        inputs = draws.normal(0, self.length)
+        outputs = causal_filter(inputs, self.response())
+        return inputs[..., None], outputs[..., None] if self.targets == "all" else outputs[:, -1:]

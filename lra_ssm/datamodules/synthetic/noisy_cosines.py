@@ -9,28 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule, Task
+from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-
-
-@dataclass(frozen=True)
-class Cosines(Task):
-    """Fields as `NoisyCosines` has them."""
-
-    length: int
-    frequencies: tuple[int, ...]
-    noise: float
-
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
-        """u (B, L, 1) at t = 2πk / L, k < L, and g (B, number of frequencies)."""
-        coefficients = draws.normal(0, len(self.frequencies))
-        times = 2 * np.pi * np.arange(self.length) / self.length
-        # A sum in a fixed order: a matrix product's may depend on the size of the batch.
-        inputs = sum(g[:, None] * np.cos(p * times) for g, p in zip(coefficients.T, self.frequencies, strict=True))
-        if self.noise:
-            inputs = inputs + self.noise * draws.normal(1, self.length)
-        return np.asarray(inputs)[..., None], coefficients
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,4 +47,13 @@ class NoisyCosines(SyntheticDataModule):
         self.require(self.length > 2 * highest, "length", f"must be more than twice the highest frequency, {highest}")
         self.require(self.noise >= 0, "noise", "must be at least 0")
         self.num_outputs = len(frequencies)
-        self.task = Cosines(self.length, frequencies, self.noise)
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """u (B, L, 1) at t = 2πk / L, k < L, and g (B, number of frequencies)."""
+        coefficients = draws.normal(0, len(self.frequencies))
+        times = 2 * np.pi * np.arange(self.length) / self.length
+        # A sum in a fixed order: a matrix product's may depend on the size of the batch.
+        inputs = sum(g[:, None] * np.cos(p * times) for g, p in zip(coefficients.T, self.frequencies, strict=True))
+        if self.noise:
+            inputs = inputs + self.noise * draws.normal(1, self.length)
+        return np.asarray(inputs)[..., None], coefficients

@@ -12,33 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule, Task
+from lra_ssm.datamodules.synthetic.base import Draws, FloatArray, SyntheticDataModule
 from lra_ssm.datamodules.synthetic.filters import Float64, causal_filter, correlated, diagonal_response
 
 Layers = tuple[tuple[float, ...], ...]  # a number for each state, by layer
-
-
-@dataclass(frozen=True)
-class Teacher(Task):
-    """Diagonal systems in a row; fields as `TeacherStudent` has them, written out."""
-
-    length: int
-    eigenvalues: Layers
-    phases: Layers
-    B: Layers
-    C: Layers
-    correlation: float
-
-    def response(self) -> Float64:
-        """The teacher's impulse response (length,)."""
-        layers = zip(self.eigenvalues, self.phases, strict=True)
-        complex_ = [np.array(moduli) * np.exp(1j * np.array(phases)) for moduli, phases in layers]
-        return diagonal_response(complex_, self.B, self.C, self.length)
-
-    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
-        """u (B, L, 1) and the teacher's outputs (B, L, 1)."""
-        inputs = correlated(draws.normal(0, self.length), self.correlation)
-        return inputs[..., None], causal_filter(inputs, self.response())[..., None]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -84,11 +61,22 @@ class TeacherStudent(SyntheticDataModule):
         for name, value in {"phases": self.phases, "B": self.B, "C": self.C}.items():
             same = value is None or [len(layer) for layer in value] == states
             self.require(same, name, f"must have a number for each of the eigenvalues, by layer: {states}")
-        self.task = Teacher(
-            self.length, _layers(self.eigenvalues), _layers(self.phases, states, 0.0), _layers(self.B, states, 1.0),
-            _layers(self.C, states, 1.0), self.correlation,
-        )  # fmt: skip
+        self.eigenvalues = _layers(self.eigenvalues, states, 0.0)
+        self.phases = _layers(self.phases, states, 0.0)
+        self.B, self.C = _layers(self.B, states, 1.0), _layers(self.C, states, 1.0)
+
+    def response(self) -> Float64:
+        """The teacher's impulse response (length,)."""
+        assert self.phases is not None and self.B is not None and self.C is not None
+        layers = zip(self.eigenvalues, self.phases, strict=True)
+        complex_ = [np.array(moduli) * np.exp(1j * np.array(phases)) for moduli, phases in layers]
+        return diagonal_response(complex_, self.B, self.C, self.length)
+
+    def make(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """u (B, L, 1) and the teacher's outputs (B, L, 1)."""
+        inputs = correlated(draws.normal(0, self.length), self.correlation)
+        return inputs[..., None], causal_filter(inputs, self.response())[..., None]
 
 
-def _layers(given: Sequence[Sequence[float]] | None, states: Sequence[int] = (), default: float = 0.0) -> Layers:
+def _layers(given: Sequence[Sequence[float]] | None, states: Sequence[int], default: float) -> Layers:
     return tuple(map(tuple, [[default] * n for n in states] if given is None else given))
