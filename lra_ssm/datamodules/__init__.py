@@ -8,23 +8,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lra_ssm.datamodules.cifar10.image import Image
-    from lra_ssm.datamodules.cifar10.scifar import SCIFAR
-    from lra_ssm.datamodules.corpus.module import Corpus
-    from lra_ssm.datamodules.language.mixture import Mixture
-    from lra_ssm.datamodules.listops.module import ListOps
-    from lra_ssm.datamodules.mnist.module import MNIST
-    from lra_ssm.datamodules.pathfinder.module import Pathfinder
-    from lra_ssm.datamodules.retrieval.module import Retrieval
-    from lra_ssm.datamodules.slimpajama.module import SlimPajama
-    from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall
-    from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise
-    from lra_ssm.datamodules.synthetic.first_token import FirstToken
-    from lra_ssm.datamodules.synthetic.linear_functional import LinearFunctional
-    from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines
-    from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent
-    from lra_ssm.datamodules.text.module import Text
-    from lra_ssm.datamodules.wikitext.module import WikiText
+    from lra_ssm.datamodules.cifar10.image import Image as Image
+    from lra_ssm.datamodules.cifar10.scifar import SCIFAR as SCIFAR
+    from lra_ssm.datamodules.corpus.module import Corpus as Corpus
+    from lra_ssm.datamodules.language.mixture import Mixture as Mixture
+    from lra_ssm.datamodules.listops.module import ListOps as ListOps
+    from lra_ssm.datamodules.mnist.module import MNIST as MNIST
+    from lra_ssm.datamodules.pathfinder.module import Pathfinder as Pathfinder
+    from lra_ssm.datamodules.retrieval.module import Retrieval as Retrieval
+    from lra_ssm.datamodules.slimpajama.module import SlimPajama as SlimPajama
+    from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall as AssociativeRecall
+    from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise as CorrelatedNoise
+    from lra_ssm.datamodules.synthetic.first_token import FirstToken as FirstToken
+    from lra_ssm.datamodules.synthetic.linear_functional import LinearFunctional as LinearFunctional
+    from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines as NoisyCosines
+    from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent as TeacherStudent
+    from lra_ssm.datamodules.text.module import Text as Text
+    from lra_ssm.datamodules.wikitext.module import WikiText as WikiText
 
 _MODULES = {
     "AssociativeRecall": "synthetic.associative_recall",
@@ -45,25 +45,7 @@ _MODULES = {
     "TeacherStudent": "synthetic.teacher_student",
     "Text": "text.module",
 }
-__all__ = [
-    "MNIST",
-    "SCIFAR",
-    "AssociativeRecall",
-    "CorrelatedNoise",
-    "FirstToken",
-    "Image",
-    "LinearFunctional",
-    "ListOps",
-    "Corpus",
-    "Mixture",
-    "SlimPajama",
-    "WikiText",
-    "NoisyCosines",
-    "Pathfinder",
-    "Retrieval",
-    "TeacherStudent",
-    "Text",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,9 @@
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY
+from lra_ssm.datamodules.listops.trees import CLOSE, EOS_ID, OPERATORS, VOCABULARY
 from lra_ssm.datamodules.storage.format import PreparedDataset, SequenceSplit, open_prepared
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 
@@ -28,6 +29,21 @@ def words(split: SequenceSplit, index: int) -> list[str]:
     sequence = split.sequence(index).tolist()
     assert sequence[-1] == EOS_ID and EOS_ID not in sequence[:-1]
     return [VOCABULARY[token] for token in sequence[:-1]]
+
+
+def evaluate(tokens: Sequence[str]) -> int:
+    """The value of an expression without parentheses: `["[MAX", "2", "9", "]"]`."""
+    found: list[list[Any]] = [[]]
+    for token in tokens:
+        if token in OPERATORS:
+            found.append([token])
+        elif token == CLOSE:
+            operator, *values = found.pop()
+            found[-1].append(OPERATORS[operator](values))
+        else:
+            found[-1].append(int(token))
+    ((value,),) = found
+    return value
 
 
 def contents(folder: Path) -> dict[str, bytes]:

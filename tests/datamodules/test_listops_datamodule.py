@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.listops.trees import VOCABULARY, evaluate
+from lra_ssm.datamodules.listops.trees import VOCABULARY
 from lra_ssm.datamodules.storage.format import MANIFEST, open_prepared
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import contents, words
+from tests.datamodules.helpers import contents, evaluate, words
 
 SMALL = {"length_bounds": (3, 50), "max_depth": 4, "num_train": 300, "num_val": 30, "num_test": 20, "batch_size": 8}
 

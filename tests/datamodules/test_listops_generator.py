@@ -17,10 +17,9 @@ from lra_ssm.datamodules.listops.trees import (
     VOCABULARY,
     Block,
     TreeSettings,
-    evaluate,
 )
 from lra_ssm.errors import InputError
-from tests.datamodules.helpers import contents
+from tests.datamodules.helpers import contents, evaluate
 
 SMALL = TreeSettings(3, 50, 4, 10)
 
@@ -152,7 +151,7 @@ def test_what_is_drawn_when_it_is_stopped_is_kept(
         stopped.setattr(builder, "_extend", lambda *given: (extend(*given), os.kill(os.getpid(), signal.SIGINT)))
         builder.build_generated(folders[1], settings, 3, counts, workers=1)
     (kept,) = tmp_path.glob(".parts-*")
-    assert [path.stem for path in kept.iterdir()] == ["0"]
+    assert {path.stem for path in kept.iterdir()} == {"0", "1", "2"}
     builder.build_generated(folders[2], settings, 3, counts, workers=1)
     assert contents(folders[2]) == contents(folders[0]) and not kept.exists()
 
@@ -213,14 +212,6 @@ def test_exhaustible_space_gives_all_of_it() -> None:
 )
 def test_evaluate(expression: str, value: int) -> None:
     assert evaluate(expression.split()) == value
-
-
-@pytest.mark.parametrize(
-    "expression", ["", "]", "[MAX ]", "[MAX 1", "1 2", "[MAX 1 ] ]", "[FIRST 1 ]", "12", "[MAX 1 ] 2"]
-)
-def test_evaluate_refuses(expression: str) -> None:
-    with pytest.raises(ValueError):
-        evaluate(expression.split())
 
 
 def test_evaluate_agrees_with_the_published_data() -> None:

@@ -17,7 +17,14 @@ from lra_ssm.datamodules.fetch.hub import HubDataset, is_hub_dataset
 from lra_ssm.datamodules.fetch.sources import download_folder, named_source
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, Pixels
 from lra_ssm.datamodules.images.own_files import Form, own_pixels
-from lra_ssm.datamodules.images.splits import Indices, indices_sha256, limited, random_split, require_every_class
+from lra_ssm.datamodules.images.splits import (
+    Indices,
+    indices_sha256,
+    limited,
+    part_sizes,
+    random_split,
+    require_every_class,
+)
 from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
 from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
 from lra_ssm.datamodules.loading.own_files import OwnExamples
@@ -200,8 +207,7 @@ def split_indices(num_train: int, has_test: bool, seed: int) -> dict[str, Indice
     """
     if has_test:
         kept = int(num_train * (1 - VAL_FRACTION))
-        train, val = random_split(num_train, [kept, num_train - kept], seed)
-        return {"train": train, "val": val}
-    # 45,000 to 5,000 to 10,000, as with all images.
-    train, val, test = random_split(num_train, [3 / 4, 1 / 12, 1 / 6], seed)
-    return {"train": train, "val": val, "test": test}
+        sizes = [kept, num_train - kept]
+    else:  # 45,000 to 5,000 to 10,000, as with all images
+        sizes = part_sizes(num_train, 1 / 12, 1 / 6)
+    return dict(zip(("train", "val", "test"), random_split(sizes, seed), strict=False))

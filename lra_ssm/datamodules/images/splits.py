@@ -14,50 +14,36 @@ from lra_ssm.errors import InputError
 Indices = npt.NDArray[np.int64]
 
 
-def part_sizes(num: int, parts: Sequence[int] | Sequence[float]) -> list[int]:
-    """Counts that sum to num as they are; fractions rounded down, but the first part takes the rest.
+def part_sizes(num: int, *fractions: float) -> list[int]:
+    """Sizes of a first part and of others of these fractions, rounded down: the first takes the rest."""
+    others = [int(fraction * num) for fraction in fractions]
+    return [num - sum(others), *others]
+
+
+def ordered_split(sizes: Sequence[int]) -> list[Indices]:
+    """Consecutive parts of 0 … sum of the sizes − 1.
 
     Raises:
-        InputError: they sum to something else, or a part would be empty.
+        InputError: a part is empty.
     """
-    if all(isinstance(part, int) for part in parts):
-        sizes = [int(part) for part in parts]
-    else:
-        if abs(sum(parts) - 1) > 1e-9:
-            raise InputError(f"split fractions {list(parts)}: they sum to {sum(parts)} instead of 1")
-        rest = [int(part * num) for part in parts[1:]]
-        sizes = [num - sum(rest), *rest]
-    if sum(sizes) != num or min(sizes) < 1:
-        raise InputError(
-            f"{num} examples cannot be split into parts of {sizes}; each needs at least 1 and all are used"
-        )
-    return sizes
+    return _cut(np.arange(sum(sizes)), sizes)
 
 
-def random_split(num: int, parts: Sequence[int] | Sequence[float], seed: int = 42) -> list[Indices]:
-    """Disjoint random parts of 0 … num − 1, in random order: the same as the public S4 code's.
+def random_split(sizes: Sequence[int], seed: int = 42) -> list[Indices]:
+    """The same, in random order: as the public S4 code's.
 
     It uses torch.utils.data.random_split, which cuts torch.randperm(num) with a generator of that seed into consecutive
     parts. Source: state-spaces/s4, src/dataloaders/base.py and lra.py.
-
-    Args:
-        num: examples in all.
-        parts: counts or fractions, as `part_sizes` has them: train, val, test.
-        seed: of the generator.
-
-    Returns:
-        One array (count,) int64 for each part.
     """
     import torch
 
-    sizes = part_sizes(num, parts)
-    order = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).numpy()
+    return _cut(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)).numpy(), sizes)
+
+
+def _cut(order: Indices, sizes: Sequence[int]) -> list[Indices]:
+    if min(sizes) < 1:
+        raise InputError(f"{len(order)} examples cannot be split into parts of {list(sizes)}; each needs at least 1")
     return np.split(order, np.cumsum(sizes)[:-1])
-
-
-def ordered_split(num: int, parts: Sequence[int] | Sequence[float]) -> list[Indices]:
-    """Consecutive parts of 0 … num − 1: as `random_split`, but unshuffled."""
-    return np.split(np.arange(num), np.cumsum(part_sizes(num, parts))[:-1])
 
 
 def limited(labels: npt.NDArray[np.integer[Any]], limit: int | None) -> Indices:

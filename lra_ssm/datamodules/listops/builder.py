@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.listops.generator import generate, seconds_of
 from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
-from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, Block, TreeSettings
+from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, TreeSettings
 from lra_ssm.datamodules.storage.disk import SOON_S, check_disk_space, say_cost
 from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
 from lra_ssm.errors import InputError
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 DATASET = "listops"
 NUM_CLASSES = 10
+CHUNK = 1000  # expressions written at a time
 # Raise when the same settings would give other data than before.
 GENERATOR_VERSION = 1
 READER_VERSION = 1
@@ -75,17 +77,14 @@ def _generate(
 ) -> None:
     total = sum(counts.values())
     writer = _writer(folder, trees.max_length)
+    blocks = generate(trees, seed, total, workers=workers, kept=kept)
+    examples = chain.from_iterable(zip(block.expressions, block.labels, strict=True) for block in blocks)
     with Bar(f"generating {total:,} ListOps expressions", total) as bar:
-        blocks = generate(trees, seed, total, workers=workers, kept=kept)
-        rest = Block([], b"")
         for name, count in counts.items():
             split = writer.split(name)
-            while split.num_examples < count:
-                block = rest if rest.labels else next(blocks)
-                room = count - split.num_examples
-                _extend(split, Block(block.expressions[:room], block.labels[:room]))
-                rest = Block(block.expressions[room:], block.labels[room:])
-                bar.advance(min(room, len(block.labels)))
+            while some := list(islice(examples, min(CHUNK, count - split.num_examples))):
+                _extend(split, some)
+                bar.advance(len(some))
     writer.finish({"kind": "generated", **generator_settings(trees, seed, counts)})
 
 
@@ -128,8 +127,7 @@ def _writer(folder: Path, max_length: int) -> DatasetWriter:
     return DatasetWriter(folder, dataset=DATASET, vocabulary=VOCABULARY, num_classes=NUM_CLASSES, max_length=max_length)
 
 
-def _extend(split: SequenceSplitWriter, block: Block) -> None:
-    eos = bytes([EOS_ID])
-    tokens = np.frombuffer(b"".join(expression + eos for expression in block.expressions), dtype=np.uint8)
-    lengths = [len(expression) + 1 for expression in block.expressions]
-    split.extend(tokens, lengths, np.frombuffer(block.labels, dtype=np.uint8))
+def _extend(split: SequenceSplitWriter, examples: list[tuple[bytes, int]]) -> None:
+    sequences = [expression + bytes([EOS_ID]) for expression, _ in examples]
+    labels = [label for _, label in examples]
+    split.extend(np.frombuffer(b"".join(sequences), dtype=np.uint8), list(map(len, sequences)), labels)

@@ -44,34 +44,6 @@ OPERATOR_PROBABILITY = 0.25
 ATTEMPTS_PER_BLOCK = 500
 
 
-def evaluate(tokens: Sequence[str]) -> int:
-    """The value, 0 to 9, of an expression given as tokens without parentheses, e.g. `["[MAX", "2", "9", "]"]`.
-
-    Raises:
-        ValueError: no well-formed expression.
-    """
-    stack: list[tuple[str, list[int]]] = []
-    top: list[int] = []
-    for position, token in enumerate(tokens):
-        if not stack and top:
-            raise ValueError(f"token {position} ({token!r}) follows a finished expression")
-        arguments = stack[-1][1] if stack else top
-        if token in OPERATORS:
-            stack.append((token, []))
-        elif token == CLOSE:
-            if not stack or not arguments:
-                raise ValueError(f"token {position}: {CLOSE!r} without an operator or its arguments")
-            operator, values = stack.pop()
-            (stack[-1][1] if stack else top).append(OPERATORS[operator](values))
-        elif len(token) == 1 and token in DIGITS:
-            arguments.append(int(token))
-        else:
-            raise ValueError(f"token {position}: {token!r} is not in the vocabulary")
-    if stack or not top:
-        raise ValueError("the expression is not finished")
-    return top[0]
-
-
 class TreeSettings(NamedTuple):
     """What an expression is drawn from. Lengths count leaves and two tokens per operator; both bounds are strict."""
 

@@ -10,6 +10,7 @@ from lra_ssm.datamodules.images.splits import (
     indices_sha256,
     limited,
     ordered_split,
+    part_sizes,
     random_split,
     require_every_class,
 )
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 DATASET = "pathfinder"
 CLASS_NAMES = ("different contours", "same contour")
 PUBLISHED_COUNT = 200_000
-FRACTIONS = (0.8, 0.1, 0.1)
 # Raise when the same files and settings would give other prepared data than before.
 READER_VERSION = 1
 
@@ -59,7 +59,8 @@ def build_from_folder(
     num, listed = len(listing.labels), listing.manifest_entry["listed_images"]
     if listed != PUBLISHED_COUNT and generator_of(images) is None:
         log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
-    parts = random_split(num, FRACTIONS, split_seed) if split == "random" else ordered_split(num, FRACTIONS)
+    sizes = part_sizes(num, 0.1, 0.1)
+    parts = random_split(sizes, split_seed) if split == "random" else ordered_split(sizes)
     indices = dict(zip(("train", "val", "test"), parts, strict=True))
     require_every_class(listing.labels[indices["train"]], CLASS_NAMES, images)
     chosen = {name: part[limited(listing.labels[part], limit)] for name, part in indices.items()}
