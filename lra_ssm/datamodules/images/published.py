@@ -1,36 +1,24 @@
 """What Image, sCIFAR and MNIST share: published training and test sets."""
 
 import logging
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.base import file_stats
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.hub import HubDataset, is_hub_dataset
 from lra_ssm.datamodules.fetch.sources import download_folder, named_source
-from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, Mode, Pixels
-from lra_ssm.datamodules.images.own_files import Form, own_pixels
-from lra_ssm.datamodules.images.splits import (
-    Indices,
-    indices_sha256,
-    limited,
-    part_sizes,
-    random_split,
-    require_every_class,
-)
-from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
-from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
-from lra_ssm.datamodules.loading.own_files import OwnExamples
-from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
-from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.datamodules.images.files import ImageFiles, Mode, Pixels
+from lra_ssm.datamodules.images.module import ImageDataModule, SplitImages
+from lra_ssm.datamodules.images.own_files import Form
+from lra_ssm.datamodules.images.splits import Indices, part_sizes, random_split
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -42,14 +30,10 @@ READER_VERSION = 1
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PublishedImages(PreparedDataModule):
+class PublishedImages(ImageDataModule):
     """Reads published files once; gives pixels as sequences.
 
     A dataset gives the class attributes, `stored_settings`, `convert` and `transform`.
-
-    Args:
-        split_seed: of the choice of validation images; 42 is the public S4 code's.
-        limit: at most so many images in each split, classes as balanced as they can be; None for all.
     """
 
     command: ClassVar[str]  # of `lra-ssm prepare`
@@ -62,23 +46,14 @@ class PublishedImages(PreparedDataModule):
 
     source: str = "original"
     batch_size: int = 50
-    split_seed: int = 42
-    limit: int | None = None
-    augment: Literal["none", "crop_flip"] = field(default="none", init=False)  # a setting of CIFAR-10's
-    image_size: tuple[int, int] = field(init=False)  # height, width
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
         self.require(self.augment in ("none", "crop_flip"), "augment", "must be none or crop_flip")
 
     @abstractmethod
     def stored_settings(self) -> dict[str, Any]:
         """How stored pixels are made of the files': for folder name and manifest."""
-
-    @abstractmethod
-    def transform(self, augment: CropFlip | None) -> PixelSequence:
-        """What makes inputs of stored images."""
 
     def convert(self, images: Pixels) -> Pixels:
         """The files' images (n, H, W, C) to stored ones (n, H, W, C'), both uint8."""
@@ -87,25 +62,8 @@ class PublishedImages(PreparedDataModule):
     def batch_settings(self) -> dict[str, Any]:
         return {"augment": self.augment}
 
-    def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
-        assert isinstance(split, ImageSplit)
-        augmented = self.augment == "crop_flip" and name == "train"
-        augment = CropFlip(self._resolved_shuffle_seed()) if augmented else None
-        return ImageDataset(split, self.transform(augment))
-
     def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
-        """What images of a user's own may be, with what makes stored ones of them."""
         return {Form(self.published_mode, self.files.SIZE): self.convert}
-
-    @property
-    def longest(self) -> int:
-        return math.prod(self.image_size)
-
-    def own_examples(
-        self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None, resize: bool = False
-    ) -> OwnExamples:
-        length = self.image_size[0] * self.image_size[1]
-        return own_pixels(paths, self.own_forms(), self.transform(None), length, resize)
 
     def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(self.files.watched_files(self._path()))} if self.kind() == "files" else {}
@@ -122,39 +80,27 @@ class PublishedImages(PreparedDataModule):
         if files.test is None:
             log.warning("%s: holds no test images, so a part of the training images stands in for them", path)
         indices = split_indices(counts["train"], files.test is not None, self.split_seed)
-        # Before the limit: one below the number of classes has to leave some out.
-        require_every_class(files.train.labels[indices["train"]], self.class_names or (), path)
         parts = {name: (files.train, chosen) for name, chosen in indices.items()}
         if files.test is not None:
             parts["test"] = files.test, np.arange(counts["test"])
-        writer = self._write(folder, parts)
-        digests = {name: indices_sha256(chosen) for name, chosen in indices.items()}
+        splits = {
+            name: SplitImages(chosen, part.labels, partial(self._converted, part.images))
+            for name, (part, chosen) in parts.items()
+        }
         source = {
             "kind": self.kind(),
             **self._origin(path),
             **self.stored_settings(),
-            "class_names": list(self.class_names or ()),
-            "limit": self.limit,
             "published_counts": published,
             "published_test": files.test is not None,  # else a score on "test" is no published number
-            "split": {"seed": self.split_seed, "sha256": digests},
+            "split": {},
         }
-        writer.finish(source | files.manifest_entry)
+        channels = self.convert(files.train.images[:1]).shape[-1]
+        self.write_splits(folder, path, channels, splits, source | files.manifest_entry)
 
-    def _write(self, folder: Path, parts: dict[str, tuple[LabelledImages, Indices]]) -> DatasetWriter:
-        """The images of each split in their order, as far as `limit` goes, a few at a time."""
-        shape = self.convert(parts["train"][0].images[:1]).shape[1:]
-        counts = [len(indices) for _, indices in parts.values()]
-        total = sum(counts) if self.limit is None else sum(min(count, self.limit) for count in counts)
-        check_disk_space(folder, total * math.prod(shape), f"preparing {self.dataset}")
-        writer = DatasetWriter(folder, dataset=self.dataset, num_classes=self.num_classes)
-        for name, (files, indices) in parts.items():
-            split = writer.images(name, shape)
-            chosen = indices[limited(files.labels[indices], self.limit)]
-            for start in range(0, len(chosen), CHUNK):
-                some = chosen[start : start + CHUNK]
-                split.extend(np.ascontiguousarray(self.convert(files.images[some])), files.labels[some])
-        return writer
+    def _converted(self, images: Pixels, numbers: Indices) -> Iterator[Pixels]:
+        for start in range(0, len(numbers), CHUNK):
+            yield np.ascontiguousarray(self.convert(images[numbers[start : start + CHUNK]]))
 
     def _origin(self, path: Path) -> dict[str, Any]:
         """What is known of a dataset of the Hub."""

@@ -6,20 +6,21 @@ al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules.base import PreparedDataModule, file_stats
+from lra_ssm.datamodules.base import file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.images.own_files import Form, own_pixels
-from lra_ssm.datamodules.images.transforms import PixelSequence
-from lra_ssm.datamodules.loading.batches import BatchDataset, ImageDataset
-from lra_ssm.datamodules.loading.own_files import OwnExamples
+from lra_ssm.datamodules.images.files import Pixels
+from lra_ssm.datamodules.images.module import ImageDataModule, SplitImages
+from lra_ssm.datamodules.images.own_files import Form
+from lra_ssm.datamodules.images.splits import Indices, ordered_split, part_sizes, random_split
+from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
 from lra_ssm.datamodules.pathfinder.archive import (
     BLOCK_SIZE,
     generator_of,
@@ -28,26 +29,36 @@ from lra_ssm.datamodules.pathfinder.archive import (
     seconds_an_image,
     write_archive,
 )
-from lra_ssm.datamodules.pathfinder.builder import CLASS_NAMES, DATASET, READER_VERSION, build_from_folder
-from lra_ssm.datamodules.pathfinder.reader import find_folder, find_lra, places, watched_files
+from lra_ssm.datamodules.pathfinder.reader import (
+    find_folder,
+    find_lra,
+    places,
+    read_images,
+    read_listing,
+    watched_files,
+)
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
 from lra_ssm.datamodules.storage.disk import check_disk_space, say_cost
-from lra_ssm.datamodules.storage.format import AnySplit, ImageSplit
 from lra_ssm.errors import InputError
 from lra_ssm.machine import available_cores
 
+log = logging.getLogger(__name__)
+
+PUBLISHED_COUNT = 200_000
+# Raise when the same files and settings would give other prepared data than before.
+READER_VERSION = 1
 # inputs -> mean and standard deviation of pixels in [0, 1]
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Pathfinder(PreparedDataModule):
+class Pathfinder(ImageDataModule):
     """Pathfinder; Path-X is resolution 128. Batches are `batches.Batch` without lengths, L = resolution² pixels.
 
     Inputs are (B, L, 1) float32 (`d_input` 1), or for "integers" (B, L) int64 tokens (`vocab_size` 256). Of 200,000
     images 160,000 are for training, 20,000 for validation, 20,000 for test; all have two classes.
 
-    Takes what every `PreparedDataModule` takes, and its own:
+    Takes what every `ImageDataModule` takes, and its own:
 
     Args:
         source: "generated"; "lra" for LRA's images below the root (layouts: data/README.md); or a folder with
@@ -60,17 +71,15 @@ class Pathfinder(PreparedDataModule):
         inputs: "unit": pixels in [0, 1], as in the S4 code; "symmetric": in [−1, 1], as in S5's; "integers": 0 to 255,
             as in LRA's own.
         split: 80, 10 and 10 % of the whole set, "random", as in the public S4 code, or in "file_order", as in LRA's.
-        split_seed: of the random split; 42 is the public S4 code's.
-        limit: at most so many images in each split, classes as balanced as they can be; None for all.
 
     Raises:
         InputError: settings that cannot be met.
     """
 
-    dataset = DATASET
+    dataset = "pathfinder"
     sources = ("generated", "lra")
-    num_classes = len(CLASS_NAMES)
-    class_names = CLASS_NAMES
+    num_classes = 2
+    class_names = ("different contours", "same contour")
 
     source: str = "generated"
     resolution: Literal[32, 64, 128, 256] = 32
@@ -80,8 +89,6 @@ class Pathfinder(PreparedDataModule):
     batch_size: int = 64
     inputs: Literal["unit", "symmetric", "integers"] = "unit"
     split: Literal["random", "file_order"] = "random"
-    split_seed: int = 42
-    limit: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +96,6 @@ class Pathfinder(PreparedDataModule):
             self.require(getattr(self, name) in known, name, f"must be one of {', '.join(map(str, known))}")
         self.require(self.split in ("random", "file_order"), "split", "must be random or file_order")
         self.require(self.num_images >= 10, "num_images", "must be at least 10, so that no split is empty")
-        self.require(0 <= self.split_seed < 1 << 63, "split_seed", "must be from 0 to 2^63 - 1")
         # Generated no larger than it has to be: four fifths of the images are for training.
         if self.limit is not None:
             self.num_images = min(self.num_images, max(10, -(-self.limit * 5 // 4)))
@@ -97,21 +103,10 @@ class Pathfinder(PreparedDataModule):
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
 
-    def make_dataset(self, split: AnySplit, name: str) -> BatchDataset:
-        assert isinstance(split, ImageSplit)
-        return ImageDataset(split, self._transform())
+    def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
+        return {Form("L", self.image_size): lambda images: images}
 
-    @property
-    def longest(self) -> int:
-        return math.prod(self.image_size)
-
-    def own_examples(
-        self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None, resize: bool = False
-    ) -> OwnExamples:
-        forms = {Form("L", self.image_size): lambda images: images}
-        return own_pixels(paths, forms, self._transform(), self.resolution**2, resize)
-
-    def _transform(self) -> PixelSequence:
+    def transform(self, augment: CropFlip | None) -> PixelSequence:
         return PixelSequence(*SCALINGS[self.inputs])
 
     def content_settings(self) -> dict[str, Any]:
@@ -134,16 +129,22 @@ class Pathfinder(PreparedDataModule):
             images = self._folder()
             archive, generator = read_note(images), generator_of(images)
             source |= ({"archive": archive} if archive else {}) | ({"generator": generator} if generator else {})
-        build_from_folder(
-            folder,
-            images,
-            resolution=self.resolution,
-            split=self.split,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            source=source,
-            generated=self.source == "generated",
-        )
+        listing = read_listing(images, generated=self.source == "generated")
+        listed = listing.manifest_entry["listed_images"]
+        if listed != PUBLISHED_COUNT and generator_of(images) is None:
+            log.warning("%s lists %s images; the published ones are %s", images, f"{listed:,}", f"{PUBLISHED_COUNT:,}")
+
+        def load(numbers: Indices) -> Iterator[Pixels]:
+            return read_images(images, (listing.paths[number] for number in numbers), self.resolution)
+
+        sizes = part_sizes(len(listing.labels), 0.1, 0.1)
+        parts = random_split(sizes, self.split_seed) if self.split == "random" else ordered_split(sizes)
+        names = ("train", "val", "test")
+        splits = {name: SplitImages(part, listing.labels, load) for name, part in zip(names, parts, strict=True)}
+        source |= {"published_counts": listed == PUBLISHED_COUNT, "split": {"kind": self.split}}
+        if self.split == "file_order":
+            source["split"]["seed"] = None
+        self.write_splits(folder, images, 1, splits, source | {"files": listing.manifest_entry})
 
     def fetch(self) -> None:
         """Downloads LRA's release and unpacks this resolution's images."""
@@ -154,7 +155,7 @@ class Pathfinder(PreparedDataModule):
     def archive_folder(self) -> Path:
         """Where generated images are written, in the layout of LRA's archive."""
         digest = hashlib.sha256(json.dumps(self._generator(), sort_keys=True).encode()).hexdigest()
-        return self.data_root / DATASET / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
+        return self.data_root / self.dataset / f"images-seed{self.generator_seed}-{self.num_images}-{digest[:12]}"
 
     def _check_room(self, folder: Path, seconds: float = 0.0) -> None:
         """For the images, a block of the disk each at least, and for what is prepared of them; says what it takes.
