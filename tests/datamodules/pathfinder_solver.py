@@ -14,7 +14,7 @@ Paddle = tuple[tuple[float, float], tuple[float, float]]
 def all_paddles(block: PathfinderBlock, image: int) -> np.ndarray:
     """Every paddle of an image (n, 2, 2), in no order that tells what belongs together."""
     record = block.geometry
-    parts = [array[image].reshape(-1, 2, 2) for array in (record.contours, record.distractors, record.singles)]
+    parts = [array[image].reshape(-1, 2, 2) for array in (record.contours, record.distractors)]
     paddles = np.concatenate(parts)
     paddles = paddles[~np.isnan(paddles).any(axis=(1, 2))]
     return paddles[np.lexsort(paddles.reshape(-1, 4).T)]

@@ -240,7 +240,7 @@ def test_disk_full_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lra_ssm.datamodules.fetch.archives.sync_filesystem", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(InputError, match="cannot be unpacked .No space left on device"):
         unpack(save(tmp_path, good("gz")))
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]

@@ -6,13 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lra_ssm import bars
-from lra_ssm.datamodules.storage import disk
 from tests.datamodules.downloads import DATA, NAME, SHA256, check_whole, fetch, remote
 from tests.datamodules.downloads import no_proxy as no_proxy  # of every test here
 from tests.datamodules.server import Site, serving
@@ -103,14 +101,3 @@ def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (tmp_path / NAME).unlink()
         fetch(remote(site), tmp_path, progress=False)
         assert capsys.readouterr().err == ""
-
-
-def test_sync_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk.sync_filesystem(tmp_path)
-    with pytest.raises(OSError):
-        disk.sync_filesystem(tmp_path / "absent")
-    monkeypatch.setattr(disk.ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
-    called: list[bool] = []
-    monkeypatch.setattr(os, "sync", lambda: called.append(True))
-    disk.sync_filesystem(tmp_path)
-    assert called

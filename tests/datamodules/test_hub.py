@@ -109,7 +109,7 @@ def test_offline_and_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_files_that_match(hub: Hub) -> None:
     with pytest.raises(InputError, match=r"has no files nothing\*"):
         replace(DATASET, patterns=("nothing*",)).listed()
-    assert [file.name for file in replace(DATASET, patterns=("data/*",)).listed()] == [*TRAIN, "data/x.bin"]
+    assert [file.rfilename for file in replace(DATASET, patterns=("data/*",)).listed()] == [*TRAIN, "data/x.bin"]
 
 
 def test_no_room(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and len(list(target.iterdir())) == 3
 
 
-def full(folder: Path) -> None:
+def full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
@@ -145,7 +145,7 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
     write_release(root / "lra_release.gz", "")
     with monkeypatch.context() as patch:
-        patch.setattr("lra_ssm.datamodules.fetch.archives.sync_filesystem", full)
+        patch.setattr("shutil.copyfileobj", full)
         with pytest.raises(InputError, match=r"lra_release\.gz: cannot be unpacked .No space left on device"):
             Retrieval(root=str(root)).fetch()
     assert [path.name for path in root.iterdir()] == ["lra_release.gz"]

@@ -196,13 +196,6 @@ def test_the_images_of_a_seed_stay_what_they_were():
     assert digests == DIGESTS
 
 
-def test_single_paddles_fill_the_image_when_asked_for():
-    settings = settings_for(64, "curv_baseline")
-    few = generate_block(settings, 0, 0, 4).geometry.singles
-    many = generate_block(settings._replace(use_single_paddles=True), 0, 0, 4).geometry.singles
-    assert few.shape[1] == 0 and (~np.isnan(many[..., 0, 0, 0])).sum(axis=1).min() > 20
-
-
 def small_archive(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 50, progress=None, **options) -> Path:
     """progress: told how many images are there, a block at a time."""
     monkeypatch.setattr(archive, "BLOCK_SIZE", 20)
@@ -303,7 +296,7 @@ def test_an_image_is_never_seen_half_written(tmp_path, monkeypatch):
     folder = small_archive(tmp_path, monkeypatch, count=5)
     image = folder / "imgs" / "0" / "sample_0.png"
     with open(image, "rb") as reader:  # what a reader has opened while a worker without parent draws it again
-        archive.write_block(folder, settings_for(32, "curv_baseline"), 7, 0, 5)
+        archive.write_block(folder, settings_for(32, "curv_baseline"), 7, (0, 5))
         assert reader.read() == image.read_bytes()
         assert os.fstat(reader.fileno()).st_ino != image.stat().st_ino
     assert not list(folder.rglob(".unfinished*"))

@@ -14,26 +14,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lra_ssm.datamodules.fetch.sources import download_folder
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, one_reason, sha256, write_json
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
 log = logging.getLogger(__name__)
 
 NOTE = "files.json"
 MARKERS = ("dataset_dict.json", "dataset_info.json")  # of save_to_disk
 SPLITS = ("train", "test")
-
-
-class HubFile(NamedTuple):
-    """A file of a repository, `size` in bytes; `sha256` None where the Hub lists none."""
-
-    name: str
-    size: int | None
-    sha256: str | None
 
 
 @dataclass(frozen=True)
@@ -101,14 +96,14 @@ class HubDataset:
         with download_folder(root, self.below) as folder, locked(folder / ".huggingface.lock", "downloads this"):
             if self.found(root) is None:
                 files = self.listed()
-                needed = sum(file.size or 0 for file in files if not (folder / file.name).is_file())
+                needed = sum(file.size or 0 for file in files if not (folder / file.rfilename).is_file())
                 check_disk_space(folder, needed, self.name)
                 entries = [self._fetch(file, folder) for file in files]
                 write_json(folder / self.note, {**self.origin, "files": entries})
             return folder
 
-    def listed(self) -> list[HubFile]:
-        """The wanted files, sorted by name.
+    def listed(self) -> "list[RepoSibling]":
+        """The wanted files, sorted by name, with sizes and what the Hub says of their content.
 
         Raises:
             InputError: offline, no such repository or revision, no access, no answer, or no file matches.
@@ -119,34 +114,32 @@ class HubDataset:
             info = HfApi().dataset_info(self.repository, revision=self.revision, files_metadata=True)
         except Exception as error:  # no such dataset or revision, or whatever the libraries below raise
             raise InputError(f"{self.name}: its files cannot be listed ({one_reason(error)})") from error
-        files = [
-            HubFile(file.rfilename, file.size, getattr(file.lfs, "sha256", None))
-            for file in info.siblings or ()
-            if any(fnmatch.fnmatchcase(file.rfilename, pattern) for pattern in self.patterns)
-        ]
+        every = sorted(info.siblings or (), key=lambda file: file.rfilename)
+        files = [file for file in every if any(fnmatch.fnmatchcase(file.rfilename, own) for own in self.patterns)]
         if not files:
             raise InputError(f"{self.name}: has no files {', '.join(self.patterns)}")
-        return sorted(files)
+        return files
 
-    def _fetch(self, file: HubFile, folder: Path) -> dict[str, Any]:
+    def _fetch(self, file: "RepoSibling", folder: Path) -> dict[str, Any]:
         """The note's entry of a file, which is there and has the listed digest."""
         from huggingface_hub import hf_hub_download
 
-        log.info("%s: fetching %s", self.name, file.name)
+        name, published = file.rfilename, getattr(file.lfs, "sha256", None)
+        log.info("%s: fetching %s", self.name, name)
         place: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "local_dir": folder}
         try:
-            path = Path(hf_hub_download(self.repository, file.name, **place))
+            path = Path(hf_hub_download(self.repository, name, **place))
         except Exception as error:  # whatever the libraries below raise: connections, the Hub, the disk
-            raise InputError(f"{self.name}: {file.name} cannot be downloaded ({one_reason(error)})") from error
+            raise InputError(f"{self.name}: {name} cannot be downloaded ({one_reason(error)})") from error
         digest = sha256(path)
-        if file.sha256 not in (None, digest):
+        if published not in (None, digest):
             path.unlink()
             raise InputError(
-                f"{self.name}: {file.name} has the sha256 {digest} instead of the published {file.sha256}; it is"
+                f"{self.name}: {name} has the sha256 {digest} instead of the published {published}; it is"
                 " removed, start again"
             )
-        known = "unknown" if file.sha256 is None else "published"
-        return {"name": file.name, "bytes": path.stat().st_size, "sha256": digest, "digest": known}
+        known = "unknown" if published is None else "published"
+        return {"name": name, "bytes": path.stat().st_size, "sha256": digest, "digest": known}
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings
 from lra_ssm.datamodules.processes import ordered_map
-from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing, write_json
 from lra_ssm.machine import available_cores
@@ -42,6 +41,7 @@ def generator_settings(settings: PathfinderSettings, seed: int, num_images: int)
         "seed": seed,
         "num_images": num_images,
         "block_size": BLOCK_SIZE,
+        "use_single_paddles": False,  # of the public generator's settings: a part of what names prepared folders
         **settings._asdict(),
     }
     return json.loads(json.dumps(values))
@@ -98,7 +98,7 @@ def write_archive(
     for written in (target, target / "metadata", *(_images(target, block) for block in missing)):
         for leftover in written.glob(f"{UNFINISHED}*"):
             leftover.unlink(missing_ok=True)
-    write = partial(_write, target, settings, seed)
+    write = partial(write_block, target, settings, seed)
     with closing(ordered_map(write, missing.items(), workers or available_cores())) as sizes:
         there = num_images - sum(missing.values())
         with Bar(f"drawing {num_images:,} Pathfinder images", num_images, done=there) as bar:
@@ -131,8 +131,13 @@ def missing_blocks(folder: Path, image_size: int, difficulty: str, num_images: i
     }
 
 
-def write_block(target: Path, settings: PathfinderSettings, seed: int, block: int, size: int) -> None:
-    """Generates one block into the folder of a difficulty: its images, then its metadata."""
+def write_block(target: Path, settings: PathfinderSettings, seed: int, numbered: tuple[int, int]) -> int:
+    """Generates one block, of a number and a size, into the folder of a difficulty: its images, then its metadata.
+
+    Returns:
+        Its size.
+    """
+    block, size = numbered
     drawn = generate_block(settings, seed, block, size)
     folder = _images(target, block)
     _metadata(target, block).unlink(missing_ok=True)  # of images that somebody deleted: it says that all are there
@@ -146,10 +151,9 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, block: in
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # One flush for a thousand files, so that a crash leaves no metadata without images.
-    sync_filesystem(folder)
     with replacing(_metadata(target, block)) as file:
         file.write(_metadata_text(settings, drawn, block))
+    return size
 
 
 def encode_png(image: Bytes) -> bytes:
@@ -199,9 +203,3 @@ def _claim(target: Path, settings: dict[str, Any]) -> None:
     elif other := [key for key in settings | found if settings.get(key) != found.get(key)]:
         said = ", ".join(f"{key} {found.get(key)} (now {settings.get(key)})" for key in other)
         raise InputError(f"{target}: generated with {said}; name another folder, or remove this one")
-
-
-def _write(target: Path, settings: PathfinderSettings, seed: int, block: tuple[int, int]) -> int:
-    """`write_block` of a block given by number and size; returns its size."""
-    write_block(target, settings, seed, *block)
-    return block[1]

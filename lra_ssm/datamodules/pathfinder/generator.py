@@ -25,7 +25,7 @@ from lra_ssm.datamodules.pathfinder.drawing import (
     marker_stamp,
     paddle_tables,
 )
-from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings, num_single_paddles
+from lra_ssm.datamodules.pathfinder.settings import PathfinderSettings
 from lra_ssm.datamodules.pathfinder.snakes import Canvas, Paddles, below, grow_contours, grow_distractors
 
 Shorts = npt.NDArray[np.uint16]
@@ -45,7 +45,6 @@ class Geometry(NamedTuple):
     margins: Ints  # (n,)
     contours: Floats  # (n, 2, C, 2, 2): snake, paddle, end, coordinate
     distractors: Floats  # (n, D, d, 2, 2)
-    singles: Floats  # (n, S, 1, 2, 2), S = 0 unless settings.use_single_paddles
     markers: Ints  # (n, 2, 2): the disc at a contour's start, the disc at a contour's end
     marked: Ints  # (n, 2): on which contour each disc is; the same where the label is 1
 
@@ -82,12 +81,10 @@ def generate_block(settings: PathfinderSettings, seed: int, block: int, size: in
     # Drawn last on an image, but here, so that a label has its share of every margin whatever the contours took.
     origins = below(rng, 2, size)
     marked = np.stack([origins, np.where(labels == 1, origins, 1 - origins)], axis=1)
-    most_singles = max(num_single_paddles(settings, margin) for margin in settings.paddle_margins)
     geometry = Geometry(
         margins=margins,
         contours=np.full((size, 2, settings.contour_length, 2, 2), np.nan),
         distractors=np.full((size, settings.num_distractor_snakes, settings.distractor_length, 2, 2), np.nan),
-        singles=np.full((size, most_singles, 1, 2, 2), np.nan),
         markers=np.zeros((size, 2, 2), dtype=np.int64),
         marked=marked,
     )
@@ -120,16 +117,7 @@ def _finish(
     for snake in range(2):
         for paddle in range(settings.contour_length):
             canvas.add(lanes, contours.starts[:, snake, paddle], contours.stamps[:, snake, paddle])
-    distractors = grow_distractors(
-        canvas,
-        settings,
-        settings.num_distractor_snakes,
-        settings.distractor_length,
-        settings.max_distractor_contour_retrial,
-        rng,
-    )
-    num_singles = num_single_paddles(settings, tables.margin)
-    singles = grow_distractors(canvas, settings, num_singles, 1, settings.max_paddle_retrial, rng)
+    distractors = grow_distractors(canvas, settings, rng)
     marked = geometry.marked[numbers]
     # A contour's first stamp starts at its start, its last one at its end.
     start = contours.starts[lanes, marked[:, 0], 0]
@@ -137,11 +125,11 @@ def _finish(
     discs = np.stack([start, end], axis=1)
     geometry.contours[numbers] = _points(tables, contours)
     geometry.distractors[numbers] = _points(tables, distractors)
-    geometry.singles[numbers, :num_singles] = _points(tables, singles)
     geometry.markers[numbers] = _pixels(tables, discs)
-    drawn = [(contours, _contour_contrasts(settings, count, rng))]
-    for others in (distractors, singles):
-        drawn.append((others, _pick(settings.snake_contrasts, others.starts.shape, rng)))
+    drawn = [
+        (contours, _contour_contrasts(settings, count, rng)),
+        (distractors, _pick(settings.snake_contrasts, distractors.starts.shape, rng)),
+    ]
     return _drawn(settings, tables, drawn, discs)
 
 

@@ -37,7 +37,6 @@ class PathfinderSettings(NamedTuple):
     antialias_scale: int = 2  # lines are drawn this many times larger, then downsampled
     max_paddle_retrial: int = 2  # a paddle that overlaps is drawn again this often
     max_distractor_contour_retrial: int = 4  # a distractor that finds no room is started again this often
-    use_single_paddles: bool = False  # fill up with paddles that belong to no snake; LRA's value is not published
 
 
 # What differs between the sizes: the numbers of LRA's list, and how many paddles all distractors have together.
@@ -92,15 +91,3 @@ def settings_for(size: int, difficulty: str = HARD) -> PathfinderSettings:
 
 # LRA's task: contours of 14 paddles.
 SETTINGS: dict[int, PathfinderSettings] = {size: settings_for(size) for size in SIZES}
-
-
-def num_single_paddles(settings: PathfinderSettings, margin: int) -> int:
-    """Single paddles that the public generator tries to place where it uses them: 150 paddles in all at margin 4.
-
-    Fewer at larger margins, in proportion to the area that a paddle takes with its margin.
-    """
-    if not settings.use_single_paddles:
-        return 0
-    total = int(150 * 123.5 / (7.5 + 13 * margin + 4 * margin * margin))
-    snakes = 2 * settings.contour_length + settings.num_distractor_snakes * settings.distractor_length
-    return max(total - snakes, 0)

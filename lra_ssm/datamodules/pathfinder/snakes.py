@@ -210,28 +210,25 @@ def grow_contours(
     return Paddles(*(np.concatenate(parts) for parts in zip(*kept, strict=True)))
 
 
-def grow_distractors(
-    canvas: Canvas, settings: PathfinderSettings, count: int, length: int, retrials: int, rng: np.random.RandomState
-) -> Paddles:
-    """Adds snakes of `length` paddles, one after the other, to every image of a canvas; where there is no room, none.
+def grow_distractors(canvas: Canvas, settings: PathfinderSettings, rng: np.random.RandomState) -> Paddles:
+    """Adds distractors, one after the other, to every image of a canvas; where there is no room, none.
 
     Args:
         canvas: of m images; the new snakes are added to it.
         settings: of the images.
-        count, length: how many snakes, of how many paddles.
-        retrials: how often a snake is started again.
         rng: where to draw from.
 
     Returns:
-        Paddles (m, count, length), -1 where a snake was left out.
+        Paddles (m, D, d), -1 where a snake was left out.
     """
     tables, area = canvas.tables, canvas.area
+    count, length = settings.num_distractor_snakes, settings.distractor_length
     total = len(canvas.mask) // area
     out = Paddles(*np.full((2, total, count, length), -1))
     masks = canvas.mask.reshape(total, area)
     for number in range(count):
         lanes = np.arange(total)
-        for _ in range(retrials + 1):
+        for _ in range(settings.max_distractor_contour_retrial + 1):
             before = masks[lanes]
             starts, stamps = np.full((2, len(lanes), length), -1)
             starts[:, 0], stamps[:, 0] = _seeds(canvas, settings, lanes, rng)
