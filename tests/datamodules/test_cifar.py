@@ -101,26 +101,6 @@ def test_class_folders_and_archives_of_them(tmp_path: Path) -> None:
     assert lossy["lossy"] is True
 
 
-def test_odd_names(tmp_path: Path) -> None:
-    long = "9" * 5000
-    names = ["1\u00b23.png", "2.png", f"{long}.png", "\u0661.png"]
-    members = class_files() | {f"train/cat/{name}": encoded(IMAGES[0]) for name in names}
-    assert len(cifar_files.read(write_tar(tmp_path / "images.tar.gz", members)).train.labels) == 54
-    with pytest.raises(InputError, match="holds neither CIFAR-10's batches"):
-        cifar_files.read(write_tar(tmp_path / "k.tar.gz", {f"train/{long}.png": encoded(IMAGES[0])}))
-
-
-def test_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_files(tmp_path / "images", class_files())
-    cifar_files.read(folder)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("lra_ssm.bars.AFTER_S", 0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    cifar_files.read(folder)
-    output = capsys.readouterr()
-    assert "reading the images of images" in output.err and "60/60" in output.err and not output.out
-
-
 def test_training_images_alone(tmp_path: Path) -> None:
     names = [f"train/{CLASSES[i % 10]}/{i + 1}.png" for i in range(60)]
     write_files(tmp_path / "images", {name: encoded(image) for name, image in zip(names, IMAGES, strict=True)})
@@ -130,13 +110,6 @@ def test_training_images_alone(tmp_path: Path) -> None:
     # By numbers, not by letters: 1, 11, 21, …; 2, 12, ….
     order = np.argsort(np.arange(60) % 10, kind="stable")
     assert np.array_equal(cifar_files.read(tmp_path / "images").train.images, IMAGES[order])
-
-
-def test_kaggles_layout_is_not_known(tmp_path: Path) -> None:
-    folder = write_files(tmp_path, {"train/1.png": encoded(IMAGES[0]), "trainLabels.csv": b"id,label\n1,cat\n"})
-    with pytest.raises(InputError, match=r"holds no CIFAR-10 that is known; expected .*<class>/NAME.png") as error:
-        cifar_files.locate(folder)
-    assert "\n" not in str(error.value)
 
 
 # -- the Hub -----------------------------------------------------------------------------------------------------------
@@ -382,14 +355,6 @@ def test_augmentation_is_in_training_alone_and_the_same_with_workers(tmp_path: P
     for name in ("val_dataloader", "test_dataloader", "predict_dataloader"):
         for one, other in zip(getattr(augmented, name)(), getattr(not_, name)(), strict=True):
             assert torch.equal(one.inputs, other.inputs)
-
-
-def test_limit_is_balanced(tmp_path: Path) -> None:
-    batches(tmp_path)
-    data = prepared(Image(root=str(tmp_path), limit=20))
-    splits = data.manifest()["splits"]
-    assert [split["examples"] for split in splits.values()] == [20, 5, 10]
-    assert splits["train"]["class_counts"] == [2] * 10 and data.manifest()["source"]["limit"] == 20
 
 
 # -- the real ones -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What is true of every dataset, said once: settings, sources, constructors, what its readers import."""
 
 import inspect
+import math
 import os
 import subprocess
 import sys
@@ -22,7 +23,15 @@ BAD_SETTINGS: dict[Any, list[dict[str, Any]]] = {
     Pathfinder: [{"resolution": 48}, {"difficulty": "hard"}, {"num_images": 9}, {"inputs": "x"}, {"split": "x"}],
     Retrieval: [{"inputs": "words"}, {"max_length": 1}, {"min_freq": 0}, {"limit": 0}],
     Text: [{"validation": "train"}, {"val_fraction": 1.0}, {"val_fraction": 0.0}, {"split_seed": -1}, {"min_freq": 0}],
-    MNIST: [{"batch_size": 0}, {"eval_batch_size": 0}, {"num_workers": -1}, {"std": 0}, {"permutation": "x"}],
+    MNIST: [
+        {"batch_size": 0},
+        {"eval_batch_size": 0},
+        {"num_workers": -1},
+        {"std": 0},
+        {"std": math.inf},
+        {"mean": math.nan},
+        {"permutation": "x"},
+    ],
 }
 
 

@@ -4,8 +4,8 @@ import gzip
 import io
 import json
 import random
+import re
 import struct
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,6 @@ from tests.datamodules.image_helpers import (
 from tests.datamodules.test_archives import FILES, everything, good, read, save, zipped
 
 
-def one_line(function: Callable[[], Any], start: str = "") -> str:
-    """The error of what must be refused."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # what a library prints is no line of ours
-        with pytest.raises(InputError) as error:
-            function()
-    assert str(error.value).startswith(start) and str(error.value).isprintable()
-    return str(error.value)
-
-
 def reads_or_refuses(function: Callable[[], Any], start: str = "") -> None:
     try:
         function()
@@ -55,41 +45,19 @@ def reads_or_refuses(function: Callable[[], Any], start: str = "") -> None:
 
 # -- archives ----------------------------------------------------------------------------------------------------------
 
-FEW, MANY = range(25), pytest.param(range(25, 300), marks=pytest.mark.slow)
-
 
 @pytest.mark.parametrize("kind", ["tar", "gz", "bz2", "xz", "zip"])
-@pytest.mark.parametrize("seeds", [FEW, MANY], ids=len)
-def test_random_damage_to_archives(tmp_path: Path, kind: str, seeds: range) -> None:
+def test_random_damage_to_archives(tmp_path: Path, kind: str) -> None:
     small = {name: data[:300] for name, data in FILES.items()}
     data = zipped(small) if kind == "zip" else good(kind)
-    for seed in seeds:
+    for seed in range(25):
         archive = save(tmp_path, damaged(data, random.Random(seed)))
         reads_or_refuses(lambda: read(archive), f"{archive}: ")  # noqa: B023
         target = tmp_path / f"target{seed}"
         reads_or_refuses(lambda: extract(archive, target, everything), str(tmp_path))  # noqa: B023
         assert sorted({path.name for path in tmp_path.iterdir()} - {"archive", target.name}) == sorted(
-            f"target{i}" for i in seeds if i < seed and (tmp_path / f"target{i}").exists()
+            f"target{i}" for i in range(seed) if (tmp_path / f"target{i}").exists()
         )
-
-
-# -- Pathfinder --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("path", "form"), [("a\0b", "strings"), ("..", "text"), ("/", "objects"), ("x" * 300, "text")])
-def test_paths_in_metadata(tmp_path: Path, path: str, form: str) -> None:
-    for column in (0, 1):
-        row = ["imgs/0", "sample_0.png", "0", "1"]
-        row[column] = path
-        if form == "text":
-            data = " ".join(row).encode("utf-8", "surrogatepass")
-        else:
-            file = io.BytesIO()
-            np.save(file, np.array([row], dtype=object if form == "objects" else None))
-            data = file.getvalue()
-        write_files(tmp_path, {"metadata/0.npy": data, "imgs/x": b""})
-        if column == 0 or path != "":
-            one_line(lambda: read_listing(tmp_path), str(tmp_path))
 
 
 # -- the others --------------------------------------------------------------------------------------------------------
@@ -156,12 +124,11 @@ FORMATS: dict[str, tuple[Callable[[], bytes], Callable[[Path, bytes], Any]]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 200), marks=pytest.mark.slow)], ids=len)
-def test_random_damage(tmp_path: Path, name: str, seeds: range) -> None:
+def test_random_damage(tmp_path: Path, name: str) -> None:
     honest, function = FORMATS[name]
     data = honest()
     function(tmp_path, data)
-    for seed in seeds:
+    for seed in range(25):
         reads_or_refuses(lambda: function(tmp_path, damaged(data, random.Random(seed))), str(tmp_path))  # noqa: B023
 
 
@@ -174,4 +141,6 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     )
     for split in ("train", "test"):
         parquet.write_table(pyarrow.table({"text": wrong, "label": [0, 1]}), tmp_path / f"{split}.parquet")
-    one_line(lambda: text_files.read(text_files.find_at(tmp_path)), str(tmp_path))
+    with pytest.raises(InputError, match=re.escape(str(tmp_path))) as error:
+        text_files.read(text_files.find_at(tmp_path))
+    assert str(error.value).isprintable()

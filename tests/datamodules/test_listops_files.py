@@ -73,11 +73,10 @@ def test_published_spellings(tmp_path: Path) -> None:
         ("[MAX 1 2 3 4 5 6 7 8 9 ]\t9", "11 tokens, more than max_length - 1 = 10"),
     ],
 )
-@pytest.mark.parametrize("split", ["train", pytest.param("test", marks=pytest.mark.slow)])
-def test_bad_lines(tmp_path: Path, row: str, message: str, split: str) -> None:
-    write_tsv(tmp_path / "listops-1000", LINES | {split: [LINES["val"][0], row, LINES["val"][0]]})
+def test_bad_lines(tmp_path: Path, row: str, message: str) -> None:
+    write_tsv(tmp_path / "listops-1000", LINES | {"train": [LINES["val"][0], row, LINES["val"][0]]})
     data = ListOps(root=str(tmp_path), source="lra", max_length=11)
-    path = tmp_path / "listops-1000" / f"basic_{split}.tsv"
+    path = tmp_path / "listops-1000" / "basic_train.tsv"
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}:3: .*{message}") as error:
         data.prepare_data()
     assert "\n" not in str(error.value)
@@ -89,13 +88,6 @@ def test_the_longest_permitted_expression(tmp_path: Path) -> None:
     data = ListOps(root=str(tmp_path), source="lra", max_length=12)
     data.prepare_data()
     assert data.manifest()["splits"]["train"]["length"]["max"] == 12
-
-
-def test_truncated_in_the_middle_of_the_last_line(tmp_path: Path) -> None:
-    path = write_tsv(tmp_path) / "basic_train.tsv"
-    path.write_bytes(path.read_bytes()[:-6])
-    with pytest.raises(InputError, match=r"basic_train\.tsv:3: no tab"):
-        ListOps(root=str(tmp_path), source="lra").prepare_data()
 
 
 @pytest.mark.parametrize("header", ["Source,Target", "Target\tSource", "( ( ( [MAX 2 ) 9 ) ] )\t9"])

@@ -1,10 +1,8 @@
 import os
-import random
 import signal
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,32 +32,6 @@ def published() -> Block:
     return take(TreeSettings(), 0, 3000)
 
 
-def naive_tree(rng: random.Random, depth: int = 1) -> Any:
-    """LRA's generate_tree, written down again: an integer, or [operator, argument, …]."""
-    if depth < 10 and rng.random() < 0.25:
-        return [rng.choice(["MIN", "MAX", "MED", "SM"])] + [
-            naive_tree(rng, depth + 1) for _ in range(rng.randint(2, 10))
-        ]
-    return rng.choice(range(10))
-
-
-def naive_length(tree: Any) -> int:
-    return 1 if isinstance(tree, int) else 2 + sum(naive_length(child) for child in tree[1:])
-
-
-def naive_value(tree: Any) -> int:
-    if isinstance(tree, int):
-        return tree
-    values = [naive_value(child) for child in tree[1:]]
-    functions: dict[str, Any] = {
-        "MIN": min,
-        "MAX": max,
-        "MED": lambda v: int(np.median(v)),
-        "SM": lambda v: int(np.sum(v) % 10),
-    }
-    return functions[tree[0]](values)
-
-
 def test_every_expression_keeps_the_rules(published: Block) -> None:
     assert len(published.expressions) == len(published.labels) == len(set(published.expressions)) == 3000
     for expression, label in zip(published.expressions[:200], published.labels, strict=False):
@@ -85,23 +57,6 @@ def test_distribution_is_that_of_lra(published: Block) -> None:
     assert abs(frequency[0] - 0.169) < 0.02 and abs(frequency[9] - 0.169) < 0.02
     assert 0.065 < frequency[1:9].min() and frequency[1:9].max() < 0.105
     assert abs(lengths.mean() - 1035) < 25 and abs(np.median(lengths) - 954) < 30
-
-
-@pytest.mark.slow
-def test_distribution_is_that_of_another_generator(published: Block) -> None:
-    lengths = np.array([len(expression) for expression in published.expressions])
-    frequency = np.bincount(np.frombuffer(published.labels, np.uint8), minlength=10) / len(lengths)
-    rng = random.Random(1)
-    trees: list[Any] = []
-    while len(trees) < 500:
-        tree = naive_tree(rng)
-        if 500 < naive_length(tree) < 2000:
-            trees.append(tree)
-    naive_lengths = np.array([naive_length(tree) for tree in trees])
-    naive_labels = np.bincount([naive_value(tree) for tree in trees], minlength=10) / len(trees)
-    assert abs(lengths.mean() - naive_lengths.mean()) < 60
-    assert np.abs(np.quantile(lengths, [0.1, 0.5, 0.9]) - np.quantile(naive_lengths, [0.1, 0.5, 0.9])).max() < 110
-    assert np.abs(frequency - naive_labels).max() < 0.05
 
 
 def test_operators_and_arguments_are_uniform(published: Block) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lra_ssm.datamodules import ListOps
 from lra_ssm.datamodules.fetch import lra_release
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.download_note import DownloadNote, read_note, write_note
+from lra_ssm.datamodules.fetch.download_note import DownloadNote, read_note
 from lra_ssm.datamodules.fetch.lra_release import ReleasedFiles, fetch_lra_release
 from lra_ssm.datamodules.listops.reader import FILES as LISTOPS
 from lra_ssm.datamodules.retrieval.module import Retrieval
@@ -113,17 +113,6 @@ def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InputError, match="no network"):
         Retrieval(root=str(tmp_path / "root")).fetch()
     assert list(tmp_path.rglob("*")) == [tmp_path / "root"]
-
-
-def test_killed_while_unpacking(tmp_path: Path) -> None:
-    write_release(tmp_path / "lra_release.gz", "")
-    half = tmp_path / "lra_release/lra_release/.unfinished-tsv_data"
-    half.mkdir(parents=True)
-    (half / NAMES["train"]).write_text("half")
-    write_note(half, DownloadNote("https://x.org", 1, "0" * 64, "unknown"))
-    folder = fetch_lra_release(tmp_path, "tsv_data")
-    assert len(list(folder.iterdir())) == 4 and not half.exists() and read_note(folder)["url"] is None
-    assert len((folder / NAMES["train"]).read_text().splitlines()) == len(ROWS["train"])
 
 
 def test_what_stands_where_a_folder_belongs(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import gzip
 import hashlib
-import math
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -169,17 +168,9 @@ def test_what_models_get(tmp_path: Path) -> None:
     told = [scaled.manifest()[key] for key in ("inputs", "batches")]
     assert told == ["normalized", {"permutation": "none", "mean": 0.1307, "std": 0.3081}]
     torch.testing.assert_close(next(iter(scaled.test_dataloader())).inputs, (pixels - 0.1307) / 0.3081)
-    for wrong in ({"std": 0.0}, {"std": math.inf}, {"mean": math.nan}):
-        with pytest.raises(InputError, match="MNIST (std|mean) (0.0|inf|nan): must be"):
-            MNIST(root=str(tmp_path), **wrong)  # type: ignore[arg-type]
     limited = prepared(MNIST(root=str(tmp_path), limit=10))
     assert limited.manifest()["splits"]["test"]["class_counts"] == [1] * 10
     assert prepared(MNIST(root=str(tmp_path), split_seed=1)).prepared_folder != plain.prepared_folder
-    with pytest.raises(InputError):
-        MNIST(root=str(tmp_path), permutation="bits")  # type: ignore[arg-type]
-    for seed in (-1, 1 << 63):
-        with pytest.raises(InputError, match="split_seed"):
-            MNIST(root=str(tmp_path), split_seed=seed)
 
 
 def test_picture(tmp_path: Path) -> None:

@@ -317,17 +317,6 @@ def test_a_folder_of_other_settings_is_refused(tmp_path, monkeypatch):
         small_archive(tmp_path, monkeypatch, count=5)
 
 
-def test_a_worker_that_cannot_write_ends_the_run(tmp_path, monkeypatch):
-    folder = tmp_path / "pathfinder32" / "curv_baseline"
-    small_archive(tmp_path, monkeypatch)
-    for metadata in (folder / "metadata").iterdir():
-        metadata.unlink()
-    (folder / "imgs" / "1" / "sample_3.png").unlink()
-    (folder / "imgs" / "1" / "sample_3.png").mkdir()
-    with pytest.raises(IsADirectoryError, match="sample_3.png"):
-        small_archive(tmp_path, monkeypatch, workers=2)
-
-
 def test_impossible_settings_are_refused():
     with pytest.raises(InputError, match="curv_baseline"):
         settings_for(32, "hard")

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from lightning import Trainer
 from torch import nn
 
 from lra_ssm import datamodules
 from lra_ssm.datamodules.synthetic.base import SyntheticDataModule
-from lra_ssm.layers import S4D, S6, BlockSpec, LayerSpec, NetworkSpec, S4Block
-from lra_ssm.models import Classifier, LastPooling, Regressor
-from lra_ssm.tasks import Classification, OptimizerSettings, Regression
+from lra_ssm.layers import NetworkSpec
+from lra_ssm.tasks import Regression
 
 
 def examples(data: SyntheticDataModule, count: int, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
@@ -180,62 +179,3 @@ def test_the_best_guess_of_correlated_noise_has_the_loss_that_is_said() -> None:
     assert abs(best - (1 - 0.9**4)) < 4 * squared.std() / 500**0.5
     for other in (0.75, 0.87):
         assert scores(Regression(NetworkSpec(Decay, factor=other)), data)["test/loss"] > best
-
-
-# -- models that learn -------------------------------------------------------------------------------------------------
-
-
-def trained(task: Any, data: SyntheticDataModule, max_epochs: int) -> dict[str, float]:
-    silent = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=max_epochs, enable_model_summary=False, **silent)
-    trainer.fit(task, data)
-    (found,) = trainer.test(task, data, verbose=False)
-    return found
-
-
-BLOCK = BlockSpec(S4Block, norm="layer", prenorm=True)
-OPTIMIZER = OptimizerSettings(lr=0.01, recurrent_lr=0.001, weight_decay=0.0, warmup_steps=0.1)
-
-
-@pytest.mark.slow
-def test_a_small_model_learns_recall() -> None:
-    seed_everything(0)
-    data = datamodules.AssociativeRecall(
-        length=6, vocab_size=6, num_train=4_800, num_val=64, num_test=500, resample=True, batch_size=64
-    )
-    network = NetworkSpec(
-        Classifier, layer=LayerSpec(S6, d_state=8), num_classes=6, vocab_size=6, d_model=32, n_layers=2, block=BLOCK,
-        pooling=LastPooling,
-    )  # fmt: skip
-    settings = OptimizerSettings(lr=0.005, recurrent_lr=0.005, weight_decay=0.0, warmup_steps=20)
-    assert (
-        trained(Classification(network, settings), data, 3)["test/accuracy"] > 0.95
-    )  # of two values: guessing has 0.5
-
-
-# Settings, the outputs' pooling, epochs, and the relative error to come below: a constant guess has at least 0.48.
-LEARNT: dict[str, tuple[dict[str, Any], Any, int, float]] = {
-    "NoisyCosines": ({}, LastPooling, 4, 0.2),
-    "LinearFunctional": ({}, None, 4, 0.15),
-    "TeacherStudent": ({"length": 128}, None, 4, 0.25),
-    "CorrelatedNoise": ({"length": 128}, None, 4, 0.3),  # the best possible is √(2/π · (1 − ρ²)), 0.249
-    "FirstToken": ({"num_train": 6_400, "batch_size": 64}, LastPooling, 10, 0.2),
-}
-
-
-_SHORT = ("TeacherStudent", "CorrelatedNoise")  # in `slow`; the others are `trials`
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in _SHORT else pytest.mark.trials) for n in LEARNT]
-)
-def test_a_small_s4d_learns_the_regression(name: str) -> None:
-    settings, pooling, epochs, most = LEARNT[name]
-    seed_everything(0)
-    counts = {"num_train": 3_200, "num_val": 32, "num_test": 500, "batch_size": 32}
-    data = getattr(datamodules, name)(**{**counts, **settings})
-    network = NetworkSpec(
-        Regressor, layer=LayerSpec(S4D, d_state=16), num_outputs=data.num_outputs, d_input=data.d_input, d_model=32,
-        n_layers=1, block=BLOCK, pooling=pooling,
-    )  # fmt: skip
-    assert trained(Regression(network, OPTIMIZER), data, epochs)["test/relative_error"] < most

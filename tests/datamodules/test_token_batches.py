@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 
 from lra_ssm.datamodules.base import SequenceDataModule
-from lra_ssm.datamodules.loading.batches import Batch, TokenBatch, TokenDataset
+from lra_ssm.datamodules.loading.batches import TokenBatch, TokenDataset
 from lra_ssm.datamodules.loading.loader import ResumableLoader
 from lra_ssm.datamodules.storage.writer import DatasetWriter
 from lra_ssm.errors import InputError
@@ -92,21 +91,6 @@ def test_targets_are_aligned_with_the_tokens(tmp_path: Path) -> None:
     assert batch.lengths.tolist() == [2, 3, 4] and batch.reset is None and data.num_classes == 2
 
 
-def test_a_split_with_labels_gives_batches_as_before(tmp_path: Path) -> None:
-    class Labelled(Documents):
-        dataset = "labelled"
-        num_classes = 3
-
-        def build(self, folder: Path) -> None:
-            writer = DatasetWriter(folder, dataset="labelled", vocab_size=200, num_classes=3)
-            for name in ("train", "val", "test"):
-                writer.split(name).extend([5, 6, 7], [1, 2], [2, 0])
-            writer.finish({"kind": "made-up"})
-
-    (batch,) = prepared(Labelled(root=tmp_path)).val_dataloader()
-    assert isinstance(batch, Batch) and batch.inputs.tolist() == [[5, 0], [6, 7]] and batch.labels.tolist() == [2, 0]
-
-
 @pytest.mark.parametrize("cls", [Documents, Marked])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_document_once_in_an_order_of_the_seed(tmp_path: Path, cls: type[Documents], num_workers: int) -> None:
@@ -133,47 +117,6 @@ def test_buckets_hold_documents_of_similar_length(tmp_path: Path, cls: type[Docu
     assert state["bucket_batches"] == 100 and state["num_examples"] == len(DOCUMENTS)
     with pytest.raises(InputError, match="cannot resume in the middle of the data: .*bucket_batches 100"):
         prepared(cls(root=tmp_path)).train_dataloader().load_state_dict(state)
-
-
-class Model(L.LightningModule):
-    """Keeps what it was trained on, and scores what is scored."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(128, 10)
-        self.trained: list[list[int]] = []
-
-    def training_step(self, batch: TokenBatch, _: int) -> torch.Tensor:
-        self.trained += which([batch])
-        assert isinstance(batch, TokenBatch) and batch.reset is None
-        return torch.nn.functional.cross_entropy(self.table(batch.inputs).flatten(0, 1), batch.targets.flatten())
-
-    def validation_step(self, batch: TokenBatch, _: int) -> None:
-        assert isinstance(batch, TokenBatch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-@pytest.mark.parametrize("cls", [Documents, Marked])
-@pytest.mark.filterwarnings("ignore")
-def test_a_fit_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, cls: type[Documents]) -> None:
-    def fit(steps: int, start: Path | None = None) -> tuple[L.Trainer, Model]:
-        L.seed_everything(0)
-        trainer = L.Trainer(
-            accelerator="cpu", max_steps=steps, max_epochs=-1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        )  # fmt: skip
-        model = Model()
-        trainer.fit(model, datamodule=cls(root=tmp_path, batch_size=4, bucket_batches=2), ckpt_path=start)
-        return trainer, model
-
-    _, whole = fit(10)
-    trainer, begun = fit(6)  # four batches are an epoch
-    trainer.save_checkpoint(tmp_path / "middle.ckpt")
-    _, resumed = fit(10, tmp_path / "middle.ckpt")
-    assert begun.trained + resumed.trained == whole.trained
-    assert torch.equal(resumed.table.weight, whole.table.weight)
 
 
 def test_a_document_without_a_next_token_is_refused(tmp_path: Path) -> None:
