@@ -25,6 +25,12 @@ def real_data(name: str) -> Path:
     return Path(folder) / name
 
 
+def prepared(datamodule: Any) -> Any:
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
+
+
 def pictures(count: int, seed: int = 0, size: int = 32, channels: int = 3) -> np.ndarray:
     return np.random.RandomState(seed).randint(0, 256, (count, size, size, channels)).astype(np.uint8)
 

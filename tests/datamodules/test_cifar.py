@@ -20,6 +20,7 @@ from tests.datamodules.image_helpers import (
     cifar_batches,
     encoded,
     pictures,
+    prepared,
     real_data,
     write_files,
     write_tar,
@@ -46,12 +47,6 @@ def check_published(files: Any, order: np.ndarray = np.arange(50)) -> None:  # n
     assert np.array_equal(files.train.images, IMAGES[order]) and np.array_equal(files.test.images, IMAGES[50:])
     assert files.train.labels.tolist() == (order % 10).tolist() and files.test.labels.tolist() == list(range(10))
     assert files.train.images.dtype == np.uint8 and files.train.labels.dtype == np.int64
-
-
-def prepared(datamodule: Any) -> Any:
-    datamodule.prepare_data()
-    datamodule.setup()
-    return datamodule
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------

@@ -14,18 +14,12 @@ from lra_ssm.datamodules.images.transforms import bitreversal_permutation, rando
 from lra_ssm.datamodules.mnist import reader
 from lra_ssm.datamodules.mnist.module import MNIST
 from lra_ssm.errors import InputError
-from tests.datamodules.image_helpers import encoded, idx, mnist_files, pictures, real_data, write_files
+from tests.datamodules.image_helpers import encoded, idx, mnist_files, pictures, prepared, real_data, write_files
 from tests.datamodules.server import serving
 
 IMAGES = pictures(60, size=28, channels=1)[..., 0]
 LABELS = np.arange(60) % 10
 NAME = "train-images-idx3-ubyte.gz"
-
-
-def prepared(datamodule: Any) -> Any:
-    datamodule.prepare_data()
-    datamodule.setup()
-    return datamodule
 
 
 @pytest.mark.parametrize("packed", [True, False])

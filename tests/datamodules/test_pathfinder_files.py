@@ -16,17 +16,11 @@ from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
-from tests.datamodules.image_helpers import encoded, pictures, write_pathfinder
+from tests.datamodules.image_helpers import encoded, pictures, prepared, write_pathfinder
 
 IMAGES = pictures(120, channels=1)  # 12 metadata files of 10 images: 10.npy comes after 9.npy, not after 1.npy
 LABELS = [(i % 10 + i // 10) % 2 for i in range(120)]
 HARD = "curv_contour_length_14"
-
-
-def prepared(datamodule: Any) -> Any:
-    datamodule.prepare_data()
-    datamodule.setup()
-    return datamodule
 
 
 def inputs(loader: Any) -> torch.Tensor:

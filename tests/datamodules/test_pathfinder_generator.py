@@ -24,7 +24,7 @@ from lra_ssm.datamodules.pathfinder.settings import (
 )
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
-from tests.datamodules.pathfinder_solver import all_paddles, solve_pixels, solve_record
+from tests.datamodules.pathfinder_solver import all_paddles, solve_record
 
 # Two contours of 14 paddles seldom fit into 64 pixels, so there are few of those.
 COUNTS = {32: 60, 64: 8, 128: 16, 256: 8}
@@ -44,16 +44,6 @@ def block_of(size: int) -> PathfinderBlock:
 def test_paddles_lead_from_disc_to_disc_where_the_label_says_so(size):
     block = block_of(size)
     assert [solve_record(SETTINGS[size], block, image) for image in range(COUNTS[size])] == block.labels.tolist()
-
-
-@pytest.mark.parametrize(
-    "size, count", [(128, 8), *(pytest.param(size, 20, marks=pytest.mark.slow) for size in (128, 256))]
-)
-def test_labels_are_found_in_the_pixels_alone(size, count):
-    """Where discs hide paddles, more than one contour may lead there: of 128 pixels, 1 image in 60 is got wrong."""
-    block = generate_block(SETTINGS[size], 5, 0, count)
-    right = [solve_pixels(SETTINGS[size], picture) for picture in block.images] == block.labels
-    assert right.sum() >= count - 1
 
 
 def distances(points: np.ndarray, paddles: np.ndarray) -> np.ndarray:
