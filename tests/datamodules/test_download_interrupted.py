@@ -98,6 +98,3 @@ def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         fetch(remote(site), tmp_path)
         shown = capsys.readouterr()
         assert NAME in shown.err and shown.out == ""
-        (tmp_path / NAME).unlink()
-        fetch(remote(site), tmp_path, progress=False)
-        assert capsys.readouterr().err == ""

@@ -15,7 +15,8 @@ import pytest
 
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.fetch.archives import extract
-from lra_ssm.datamodules.listops.reader import ListOpsFile
+from lra_ssm.datamodules.fetch.sources import LineFile
+from lra_ssm.datamodules.listops.reader import read as read_listops
 from lra_ssm.datamodules.mnist import reader as mnist_files
 from lra_ssm.datamodules.pathfinder.archive import generator_of
 from lra_ssm.datamodules.pathfinder.reader import read_listing
@@ -107,7 +108,7 @@ def listing(folder: Path, data: bytes) -> Any:
 FORMATS: dict[str, tuple[Callable[[], bytes], Callable[[Path, bytes], Any]]] = {
     "ListOps": (
         lambda: ("\n".join(["Source\tTarget", *LINES["train"]]) + "\n").encode(),
-        lambda folder, data: [*ListOpsFile(save(folder, data), 100).chunks()],
+        lambda folder, data: [*read_listops(LineFile(save(folder, data)), 100)],
     ),
     "AAN pairs": (pairs_lines, lambda folder, data: [*PairsFile(save(folder, data), 100).chunks()]),
     "IMDb": (imdb_archive, lambda folder, data: text_files.read(text_files.find_at(save(folder, data)))),

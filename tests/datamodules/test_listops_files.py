@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules import ListOps
-from lra_ssm.datamodules.listops.reader import FILES, ListOpsFile
+from lra_ssm.datamodules.fetch.sources import LineFile
+from lra_ssm.datamodules.listops.reader import FILES, read
 from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
@@ -49,7 +50,7 @@ def test_a_folder_as_source_and_a_changed_file(tmp_path: Path) -> None:
 def test_published_spellings(tmp_path: Path) -> None:
     path = tmp_path / "basic_val.tsv"
     path.write_bytes(b"Source\tTarget\r\n((([MAX 2)9)X)\t9\r\n[MIN 3 4 ]\t3")
-    (chunk,) = ListOpsFile(path, 2048).chunks()
+    (chunk,) = read(LineFile(path), 2048)
     assert chunk.lengths == [5, 5] and chunk.labels == [9, 3]
 
 

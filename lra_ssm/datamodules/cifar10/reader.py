@@ -22,7 +22,7 @@ from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch import hub
 from lra_ssm.datamodules.fetch.archives import iterate
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.fetch.sources import content
 from lra_ssm.datamodules.images import huggingface
 from lra_ssm.datamodules.images.files import (
     ImageFiles,
@@ -155,8 +155,7 @@ def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
     names = [name for name in (entry.relative_to(path).as_posix() for entry in sorted(found)) if wanted(name)]
     with Bar(f"reading the images of {path.name}", len(names)) as bar:
         for name in names:
-            with opened(path / name) as content:
-                yield name, content.read()
+            yield name, content(path / name)
             bar.advance(1)
 
 

@@ -58,7 +58,6 @@ def download(
     timeout: float = 30.0,
     tries: int = 5,
     backoff: float = 1.0,
-    progress: bool = True,
 ) -> DownloadNote:
     """Makes sure that <folder>/<name> is there, whole and with its published digest.
 
@@ -71,7 +70,6 @@ def download(
         timeout: seconds that a server may be silent.
         tries: how often in a row an address may bring nothing new.
         backoff: seconds before the first further try, doubled with each, up to LONGEST_WAIT.
-        progress: show a bar.
 
     Raises:
         InputError: no address gives the file, its digest or size is wrong (it is removed), the disk has no room, or the
@@ -87,7 +85,7 @@ def download(
                 return note
             note_of(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)  # its digest or size is wrong
-            return _Transfer(file, path, timeout, progress).run(tries, backoff)
+            return _Transfer(file, path, timeout).run(tries, backoff)
     except OSError as error:  # the disk's; the network's are caught where they occur
         raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
@@ -135,8 +133,8 @@ class _Broken(Exception):
 class _Transfer:
     """One file on its way. Its lock must be held."""
 
-    def __init__(self, file: RemoteFile, path: Path, timeout: float, progress: bool) -> None:
-        self.file, self.path, self.timeout, self.progress = file, path, timeout, progress
+    def __init__(self, file: RemoteFile, path: Path, timeout: float) -> None:
+        self.file, self.path, self.timeout = file, path, timeout
         self.part = path.with_name(f"{path.name}.partial")
         self.state = path.with_name(f"{path.name}.partial.json")
 
@@ -227,7 +225,7 @@ class _Transfer:
         """Appends what comes, at once, so that a kill does not lose it."""
         if total is not None:
             check_disk_space(self.path.parent, total - start, self.file.name)
-        bar = Bar(self.file.name, total, in_bytes=True, done=start, show=self.progress)
+        bar = Bar(self.file.name, total, in_bytes=True, done=start)
         with open(self.part, "ab") as out, bar:
             while total is None or start < total:
                 try:  # read1 returns what has come; read would drop it when the rest times out

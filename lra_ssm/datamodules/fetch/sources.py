@@ -47,6 +47,12 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
+def content(path: Path) -> bytes:
+    """All of a user's file. Raises InputError: it cannot be opened."""
+    with opened(path) as file:
+        return file.read()
+
+
 class LineFile:
     """A user's file, read line by line once: numbered, counted and hashed on the way.
 
@@ -55,7 +61,7 @@ class LineFile:
         advance: told the bytes of each line (for a progress bar).
     """
 
-    def __init__(self, path: Path, advance: Callable[[int], object]) -> None:
+    def __init__(self, path: Path, advance: Callable[[int], object] = lambda size: None) -> None:
         self.path, self.number, self._advance = path, 0, advance
         self._digest = hashlib.sha256()
 

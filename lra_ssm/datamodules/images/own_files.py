@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL.Image import Resampling
 
-from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.fetch.sources import content
 from lra_ssm.datamodules.images.files import Pixels, opened_image
 from lra_ssm.datamodules.images.transforms import PixelSequence
 from lra_ssm.datamodules.loading.own_files import ARRAYS, Inputs, OwnExamples, own_arrays, own_files
@@ -53,10 +53,7 @@ def own_pixels(
     files, notes = own_files(paths, (*IMAGES, *(ARRAYS if floats else ())), what)
     arrays = [file for file in files if file.suffix.lower() in ARRAYS]
     if arrays and len(arrays) < len(files):
-        if named := [array for array in arrays if array in paths]:
-            raise InputError(f"{named[0]}: is an array beside images; give one kind at a time")
-        notes.append(f"arrays in folders of images are left out, {len(arrays)} such as {arrays[0]}")
-        files, arrays = [file for file in files if file not in arrays], []
+        raise InputError(f"{arrays[0]}: is an array beside images; give one kind at a time")
     if arrays:
         assert transform.tables is not None
         return own_arrays(arrays, len(transform.tables), length, transform.value_range(), notes)
@@ -73,9 +70,7 @@ def own_pixels(
 
 def _read(file: Path, forms: Mapping[Form, Callable[[Pixels], Pixels]], resize: bool) -> Pixels:
     """A stored image (1, H, W, C)."""
-    with opened(file) as opened_file:
-        data = opened_file.read()
-    with opened_image(data, str(file)) as image:
+    with opened_image(content(file), str(file)) as image:
         form = Form(image.mode, (image.height, image.width))
         of_its_mode = [wanted for wanted in forms if wanted.mode == form.mode]
         if form not in forms and not (resize and of_its_mode):

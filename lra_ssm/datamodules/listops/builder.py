@@ -13,8 +13,9 @@ import numpy as np
 
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import read_note
+from lra_ssm.datamodules.fetch.sources import LineFile
 from lra_ssm.datamodules.listops.generator import generate, seconds_of
-from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, ListOpsFile
+from lra_ssm.datamodules.listops.reader import PUBLISHED_COUNTS, read
 from lra_ssm.datamodules.listops.trees import EOS_ID, VOCABULARY, TreeSettings
 from lra_ssm.datamodules.storage.disk import SOON_S, check_disk_space, say_cost
 from lra_ssm.datamodules.storage.writer import DatasetWriter, SequenceSplitWriter
@@ -108,16 +109,16 @@ def build_from_files(
     needed = sizes // 2 if limit is None else min(sizes // 2, len(files) * limit * (max_length + 16))
     check_disk_space(folder, needed, "preparing ListOps")
     writer = _writer(folder, max_length)
-    readers = {split: ListOpsFile(path, max_length, limit) for split, path in files.items()}
+    entries = {}
     with Bar("reading ListOps files", sizes, in_bytes=True) as bar:
-        for name, reader in readers.items():
-            split = writer.split(name)
-            for chunk in reader.chunks(bar.advance):
+        for name, path in files.items():
+            split, file = writer.split(name), LineFile(path, bar.advance)
+            for chunk in read(file, max_length, limit):
                 split.extend(*chunk)
-    counts = {name: reader.manifest_entry["examples"] for name, reader in readers.items()}
+            entries[name] = file.entry(examples=split.num_examples)
+    counts = {name: entry["examples"] for name, entry in entries.items()}
     if limit is None and counts != PUBLISHED_COUNTS:
         log.warning("ListOps files hold %s examples; the published ones hold %s", counts, PUBLISHED_COUNTS)
-    entries = {name: reader.manifest_entry for name, reader in readers.items()}
     archive = read_note(files["train"].parent)  # if we have unpacked them
     source = {"kind": kind, "limit": limit, "published_counts": counts == PUBLISHED_COUNTS, "files": entries}
     writer.finish(source | ({"archive": archive} if archive else {}))

@@ -5,11 +5,9 @@ Three files basic_{train,val,test}.tsv, a header `Source\\tTarget`, then one exp
 code they are dropped, and `X`, its spelling of `]`, is accepted.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,49 +35,38 @@ class Chunk(NamedTuple):
     labels: list[int]
 
 
-@dataclass
-class ListOpsFile:
-    """One file. `chunks` reads it once; `manifest_entry` then describes what was read.
+def read(file: LineFile, max_length: int, limit: int | None = None) -> Iterator[Chunk]:
+    """Yields a file's sequences in order.
 
     Args:
-        path: the file.
+        file: not read yet.
         max_length: longest permitted sequence, `<eos>` included. Nothing is ever cut.
-        limit: only so many expressions, and the digest of what was read then; None for all.
+        limit: only so many expressions; None for all.
+
+    Raises:
+        InputError: `FILE:LINE: what is wrong`, at the first line that is not as published.
     """
+    lines = iter(file)
+    header = next(lines, b"")
+    if header.rstrip(b"\r\n") != HEADER:
+        raise file.wrong(f"the header is {_quote(header)} instead of 'Source\\tTarget'")
+    parsed = (_parse(line, file, max_length) for line in islice(lines, limit))
+    while some := list(islice(parsed, _LINES_PER_CHUNK)):
+        sequences, labels = zip(*some, strict=True)
+        flat = b"".join(map(bytes, sequences))
+        yield Chunk(np.frombuffer(flat, np.uint8), list(map(len, sequences)), list(labels))
+    if file.number == 1:
+        raise file.wrong("the file ends after its header; it holds no expression")
 
-    path: Path
-    max_length: int
-    limit: int | None = None
-    manifest_entry: dict[str, Any] = field(default_factory=dict, init=False)
 
-    def chunks(self, advance: Callable[[int], object] = lambda size: None) -> Iterator[Chunk]:
-        """Yields the file's sequences in order; `advance` is told the bytes that are read.
-
-        Raises:
-            InputError: `FILE:LINE: what is wrong`, at the first line that is not as published.
-        """
-        file = LineFile(self.path, advance)
-        lines = iter(file)
-        header = next(lines, b"")
-        if header.rstrip(b"\r\n") != HEADER:
-            raise file.wrong(f"the header is {_quote(header)} instead of 'Source\\tTarget'")
-        parsed = (self._parse(line, file) for line in islice(lines, self.limit))
-        while some := list(islice(parsed, _LINES_PER_CHUNK)):
-            sequences, labels = zip(*some, strict=True)
-            flat = b"".join(map(bytes, sequences))
-            yield Chunk(np.frombuffer(flat, np.uint8), list(map(len, sequences)), list(labels))
-        if file.number == 1:
-            raise file.wrong("the file ends after its header; it holds no expression")
-        self.manifest_entry = file.entry(examples=file.number - 1)
-
-    def _parse(self, line: bytes, file: LineFile) -> tuple[list[int], int]:
-        source, tab, target = line.rstrip(b"\r\n").partition(b"\t")
-        if not tab:
-            raise file.wrong(f"no tab and label after the expression (truncated?): …{_quote(line[-40:])}")
-        if target not in _LABELS:
-            raise file.wrong(f"the label is {_quote(target)} instead of one digit 0-9")
-        where = f"{self.path}:{file.number}"
-        return parse_expression(source, self.max_length, where, ", so raise max_length"), _LABELS[target]
+def _parse(line: bytes, file: LineFile, max_length: int) -> tuple[list[int], int]:
+    source, tab, target = line.rstrip(b"\r\n").partition(b"\t")
+    if not tab:
+        raise file.wrong(f"no tab and label after the expression (truncated?): …{_quote(line[-40:])}")
+    if target not in _LABELS:
+        raise file.wrong(f"the label is {_quote(target)} instead of one digit 0-9")
+    where = f"{file.path}:{file.number}"
+    return parse_expression(source, max_length, where, ", so raise max_length"), _LABELS[target]
 
 
 def parse_expression(source: bytes, max_length: int, where: str, advice: str = "") -> list[int]:

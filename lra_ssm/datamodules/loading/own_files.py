@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lra_ssm.datamodules.fetch.sources import content
 from lra_ssm.datamodules.loading.batches import padded
 from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
@@ -68,7 +69,7 @@ def read_lines(paths: Sequence[Path]) -> list[tuple[str, str]]:
     """
     found = []
     for path in paths:
-        data = _read(path).removeprefix(b"\xef\xbb\xbf")
+        data = content(path).removeprefix(b"\xef\xbb\xbf")
         if not data.strip():
             raise InputError(f"{path}: is empty; expected one sequence a line")
         for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
@@ -175,10 +176,3 @@ def _numbers(path: Path) -> np.ndarray[Any, Any]:
         if len(rows[-1]) != len(rows[0]):
             raise InputError(f"{where}: has {len(rows[-1])} numbers, the first row {len(rows[0])}")
     return np.array(rows)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error

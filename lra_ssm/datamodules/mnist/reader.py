@@ -18,7 +18,7 @@ import numpy as np
 
 from lra_ssm.datamodules.fetch import hub
 from lra_ssm.datamodules.fetch.download import RemoteFile
-from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.fetch.sources import content
 from lra_ssm.datamodules.images import huggingface
 from lra_ssm.datamodules.images.files import ImageFiles, LabelledImages, check_labels, digests
 from lra_ssm.errors import InputError
@@ -110,8 +110,7 @@ def read(path: Path) -> ImageFiles:
 
 def _read_idx(path: Path, name: str, dimensions: int, entries: dict[str, Any]) -> np.ndarray:
     """The array of an idx file of uint8; leaves its digests in `entries`."""
-    with opened(path) as file:
-        data = file.read()
+    data = content(path)
     entries[path.name] = digests(data, MD5[name])
     try:
         if data[:2] == b"\x1f\x8b":

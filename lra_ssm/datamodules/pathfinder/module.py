@@ -180,18 +180,16 @@ class Pathfinder(ImageDataModule):
         return find_folder(path, self.resolution, self.difficulty)
 
     def _folder(self) -> Path:
-        folder = self._find()
-        if folder is not None:
+        if (folder := self._find()) is not None:
             return folder
-        if self.source == "lra":
-            options = {"source": "lra", "resolution": self.resolution, "difficulty": self.difficulty}
-            given = " ".join(f"--{name}={value}" for name, value in {**options, "root": self.data_root}.items())
-            where = ", ".join(places(self.resolution, self.difficulty))
+        where = ", ".join(places(self.resolution, self.difficulty))
+        if self.source != "lra":
             raise InputError(
-                f"{self.data_root}: holds none of LRA's images in {where}; `lra-ssm prepare pathfinder {given}`"
-                " downloads LRA's release, and source generated needs none"
+                f"{self.source}: holds no Pathfinder images; expected metadata/ and imgs/ here or in {where} below it"
             )
+        options = {"source": "lra", "resolution": self.resolution, "difficulty": self.difficulty}
+        given = " ".join(f"--{name}={value}" for name, value in {**options, "root": self.data_root}.items())
         raise InputError(
-            f"{self.source}: holds no Pathfinder images; expected the folders metadata and imgs in it, or in"
-            f" pathfinder{self.resolution}/{self.difficulty} below it"
+            f"{self.data_root}: holds none of LRA's images in {where}; `lra-ssm prepare pathfinder {given}` downloads"
+            " LRA's release, and source generated needs none"
         )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lra_ssm.datamodules.fetch.sources import opened
+from lra_ssm.datamodules.fetch.sources import content
 from lra_ssm.datamodules.images.files import decode_image
 from lra_ssm.datamodules.pathfinder.archive import generator_of
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES
@@ -110,7 +110,7 @@ def read_listing(folder: Path, *, generated: bool = False) -> Listing:
     files = metadata_files(folder)
     rows, formats, digest = [], set[str](), hashlib.sha256()
     for file in files:
-        data = _content(file)
+        data = content(file)
         digest.update(data)
         formats.add("npy" if data.startswith(NPY) else "text")
         found = _npy_rows(data, file) if data.startswith(NPY) else _text_rows(data, file)
@@ -155,8 +155,8 @@ def read_images(folder: Path, paths: Iterable[str], resolution: int) -> Iterator
         InputError: an image cannot be read, is damaged or of another size.
     """
     files = [folder / path for path in paths]
-    contents = zip(files, _concurrently(_content, files), strict=True)
-    while some := list(islice(contents, CHUNK)):
+    read = zip(files, _concurrently(content, files), strict=True)
+    while some := list(islice(read, CHUNK)):
         # Not in the threads: PIL keeps Python's lock while it decodes small images.
         size = (resolution, resolution)
         yield np.stack([decode_image(data, "L", size, str(file)).pixels for file, data in some])
@@ -204,11 +204,6 @@ def _size(folder: Path, path: str) -> int:
         return MISSING
     except OSError as error:
         raise InputError(f"{folder / path}: cannot be read ({error.strerror})") from error
-
-
-def _content(file: Path) -> bytes:
-    with opened(file) as content:
-        return content.read()
 
 
 def _concurrently(function: Callable[[T], R], inputs: Iterable[T]) -> Iterator[R]:
