@@ -195,10 +195,7 @@ def test_what_datasets_saved_of_the_hub_before_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_other_hugging_face_datasets(tmp_path: Path, column: str, names: list[str], message: str) -> None:
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({column: datasets.Image(), "label": datasets.ClassLabel(names=names)})
-    values = {column: [{"bytes": encoded(IMAGES[0]), "path": None}], "label": [0]}
-    datasets.Dataset.from_dict(values, features=features).save_to_disk(str(tmp_path / "saved"))
+    hub_dataset(IMAGES[:3], column, names).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(InputError, match=message):
         cifar_files.read(tmp_path / "saved")
 

@@ -56,20 +56,6 @@ def test_damaged(tmp_path: Path, name: str, content: bytes, message: str) -> Non
     assert not (tmp_path / "root").exists()
 
 
-def test_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[Any] = []
-    monkeypatch.setattr("lra_ssm.datamodules.images.published.download", lambda file, _: called.append(file.name))
-    data = MNIST(root=str(tmp_path))
-    with pytest.raises(InputError, match="`lra-ssm prepare mnist --source=original --root="):
-        data.prepare_data()
-    assert not called
-    data.fetch()
-    assert called == list(reader.MD5)
-    assert not list(tmp_path.iterdir()) or [path.name for path in tmp_path.rglob("*")] == ["mnist", "download"]
-    with pytest.raises(InputError, match="is neither original"):
-        MNIST(root=str(tmp_path), source=str(tmp_path / "absent")).prepare_data()
-
-
 def test_a_broken_off_download_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published = mnist_files(IMAGES, LABELS, 50)
     folder = write_files(tmp_path / "mnist" / "download", {NAME: published[NAME]})

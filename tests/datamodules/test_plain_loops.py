@@ -7,11 +7,11 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
 
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
 from tests.datamodules.helpers import tiny_dataset
+from tests.datamodules.test_loader import Model
 
 NUM_TRAIN, BATCH, SEED = 26, 4, 7
 
@@ -87,28 +87,12 @@ def test_an_abandoned_pass_was_one(tmp_path: Path, num_workers: int) -> None:
     data.teardown()
 
 
-class Model(L.LightningModule):
-    """Remembers what it was trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: list[list[int]] = []
-
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        self.seen.append(batch.labels.tolist())
-        return self.weight**2
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 def fit(data: Any, **settings: Any) -> list[list[int]]:
     model = Model()
     quiet = dict(enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, logger=False)
     trainer = L.Trainer(accelerator="cpu", devices=1, num_nodes=1, limit_val_batches=0, **quiet, **settings)
     trainer.fit(model, data)
-    return model.seen
+    return model.trained
 
 
 def test_a_loop_after_a_fit(tmp_path: Path) -> None:

@@ -31,12 +31,6 @@ def finished(writer: DatasetWriter, folder: Path) -> tuple[PreparedDataset, Sequ
     return opened, split
 
 
-def test_tokens_beyond_16_bits_come_back_as_they_were(tmp_path: Path) -> None:
-    writer, split = begin(tmp_path, num_classes=2, vocabulary=[str(token) for token in range((1 << 16) + 10)])
-    split.extend(np.array([1, 65_541, 65_535]), [3], [1])
-    assert finished(writer, tmp_path)[1].sequence(0).tolist() == [1, 65_541, 65_535]
-
-
 @pytest.mark.parametrize(
     ("size", "dtype"),
     [(2, "uint8"), (256, "uint8"), (257, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "uint32")],

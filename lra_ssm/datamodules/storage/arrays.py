@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.errors import InputError
-from lra_ssm.files import sha256
+from lra_ssm.files import one_reason, sha256
 
 IntArray = npt.NDArray[np.integer[Any]]
 
@@ -102,12 +102,8 @@ def damaged(path: Path, what: str) -> InputError:
 def _mapped(path: Path, entry: dict[str, Any]) -> "np.memmap[Any, Any]":
     try:
         mapped: np.memmap[Any, Any] = np.load(path, mmap_mode="r")
-        if [mapped.dtype.str, *mapped.shape] == [entry["dtype"], *entry["shape"]]:
-            return mapped
-    except InputError:  # the entry lacks something
-        raise
-    except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror})") from error
-    except Exception as error:  # of Python's parser
-        raise damaged(path, "its header is not what was written") from error
-    raise damaged(path, "its header is not what was written")
+    except Exception as error:  # the disk's, or of Python's parser
+        raise damaged(path, f"cannot be read ({one_reason(error)})") from error
+    if [mapped.dtype.str, *mapped.shape] != [entry["dtype"], *entry["shape"]]:
+        raise damaged(path, "its header is not what was written")
+    return mapped

@@ -90,21 +90,15 @@ class SplitWriter:
 class SequenceSplitWriter(SplitWriter):
     """Writes sequences; get it from `DatasetWriter.split`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        num_classes: int | None,
-        num_target_classes: int | None,
-        vocab_size: int,
-        per_example: int,
-    ) -> None:
-        super().__init__(folder, name, num_classes)
-        self._vocab_size, self._per_example, self._num_target_classes = vocab_size, per_example, num_target_classes
-        self._tokens = self._array("tokens", token_dtype(vocab_size))
+    def __init__(self, dataset: "DatasetWriter", name: str) -> None:
+        assert dataset.vocab_size is not None
+        super().__init__(dataset.folder, name, None if dataset.targets else dataset.num_classes)
+        self._vocab_size, self._per_example = dataset.vocab_size, dataset.per_example
+        self._num_target_classes = dataset.num_classes or 0
+        self._tokens = self._array("tokens", token_dtype(self._vocab_size))
         self._offsets = self._array("offsets", "<i8")
         self._offsets.append([0])
-        self._targets = None if num_target_classes is None else self._array("targets", "<i4")
+        self._targets = self._array("targets", "<i4") if dataset.targets else None
         self._scored = 0
 
     def extend(
@@ -152,7 +146,7 @@ class SequenceSplitWriter(SplitWriter):
         self._extend(lengths, labels, count)
 
     def _extend_targets(self, targets: IntArray, ends: IntArray) -> None:
-        assert self._targets is not None and self._num_target_classes is not None
+        assert self._targets is not None
         scored = targets != NOT_SCORED
         wrong = first_outside(np.where(scored, targets, 0), self._num_target_classes)
         if wrong is not None:
@@ -232,34 +226,26 @@ class DatasetWriter:
         has_labels = num_classes is not None and not targets
         assert has_labels or per_example == 1
         assert not targets or (num_classes or 0) <= 1 << 31
-        self._folder, self._num_classes, self._targets, self._per_example = folder, num_classes, targets, per_example
-        self._vocab_size = vocab_size if vocabulary is None else len(vocabulary)
+        self.folder, self.num_classes, self.targets, self.per_example = folder, num_classes, targets, per_example
+        self.vocab_size = vocab_size if vocabulary is None else len(vocabulary)
         self._head: dict[str, Any] = {"dataset": dataset}
         if num_classes is not None:
             self._head["num_classes"] = num_classes
-        if self._vocab_size is not None:
+        if self.vocab_size is not None:
             tokens = {"vocab_size": vocab_size} if vocabulary is None else {"vocabulary": list(vocabulary)}
             self._head |= {"per_example": per_example, "max_length": max_length, **tokens}
         self._splits: list[SplitWriter] = []
 
     def split(self, name: str) -> SequenceSplitWriter:
         """Begins a split of sequences."""
-        assert self._vocab_size is not None
-        writer = SequenceSplitWriter(
-            self._folder,
-            name,
-            None if self._targets else self._num_classes,
-            self._num_classes if self._targets else None,
-            self._vocab_size,
-            self._per_example,
-        )
+        writer = SequenceSplitWriter(self, name)
         self._splits.append(writer)
         return writer
 
     def images(self, name: str, shape: tuple[int, int, int]) -> ImageSplitWriter:
         """Begins a split of images of a shape (height, width, channels)."""
-        assert self._num_classes is not None and self._vocab_size is None
-        writer = ImageSplitWriter(self._folder, name, self._num_classes, shape)
+        assert self.num_classes is not None and self.vocab_size is None
+        writer = ImageSplitWriter(self.folder, name, self.num_classes, shape)
         self._splits.append(writer)
         return writer
 
@@ -270,7 +256,7 @@ class DatasetWriter:
             InputError: a split has no examples.
         """
         splits = {split.name: split.close() for split in self._splits}
-        write_manifest(self._folder, {**self._head, "source": source, "splits": splits})
+        write_manifest(self.folder, {**self._head, "source": source, "splits": splits})
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
