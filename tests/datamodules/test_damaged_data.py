@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,18 +183,24 @@ def test_what_cannot_be_is_caught_by_batch(
 # -- manifests ---------------------------------------------------------------------------------------------------
 
 
+def changed(manifest: Any, path: Sequence[str], *value: Any) -> Any:
+    """A copy with another value at a path, or without what is there."""
+    inside = copy = json.loads(json.dumps(manifest))
+    for key in path[:-1]:
+        inside = inside[key]
+    del inside[path[-1]]
+    inside |= {path[-1]: each for each in value}
+    return copy
+
+
 ARRAY = "splits train arrays tokens"
 READ = ["format", "dataset", "splits", "source kind", "splits train examples", "splits train length mean", ARRAY]
 
 
 @pytest.mark.parametrize("path", [*READ, *(f"{ARRAY} {key}" for key in ("file", "dtype", "shape", "sha256"))])
 def test_a_manifest_that_lacks_anything(tmp_path: Path, path: str) -> None:
-    folder = tmp_path / "data"
-    inside = manifest = json.loads(json.dumps(tiny_dataset(folder).manifest))
-    *above, key = path.split()
-    for each in above:
-        inside = inside[each]
-    del inside[key]
+    folder, key = tmp_path / "data", path.split()[-1]
+    manifest = changed(tiny_dataset(folder).manifest, path.split())
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=f"has no {key}; delete") as error:
         opened = open_prepared(folder, verify=True)

@@ -9,7 +9,6 @@ Needs neither torch nor lightning.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from lra_ssm.datamodules.fetch.archives import extract
@@ -22,7 +21,6 @@ from lra_ssm.files import locked
 # No digest or size of it is published.
 LRA_RELEASE = RemoteFile(("https://storage.googleapis.com/long-range-arena/lra_release.gz",), "lra_release.gz")
 UNPACKED = Path("lra_release/lra_release")
-LOCK = ".lra_release.lock"
 
 
 @dataclass(frozen=True)
@@ -109,16 +107,14 @@ def fetch_lra_release(root: Path, folder: str, *, file: RemoteFile = LRA_RELEASE
     target = root / UNPACKED / folder
     if _unpacked(target):
         return target
-    with download_folder(root, str((UNPACKED / folder).parent)), locked(root / LOCK, "unpacks LRA's archive"):
+    with (
+        download_folder(root, str((UNPACKED / folder).parent)),
+        locked(root / ".lra_release.lock", "unpacks LRA's archive"),
+    ):
         if not _unpacked(target):
             note = download(file, root)
-            extract(root / file.name, target, partial(_below, folder), note)
+            extract(root / file.name, target, lambda name: f"/{name}".partition(f"/{folder}/")[2] or None, note)
     return target
-
-
-def _below(folder: str, name: str) -> str | None:
-    """A member's path below the folder; None if it is not in it."""
-    return f"/{name}".partition(f"/{folder}/")[2] or None
 
 
 def _unpacked(target: Path) -> bool:

@@ -157,7 +157,10 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, numbered:
 
 
 def encode_png(image: Bytes) -> bytes:
-    """An (h, w) uint8 image as an 8-bit greyscale PNG. Rows are unfiltered: most of a row is black."""
+    """An (h, w) uint8 image as an 8-bit greyscale PNG. Rows are unfiltered: most of a row is black.
+
+    Not by Pillow, which takes 1.6 to 5 times as long, and a tenth more room.
+    """
     height, width = image.shape
     rows = b"".join(b"\0" + row.tobytes() for row in image)
 

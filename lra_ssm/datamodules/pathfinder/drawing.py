@@ -179,19 +179,15 @@ def paddle_tables(settings: PathfinderSettings, margin: int) -> PaddleTables:
         return flat((_ceil(tip[0] - back * math.sin(angle)), _ceil(tip[1] - back * math.cos(angle))))
 
     step = length + 2 * margin
-
-    def frame(width: int) -> Bytes:
-        out = np.full((side, side), FULL, dtype=np.uint8)
-        out[reach + width : side - reach - width, reach + width : side - reach - width] = 0
-        return out.ravel()
-
+    frame, edge = np.full((side, side), FULL, dtype=np.uint8), reach + settings.padding
+    frame[edge : side - edge, edge : side - edge] = 0
     circle_offsets = np.array([flat(pixel) for pixel in circle])
     ahead, weights = _weights(np.array(angles), settings.continuity)
     return PaddleTables(
         margin=margin,
         reach=reach,
         side=side,
-        frame=frame(settings.padding),
+        frame=frame.ravel(),
         ends=np.array(fine_ends, dtype=np.float64) / scale,
         angles=np.array(angles),
         line=_stamps(lanczos(fine, 2 * extent + 1), side),
