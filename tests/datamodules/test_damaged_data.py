@@ -189,7 +189,8 @@ def changed(manifest: Any, path: Sequence[str], *value: Any) -> Any:
     for key in path[:-1]:
         inside = inside[key]
     del inside[path[-1]]
-    inside |= {path[-1]: each for each in value}
+    if value:
+        (inside[path[-1]],) = value
     return copy
 
 

@@ -63,12 +63,6 @@ def test_other_settings_have_another_folder(root: str, data: ListOps) -> None:
         assert ListOps(root=root, **(SMALL | change)).prepared_folder == data.prepared_folder  # type: ignore[arg-type]
 
 
-def test_generated_again_it_is_the_same(data: ListOps, tmp_path: Path) -> None:
-    other = ListOps(root=str(tmp_path), **SMALL)  # type: ignore[arg-type]
-    other.prepare_data()
-    assert contents(other.prepared_folder) == contents(data.prepared_folder)
-
-
 def test_what_an_older_version_prepared_is_prepared_anew_beside_it(
     data: ListOps, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

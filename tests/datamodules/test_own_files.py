@@ -9,7 +9,6 @@ import torch
 from PIL import Image as Picture
 
 from lra_ssm.datamodules import MNIST, SCIFAR, FirstToken, Image, ListOps, Pathfinder, Retrieval, Text
-from lra_ssm.datamodules.listops.reader import parse_expression
 from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.errors import InputError
 from tests.datamodules.image_helpers import encoded, mnist_files, pictures, write_files
@@ -239,12 +238,6 @@ def test_expressions_that_are_none(text: str | bytes, said: str, tmp_path: Path)
     with pytest.raises(InputError) as error:
         ListOps(max_length=10, length_bounds=(3, 9)).own_examples([tmp_path / "a.txt"])
     assert said in str(error.value) and not str(error.value).endswith("raise max_length")
-
-
-def test_the_reader_and_own_files_have_one_parser(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("( [SM 3 ( [MIN 4 5 X ) X )\n")
-    own = ListOps().own_examples([tmp_path / "a.txt"])
-    assert everything(own)[0][0].tolist() == parse_expression(b"[SM 3 [MIN 4 5 ] ]", 2048, "here")
 
 
 @pytest.mark.parametrize("inputs", ["characters", "bytes"])

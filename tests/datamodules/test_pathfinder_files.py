@@ -94,6 +94,8 @@ def test_fewer_images_than_published_are_said(tmp_path: Path, folder: Path, capl
     data = prepared(Pathfinder(root=str(tmp_path), source=str(folder)))
     assert f"{folder} lists 120 images; the published ones are 200,000" in caplog.text
     assert data.manifest()["source"]["published_counts"] is False
+    record = data.manifest()["source"]["files"]
+    assert (record["folder"], record["digest"]) == (str(folder), "unknown")
     caplog.clear()
     prepared(Pathfinder(root=str(tmp_path), num_images=10))  # ours are as many as were asked for
     assert "published" not in caplog.text
@@ -151,20 +153,6 @@ def test_our_own_images_do_not_pass_for_others(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"generator\.json: is no record of a generator") as error:
         Pathfinder(root=str(tmp_path), source="lra", difficulty="curv_baseline").prepare_data()
     assert "\n" not in str(error.value)
-
-
-def test_the_manifest_says_where_the_images_are_from(tmp_path: Path, folder: Path) -> None:
-    record = prepared(Pathfinder(root=str(tmp_path), source=str(folder))).manifest()["source"]["files"]
-    assert (record["folder"], record["digest"]) == (str(folder), "unknown")
-
-
-def test_a_class_without_images(tmp_path: Path) -> None:
-    write_pathfinder(tmp_path / "images", IMAGES[:10])
-    metadata = tmp_path / "images" / "metadata" / "0.npy"
-    metadata.write_text(metadata.read_text().replace(" 1 1.0 ", " 0 1.0 "))
-    for limit in (None, 2):
-        with pytest.raises(InputError, match="images: gives no image for training of the class 'same contour'"):
-            Pathfinder(root=str(tmp_path), source=str(tmp_path / "images"), limit=limit).prepare_data()
 
 
 def test_splits(tmp_path: Path, folder: Path) -> None:
