@@ -272,28 +272,13 @@ class SaveEverywhere(L.Callback):
         self.folder = folder
         self.saved: list[tuple[Path, int]] = []  # checkpoint, optimizer steps before it
 
-    def save(self, trainer: L.Trainer, hook: str) -> None:
-        path = self.folder / f"{len(self.saved):03}-{hook}.ckpt"
+    def save(self, trainer: L.Trainer, *_: Any) -> None:
+        path = self.folder / f"{len(self.saved):03}.ckpt"
         trainer.save_checkpoint(path)
         self.saved.append((path, trainer.global_step))
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self.save(trainer, "batch-start")
-
-    def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
-        self.save(trainer, "before-step")
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.save(trainer, "batch-end")
-
-    def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self.save(trainer, "validation-start")
-
-    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.save(trainer, "validation-end")
-
-    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.save(trainer, "epoch-end")
+    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = save
+    on_validation_start = on_validation_end = on_train_epoch_end = save
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""Data modules without labels and with a target per position: their batches, in any order, resumed anywhere."""
+"""Data modules without labels and with a target per position: their batches, in any order."""
 
 from dataclasses import dataclass
 from pathlib import Path
