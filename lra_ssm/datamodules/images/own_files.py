@@ -53,7 +53,10 @@ def own_pixels(
     files, notes = own_files(paths, (*IMAGES, *(ARRAYS if floats else ())), what)
     arrays = [file for file in files if file.suffix.lower() in ARRAYS]
     if arrays and len(arrays) < len(files):
-        raise InputError(f"{arrays[0]}: is an array beside images; give one kind at a time")
+        if named := [array for array in arrays if array in paths]:
+            raise InputError(f"{named[0]}: is an array beside images; give one kind at a time")
+        notes.append(f"arrays in folders of images are left out, {len(arrays)} such as {arrays[0]}")
+        files, arrays = [file for file in files if file not in arrays], []
     if arrays:
         assert transform.tables is not None
         return own_arrays(arrays, len(transform.tables), length, transform.value_range(), notes)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lra_ssm.datamodules.fetch.sources import content
 from lra_ssm.datamodules.loading.batches import padded
 from lra_ssm.datamodules.storage.arrays import IntArray
 from lra_ssm.errors import InputError
@@ -69,7 +68,10 @@ def read_lines(paths: Sequence[Path]) -> list[tuple[str, str]]:
     """
     found = []
     for path in paths:
-        data = content(path).removeprefix(b"\xef\xbb\xbf")
+        try:
+            data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
         if not data.strip():
             raise InputError(f"{path}: is empty; expected one sequence a line")
         for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
