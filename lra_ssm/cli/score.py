@@ -118,7 +118,7 @@ def _tokenised(name: str, data: bytes, tokenizer: "TextTokenizer", notes: list[s
     from lra_ssm.datamodules.language import plain_text
     from lra_ssm.datamodules.language.documents import Range, Reading
 
-    parts = [part.text for part in plain_text.texts(data, Range(name, 0, None), Reading(), False)]
+    parts = [part.text for part in plain_text.texts(data, Range(name, 0, None), Reading(), "test")]
     unknown = list(dict.fromkeys(word for part in parts for word in tokenizer.unknown(part)))
     if unknown:
         more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""

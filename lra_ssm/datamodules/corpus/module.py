@@ -11,7 +11,7 @@ from typing import Any
 from lra_ssm.datamodules.corpus.reader import Splits, find_at, reviews
 from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.language.documents import CorpusReader, Documents, EmptyDocuments, HeldOut, Reading
+from lra_ssm.datamodules.language.documents import CorpusReader, Documents, EmptyDocuments, Reading
 from lra_ssm.datamodules.language.module import LanguageDataModule
 
 
@@ -59,21 +59,19 @@ class Corpus(LanguageDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
+        fractions = self.val_fraction, self.test_fraction
         fields = self.text_field, self.source_field
-        self.reading = Reading(self.documents, *fields, self.empty_documents, self.split_seed)
-        self.held_out = HeldOut(self.val_fraction, self.test_fraction)
+        self.reading = Reading(self.documents, *fields, self.empty_documents, self.split_seed, *fractions)
 
     def reader(self) -> CorpusReader:
         if self.source not in self.sources:
-            path = named_source("Corpus", self.source, "imdb")
-            return find_at(path, self.splits, self.reading, self.held_out)
-        found = imdb.required(self.data_root, "corpus --source=imdb")
-        return reviews(found, self.splits, self.reading, self.held_out)
+            return find_at(named_source("Corpus", self.source, "imdb"), self.splits, self.reading)
+        return reviews(imdb.required(self.data_root, "corpus --source=imdb"), self.splits, self.reading)
 
     def source_settings(self) -> dict[str, Any]:
-        held_out = {"val_fraction": self.held_out.val_fraction, "seed": self.reading.seed}
-        test = {"test_fraction": self.held_out.test_fraction} if self.splits == "hash" else {}
-        return {"splits": self.splits, "empty_documents": self.reading.empty_documents, **held_out, **test}
+        held_out = {"val_fraction": self.val_fraction, "seed": self.split_seed}
+        test = {"test_fraction": self.test_fraction} if self.splits == "hash" else {}
+        return {"splits": self.splits, "empty_documents": self.empty_documents, **held_out, **test}
 
     def fetch_files(self) -> None:
         if imdb.find_original(self.data_root) is None:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +21,12 @@ import numpy as np
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.language.choosing import TokenizerChoice, load_tokenizer, train_tokenizer
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Shard
-from lra_ssm.datamodules.language.shards import Tally, is_there, read_shard, shard_folder, write_shard
+from lra_ssm.datamodules.language.shards import TextCounts, is_there, read_shard, shard_folder, split_entry, write_shard
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.processes import ordered_map
 from lra_ssm.datamodules.storage.arrays import check_digest
 from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.format import FORMAT
-from lra_ssm.datamodules.storage.writer import token_dtype, write_manifest
+from lra_ssm.datamodules.storage.writer import token_dtype
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, sha256, write_json
 from lra_ssm.machine import available_cores
@@ -35,8 +34,6 @@ from lra_ssm.machine import available_cores
 PLAN = "plan.json"
 _WORTH_PROCESSES = 4 << 20  # bytes of files: others are read while processes start
 _SAMPLE_BYTES = 1 << 20  # of text, to see how many tokens a byte becomes
-
-Numbered = tuple[int, Shard]
 
 
 class Turn(NamedTuple):
@@ -70,7 +67,6 @@ class Preparation:
         dataset: its name, as messages and the manifest have it.
         reader: reads the corpus.
         choice: of the tokenizer.
-        end_of_text: of a tokenizer.json: the token that ends texts; None where it is known.
         processes: that tokenise at a time here; None for one on each core, or where there is little text for this one.
     """
 
@@ -78,7 +74,6 @@ class Preparation:
     dataset: str
     reader: CorpusReader
     choice: TokenizerChoice
-    end_of_text: str | None = None
     processes: int | None = None
 
     def tokenise(self, turn: Turn = ALL) -> None:
@@ -99,7 +94,7 @@ class Preparation:
         self._check_room(left[0][1], size, tokenizer)
         processes = min(len(left), self.processes or (available_cores() if size > _WORTH_PROCESSES else 1))
         left.sort(key=lambda entry: -entry[1].size)  # the largest first: so all end at about the same time
-        write = partial(_write, self.folder, self.reader, tokenizer)
+        write = partial(write_shard, self.folder, self.reader, tokenizer)
         bar = Bar(f"tokenising {self.dataset}", total, in_bytes=True, done=total - size)
         with closing(ordered_map(write, left, processes)) as done, bar:
             try:
@@ -115,12 +110,11 @@ class Preparation:
         count = len(self.reader.shards())
         return sum(is_there(self.folder, n) for n in range(count)), count
 
-    def finish(self, folder: Path, source: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Puts all shards, in their order, into an empty folder, and a manifest beside them; none is copied.
+    def finish(self, folder: Path) -> dict[str, Any]:
+        """Puts all shards, in their order, and the tokenizer into an empty folder; no shard is copied.
 
-        Args:
-            folder: where to.
-            source: what the manifest says of where the corpus came from, given the entries of its splits.
+        Returns:
+            The manifest, but for where the corpus came from: its `source` counts the empty documents alone.
 
         Raises:
             BadCorpus: a split has no documents.
@@ -130,9 +124,18 @@ class Preparation:
         tokenizer = self._begun(shards)
         if tokenizer is None:
             raise InputError(f"{self.folder}: nothing is tokenised yet; --shard=1/n to --shard=n/n come before --merge")
-        self._require_all(len(shards))
+        missing = [n for n in range(len(shards)) if not is_there(self.folder, n)]
+        if missing:
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(shards)} shards are missing, the first is {missing[0]:06d}:"
+                " --shard=i/n makes those whose number mod n is i - 1; run those again, then --merge"
+            )
         made = [read_shard(self.folder, number) for number in range(len(shards))]
-        splits = {split: entry for split in SPLITS if (entry := _joined([one["splits"].get(split) for one in made]))}
+        splits = {}
+        for split in SPLITS:
+            if entries := [one["splits"][split] for one in made if split in one["splits"]]:
+                counts = [{name: TextCounts.of(part) for name, part in e["sources"].items()} for e in entries]
+                splits[split] = split_entry(counts, [arrays for entry in entries for arrays in entry["shards"]])
         self._require_splits(shards, splits)
         for number, one in enumerate(made):
             shard = shard_folder(self.folder, number)
@@ -140,16 +143,14 @@ class Preparation:
                 check_digest(shard, array)  # it may have been written by another machine, and weeks ago
                 _link(shard / array["file"], folder / array["file"])
         tokenizer.save(folder)
-        manifest = {
-            "format": FORMAT,
+        return {
             "dataset": self.dataset,
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
             "tokenizer": {"file": tokenizer.file, "sha256": tokenizer.digest, "specification": self.choice.text},
-            "source": {**source(splits), "empty_documents_skipped": sum(one["empty"] for one in made)},
+            "source": {"empty_documents_skipped": sum(one["empty"] for one in made)},
             "splits": splits,
         }
-        write_manifest(folder, manifest)
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 
@@ -162,9 +163,9 @@ class Preparation:
                 return tokenizer
             if self.choice.is_trained:
                 size = sum(shard.size for shard in shards if shard.split in (None, "train"))
-                tokenizer = train_tokenizer(self.choice, self._training_texts(shards), size)
+                tokenizer = train_tokenizer(self.choice, self._training_texts(shards, size), size)
             else:
-                tokenizer = self.choice.open(self.end_of_text)
+                tokenizer = self.choice.open()
             tokenizer.save(self.folder)
             made = {"file": tokenizer.file, "sha256": tokenizer.digest, "end_of_text": tokenizer.end_of_text}
             write_json(self.folder / PLAN, {"shards": len(shards), "corpus": _digest(shards), "tokenizer": made})
@@ -174,35 +175,30 @@ class Preparation:
         """The tokenizer of the shards that there are; None where no process has begun."""
         try:
             plan = json.loads((self.folder / PLAN).read_text(encoding="utf-8"))
-            corpus, made = plan["corpus"], plan["tokenizer"]
-            file, digest, end_of_text = self.folder / made["file"], made["sha256"], made["end_of_text"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.folder / PLAN}: cannot be read; delete the folder {self.folder}") from error
-        if corpus != _digest(shards):
+        made = plan["tokenizer"]
+        file, known = self.folder / made["file"], (made["sha256"], made["end_of_text"])
+        if plan["corpus"] != _digest(shards):
             raise InputError(f"{self.folder}: the corpus has changed since; delete the folder to begin anew")
-        if not file.is_file() or sha256(file) != digest:
+        if not file.is_file() or sha256(file) != made["sha256"]:
             raise InputError(f"{file}: is not what the shards beside it were made with; delete {self.folder}")
-        tokenizer = load_tokenizer(file, end_of_text)
         if not self.choice.is_trained:
-            now = self.choice.open(self.end_of_text)
-            if (now.digest, now.end_of_text) != (digest, end_of_text):
+            now = self.choice.open()
+            if (now.digest, now.end_of_text) != known:
                 raise InputError(
                     f"tokenizer {self.choice.text}: has changed since the first shard of {self.dataset} was made; bring"
                     f" the old one back, or delete {self.folder} to begin anew"
                 )
-        return tokenizer
+        return load_tokenizer(file, made["end_of_text"])
 
-    def _training_texts(self, shards: Sequence[Shard]) -> Iterator[str]:
-        training = [shard for shard in shards if shard.split in (None, "train")]
-        size = sum(shard.size for shard in training)
+    def _training_texts(self, shards: Sequence[Shard], size: int) -> Iterator[str]:
+        """Of shards that hold so many bytes of training documents."""
         with Bar(f"reading {self.dataset} for its tokenizer", size, in_bytes=True) as bar:
-            for shard in training:
-                for text in self.reader.texts(shard):
-                    if (shard.split or self.reader.held_out.split(text.key)) == "train":
-                        yield text.text
-                bar.advance(shard.size)
+            for shard in shards:
+                if shard.split in (None, "train"):
+                    yield from (text.text for text in self.reader.texts(shard) if text.split == "train")
+                    bar.advance(shard.size)
 
     def _check_room(self, shard: Shard, size: int, tokenizer: TextTokenizer) -> None:
         """For so many bytes of files, by what a shard's first texts became."""
@@ -216,47 +212,19 @@ class Preparation:
         item = np.dtype(token_dtype(tokenizer.vocab_size)).itemsize
         check_disk_space(self.folder, size * tokens * item // max(read, 1), f"tokenising {self.dataset}")
 
-    def _require_all(self, count: int) -> None:
-        missing = [n for n in range(count) if not is_there(self.folder, n)]
-        if missing:
-            raise InputError(
-                f"{self.folder}: {len(missing)} of {count} shards are missing, the first is {missing[0]:06d}:"
-                " --shard=i/n makes those whose number mod n is i - 1; run those again, then --merge"
-            )
-
     def _require_splits(self, shards: Sequence[Shard], splits: dict[str, Any]) -> None:
         """Raises BadCorpus where a split that the corpus should have got no document."""
-        held_out = self.reader.held_out
-        fractions = {"train": 1.0, "val": held_out.val_fraction, "test": held_out.test_fraction}
-        by_key = any(shard.split is None for shard in shards)
-        for split in SPLITS:
-            due = any(shard.split == split for shard in shards) or (by_key and fractions[split] > 0)
-            if due and split not in splits:
-                found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
-                raise BadCorpus(
-                    f"{self.dataset}: no document for {split} ({found or 'none at all'}): hold out more (val_fraction,"
-                    " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
-                )
-
-
-def _write(folder: Path, reader: CorpusReader, tokenizer: TextTokenizer, numbered: Numbered) -> int:
-    """Makes a shard, given with its number; returns its bytes of files."""
-    number, shard = numbered
-    write_shard(folder, number, shard, reader, tokenizer)
-    return shard.size
-
-
-def _joined(entries: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """One split's entry of what its shards have; None where none has it."""
-    total, sources, arrays = Tally(), dict[str, Tally](), list[Any]()
-    for entry in filter(None, entries):
-        total.add(Tally(**{name: entry[name] for name in vars(total)}))
-        for name, tally in entry["sources"].items():
-            sources.setdefault(name, Tally()).add(Tally(**tally))
-        arrays += entry["shards"]
-    if not arrays:
-        return None
-    return {**vars(total), "sources": {name: vars(sources[name]) for name in sorted(sources)}, "shards": arrays}
+        reading = self.reader.reading
+        due = {shard.split for shard in shards}
+        if None in due:
+            fractions = {"train": 1.0, "val": reading.val_fraction, "test": reading.test_fraction}
+            due |= {split for split, fraction in fractions.items() if fraction}
+        if missing := [split for split in SPLITS if split in due - splits.keys()]:
+            found = ", ".join(f"{entry['documents']:,} for {name}" for name, entry in splits.items())
+            raise BadCorpus(
+                f"{self.dataset}: no document for {missing[0]} ({found or 'none at all'}): hold out more (val_fraction,"
+                " test_fraction), make smaller documents (documents=line), or give files (train*, val*, test*)"
+            )
 
 
 def _link(file: Path, target: Path) -> None:
@@ -268,4 +236,5 @@ def _link(file: Path, target: Path) -> None:
 
 
 def _digest(shards: Sequence[Shard]) -> str:
-    return hashlib.sha256(json.dumps(shards).encode()).hexdigest()
+    plain = [(split, [share[:3] for share in ranges], size) for split, ranges, size in shards]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()

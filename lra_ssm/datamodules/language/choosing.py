@@ -43,12 +43,14 @@ class TokenizerChoice:
         text: as given.
         size: tokens of a bpe.
         path: of the file, for "file".
+        end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named beside.
     """
 
     text: str
     kind: Literal["bytes", "characters", "words", "bpe", "file", "hub"]
     size: int = 0
     path: Path = Path()
+    end_of_text: str | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -63,11 +65,8 @@ class TokenizerChoice:
             return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}" + (f" {end}" if end else "")
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
-    def open(self, end_of_text: str | None = None) -> TextTokenizer:
+    def open(self) -> TextTokenizer:
         """The tokenizer, where it is not made of the corpus; a hub's from the cache.
-
-        Args:
-            end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named beside.
 
         Raises:
             InputError: it cannot be had, or is none.
@@ -75,7 +74,8 @@ class TokenizerChoice:
         assert not self.is_trained
         if self.kind == "bytes":
             return ByteTokenizer()
-        return load_tokenizer(self.path if self.kind == "file" else _of_the_hub(self.text, cached=True), end_of_text)
+        path = self.path if self.kind == "file" else _of_the_hub(self.text, cached=True)
+        return load_tokenizer(path, self.end_of_text)
 
     def fetch(self) -> None:
         """Downloads a tokenizer of the hub to its cache. Raises InputError."""
@@ -83,7 +83,7 @@ class TokenizerChoice:
             _of_the_hub(self.text, cached=False)
 
 
-def parse_tokenizer(text: str) -> TokenizerChoice:
+def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerChoice:
     """Checks a specification: a word of KINDS, else a path that is there, else a name of the hub (not looked up).
 
     Raises:
@@ -98,14 +98,14 @@ def parse_tokenizer(text: str) -> TokenizerChoice:
         return TokenizerChoice(text, "bpe", int(number))
     path = Path(os.path.expanduser(text))
     if text and path.exists():
-        return TokenizerChoice(text, "file", path=_file_of(path).absolute())
-    valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
+        return TokenizerChoice(text, "file", path=_file_of(path).absolute(), end_of_text=end_of_text)
     if not _HUB.fullmatch(text) or text.endswith(".json"):
+        valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
         raise InputError(f"tokenizer {text!r}: there is no such path; it must be {valid}")
     near = hint(text, KINDS)
     if near.startswith("did you mean"):
         raise InputError(f"tokenizer {text!r}: {near}")
-    return TokenizerChoice(text, "hub")
+    return TokenizerChoice(text, "hub", end_of_text=end_of_text)
 
 
 def train_tokenizer(choice: TokenizerChoice, texts: Iterable[str], size: int = 0) -> TextTokenizer:

@@ -10,22 +10,13 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lra_ssm.datamodules.fetch.hub import NOTE
 from lra_ssm.datamodules.language import plain_text, records
-from lra_ssm.datamodules.language.documents import (
-    MOST_SHARDS,
-    SHARD_BYTES,
-    Documents,
-    HeldOut,
-    Passage,
-    Range,
-    Reading,
-    Shard,
-)
+from lra_ssm.datamodules.language.documents import MOST_SHARDS, SHARD_BYTES, Passage, Range, Reading, Shard
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -60,8 +51,6 @@ def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
                 raise InputError(f"{path}: is a link to nothing, or no file")
             else:
                 found.append(path)
-        if len(Path(place).relative_to(folder).parts) > 64:
-            raise InputError(f"{place}: lies too many folders deep; does a link lead back?")
     if not found:
         there = f"; there is {_some(others)}" if others else ""
         raise InputError(f"{folder}: holds no files in {', '.join(forms)}{there}")
@@ -97,7 +86,6 @@ class FileCorpus:
         folder: what their paths are told below; or the one file.
         files: paths with their splits, None where documents' keys decide; in order.
         reading: how documents are taken from them.
-        held_out: which keys are held out.
         shard_bytes: bytes of files in one shard, about, or what makes MOST_SHARDS of all; compressed files are never
             divided.
     """
@@ -105,7 +93,6 @@ class FileCorpus:
     folder: str
     files: tuple[tuple[str, str | None], ...]
     reading: Reading
-    held_out: HeldOut = HeldOut()
     shard_bytes: int = SHARD_BYTES
 
     def shards(self) -> list[Shard]:
@@ -127,21 +114,17 @@ class FileCorpus:
         if path.endswith(COMPRESSED):
             return [(Range(path, 0, None), _stat(path).st_size)]
         with plain_text.mapped(path) as data:
-            documents: Documents = "line" if path.endswith(".jsonl") else self.reading.documents
-            divided = plain_text.division(data, documents, shard_bytes)
-        return [(Range(path, begin, end), end - begin) for begin, end in divided]
+            documents = "line" if path.endswith(".jsonl") else self.reading.documents
+            return plain_text.division(path, data, documents, shard_bytes)
 
     def texts(self, shard: Shard) -> Iterator[Passage]:
         """Raises InputError: bad input; names file and line, or row."""
-        keyed = shard.split is None
         for share in shard.ranges:
-            if not share.path.endswith(".parquet") and _stat(share.path).st_size < (share.end or 0):
-                raise InputError(f"{share.path}: has become shorter while it was read")
             if share.path.endswith(".txt"):
                 with plain_text.mapped(share.path) as data:
-                    yield from plain_text.texts(data, share, self.reading, keyed)
+                    yield from plain_text.texts(data, share, self.reading, shard.split)
             else:
-                yield from records.texts(share, self.reading, keyed)
+                yield from records.texts(share, self.reading, shard.split)
 
     def content_settings(self) -> dict[str, Any]:
         """Everything that decides the documents: settings, and what stands for the files.
@@ -149,12 +132,9 @@ class FileCorpus:
         Raises:
             InputError: a file is missing.
         """
-        settings = asdict(self.reading) | {"splits": sorted({split or "hash" for _, split in self.files})}
-        if all(split for _, split in self.files):
-            del settings["seed"]  # nobody asks for keys
-        else:
-            settings |= asdict(self.held_out)
-        return settings | stamp([path for path, _ in self.files], Path(self.folder))
+        splits = sorted({split or "hash" for _, split in self.files})
+        files = stamp([path for path, _ in self.files], Path(self.folder))
+        return self.reading.settings("hash" in splits) | {"splits": splits} | files
 
 
 def stamp(files: Iterable[str], folder: Path) -> dict[str, Any]:

@@ -224,7 +224,7 @@ class Mixture(WindowedDataModule):
 
     def describe(self) -> str:
         """One line on the corpora and their shares."""
-        counts = np.diff(self.training_windows(self.text_splits("train")).firsts).tolist()
+        counts = np.diff(self.open_split("train").firsts).tolist()
         quotas = self.quotas(counts)
         shares = [
             f"{quota:,} of {count:,} windows ({quota / sum(quotas):.1%}) of {corpus.dataset} ({corpus.kind()})"

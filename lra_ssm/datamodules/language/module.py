@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
@@ -16,6 +16,7 @@ from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
 from lra_ssm.datamodules.language.choosing import parse_tokenizer
 from lra_ssm.datamodules.language.documents import CorpusReader
+from lra_ssm.datamodules.language.shards import TextCounts, summed
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
 from lra_ssm.datamodules.loading.batches import TokenBatch
 from lra_ssm.datamodules.loading.loader import ResumableLoader
@@ -24,6 +25,7 @@ from lra_ssm.datamodules.storage.arrays import damaged
 from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
 from lra_ssm.datamodules.storage.root import ensure_root
+from lra_ssm.datamodules.storage.writer import write_manifest
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 
@@ -32,16 +34,6 @@ READER_VERSION = 1
 SHARDS = ".shards-"  # what a preparation that is not finished leaves begins with
 Order = Literal["shuffled", "streams"]
 Evaluation = Literal["windows", "streams", "sliding"]
-
-
-class TextCounts(NamedTuple):
-    """How much text a split holds, so that a loss per token compares across tokenizers."""
-
-    documents: int
-    tokens: int
-    bytes: int  # of UTF-8
-    words: int  # separated by whitespace
-    lines: int
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -120,8 +112,7 @@ class WindowedDataModule(LoadedDataModule):
 
     def text_counts(self, name: str) -> TextCounts:
         """How much text a split holds, once prepared: bits per byte are loss · tokens / (bytes · ln 2)."""
-        entries = [split.entry for split in self.text_splits(name)]
-        return TextCounts(*(sum(entry[count] for entry in entries) for count in TextCounts._fields))
+        return summed(TextCounts.of(split.entry) for split in self.text_splits(name))
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
@@ -131,11 +122,9 @@ class WindowedDataModule(LoadedDataModule):
 
     def open_split(self, name: str) -> TokenWindows:
         """Raises InputError: not prepared, damaged, or too small for its streams."""
-        if name == "train":
-            return self.training_windows(self.text_splits(name))
-        return self.evaluation_windows(self.text_splits(name))
-
-    def training_windows(self, splits: list[TokenSplit]) -> TokenWindows:
+        splits = self.text_splits(name)
+        if name != "train":
+            return self.evaluation_windows(splits)
         if self.order == "streams":
             return Streams(splits, self.length, self.batch_size, self.isolate)
         return Windows(splits, self.length, self.isolate)
@@ -165,9 +154,9 @@ class WindowedDataModule(LoadedDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The tokenizer, which travels with checkpoints."""
-        file, end = self.tokenizer_file, {"end_of_text": self.end_of_text_id}
-        text = file.read_text(encoding="utf-8")
-        return {"tokenizer": {"file": file.name, "sha256": self.tokenizer_digest, "text": text, **end}}
+        file = self.tokenizer_file
+        made = {"file": file.name, "sha256": self.tokenizer_digest, "text": file.read_text(encoding="utf-8")}
+        return {"tokenizer": {**made, "end_of_text": self.end_of_text_id}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compares the tokenizer of a checkpoint.
@@ -175,13 +164,13 @@ class WindowedDataModule(LoadedDataModule):
         Raises:
             InputError: it is another one than the data's: the network knows other tokens.
         """
-        theirs, ours = state.get("tokenizer", {}).get("sha256"), self.tokenizer_digest
+        stored, ours = state.get("tokenizer", {}), self.tokenizer_digest
+        theirs, end = stored.get("sha256"), stored.get("end_of_text")
         if theirs not in (None, ours):
             raise InputError(
                 f"the checkpoint's tokenizer (sha256 {theirs[:12]}…) is not the data's ({self.tokenizer_file}, sha256"
                 f" {ours[:12]}…): prepare the data with the checkpoint's"
             )
-        end = state.get("tokenizer", {}).get("end_of_text")
         if end not in (None, self.end_of_text_id):
             raise InputError(
                 f"the checkpoint's documents end with token {end}, the data's with {self.end_of_text_id}"
@@ -215,7 +204,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.choice = parse_tokenizer(self.tokenizer)
+        self.choice = parse_tokenizer(self.tokenizer, self.end_of_text)
         named = self.choice.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is of a tokenizer.json")
         self._reader: CorpusReader | None = None
@@ -266,7 +255,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
             self._finish(folder)
         except InputError as error:
             if isinstance(error, BadCorpus) or not preparation.progress()[0]:
-                shutil.rmtree(self._shards, ignore_errors=True)
+                shutil.rmtree(preparation.folder, ignore_errors=True)
             raise
 
     def prepare_data(self) -> None:
@@ -290,9 +279,8 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         preparation = self._preparation()
         preparation.tokenise(turn)
         there, count = preparation.progress()
-        return f"{preparation.folder}: {turn.number}/{turn.turns} is done; {there} of {count} shards are there" + (
-            "; --merge puts them together" if there == count else ""
-        )
+        more = "; --merge puts them together" if there == count else ""
+        return f"{preparation.folder}: {turn.number}/{turn.turns} is done; {there} of {count} shards are there{more}"
 
     def merge(self) -> None:
         """Puts all shards together. Raises InputError: one is missing or damaged."""
@@ -305,12 +293,14 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
             remember_intact(self.prepared_folder)  # last: a file's time changes with the number of its names
 
     def _finish(self, folder: Path) -> None:
+        manifest = self._preparation().finish(folder)
         where = {} if self.source in self.sources else {"path": self.source}
-        record = {"kind": self.kind(), **where, **self.content_settings()}
-        self._preparation().finish(folder, lambda splits: {**record, **self.published(splits)})
+        manifest["source"] |= {"kind": self.kind(), **where, **self.content_settings()}
+        manifest["source"] |= self.published(manifest["splits"])
+        write_manifest(folder, manifest)
 
     def _preparation(self) -> Preparation:
-        return Preparation(self._shards, self.dataset, self._documents(), self.choice, self.end_of_text, self.processes)
+        return Preparation(self._shards, self.dataset, self._documents(), self.choice, self.processes)
 
     def _documents(self) -> CorpusReader:
         """The reader, which looked at the files once."""

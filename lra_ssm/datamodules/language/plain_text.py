@@ -2,8 +2,9 @@
 
 import mmap
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from lra_ssm.datamodules.language.documents import (
@@ -13,9 +14,8 @@ from lra_ssm.datamodules.language.documents import (
     Passage,
     Range,
     Reading,
-    cut,
-    decoded,
     is_blank,
+    placed,
     texts_of,
 )
 from lra_ssm.errors import InputError
@@ -59,22 +59,16 @@ def mapped(path: str) -> Iterator[Buffer]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def place_in(path: str, data: Buffer) -> Callable[[int], str]:
-    """What names a byte of a file: FILE:LINE."""
-
-    def where(offset: int) -> str:
-        lines = sum(data[begin : min(begin + _BLOCK, offset)].count(b"\n") for begin in range(0, offset, _BLOCK))
-        return f"{path}:{lines + 1}"
-
-    return where
-
-
 def division(
-    data: Buffer, documents: Documents, shard_bytes: int, part: tuple[int, int] | None = None
-) -> list[tuple[int, int]]:
-    """A file in shares of about shard_bytes, each from a document's beginning (of a file that is one document, from a
-    place to cut) to another's: the first at or behind each multiple of shard_bytes. part: of it alone; see `texts`."""
+    path: str, data: Buffer, documents: Documents, shard_bytes: int, part: tuple[int, int] | None = None
+) -> list[tuple[Range, int]]:
+    """A file in shares of about shard_bytes, with their sizes, each from a document's beginning (of a file that is one
+    document, from a place to cut) to another's: the first at or behind each multiple of shard_bytes.
+
+    part: bytes from the first to behind the last that are read as if they were all of the file; None for all.
+    """
     first, end = part or (0, len(data))
+    whole = (max(first, _start(data)), end) if documents == "file" else None
     begins, target = [first], (first // shard_bytes + 1) * shard_bytes
     while target < end:
         boundaries = BOUNDARIES[documents].pattern.finditer(data, max(target - _REACH, first), end)
@@ -83,30 +77,25 @@ def division(
             break
         begins.append(begin)
         target = (begin // shard_bytes + 1) * shard_bytes
-    return list(zip(begins, [*begins[1:], end], strict=True))
+    ends = [*begins[1:], end]
+    return [(Range(path, begin, end, whole), end - begin) for begin, end in zip(begins, ends, strict=True)]
 
 
-def texts(
-    data: Buffer, share: Range, reading: Reading, keyed: bool, part: tuple[int, int] | None = None
-) -> Iterator[Passage]:
-    """The documents of a share of a file, with its bytes; `keyed`: with keys.
-
-    part: bytes of the file, from the first to behind the last, that the share lies in and that are read as if they were
-    all of it; None for the whole file.
+def texts(data: Buffer, share: Range, reading: Reading, split: str | None) -> Iterator[Passage]:
+    """The documents of a share of a file, with its bytes; split: theirs, None where each one's beginning decides.
 
     Raises:
         InputError: not UTF-8, an empty document, or one that cannot be cut; names file and line.
     """
-    where = place_in(share.path, data)
     begin, end = max(share.begin, _start(data)), len(data) if share.end is None else share.end
-    if reading.documents == "file":
-        start, size = part or (0, len(data))
-        yield from _one(data, begin, end, (max(start, _start(data)), size), reading, keyed, where)
-        return
-    kept = BOUNDARIES[reading.documents].kept
-    for here, there in places(data, begin, end, reading.documents):
-        if kept or not is_blank(data, here, there):  # else a blank line between others, no document
-            yield from texts_of(data, here, there, reading, keyed, where)
+    with placed(partial(_place, share.path, data)):
+        if reading.documents == "file":
+            yield from texts_of(data, begin, end, reading, split, whole=share.whole)
+            return
+        kept = BOUNDARIES[reading.documents].kept
+        for here, there in places(data, begin, end, reading.documents):
+            if kept or not is_blank(data, here, there):  # else a blank line between others, no document
+                yield from texts_of(data, here, there, reading, split)
 
 
 def places(data: Buffer, begin: int, end: int, documents: Documents) -> Iterator[tuple[int, int]]:
@@ -128,25 +117,12 @@ def _stripped(data: Buffer, begin: int, end: int) -> int:
     return end
 
 
-def _one(
-    data: Buffer,
-    begin: int,
-    end: int,
-    whole: tuple[int, int],
-    reading: Reading,
-    keyed: bool,
-    where: Callable[[int], str],
-) -> Iterator[Passage]:
-    """The share data[begin:end] of a document data[slice(*whole)]."""
-    start, size = whole
-    if is_blank(data, start, size):
-        yield reading.empty(where(start), "")
-        return
-    key = reading.key(data[slice(*next(cut(data, start, size, where)))]) if keyed else 0
-    for here, there in cut(data, begin, end, where):
-        yield Passage(decoded(data[here:there], here, where), "", here == start, there == size, key)
-
-
 def _start(data: Buffer) -> int:
     """Where the text of a file begins."""
     return len(BOM) if data[: len(BOM)] == BOM else 0
+
+
+def _place(path: str, data: Buffer, offset: int) -> str:
+    """What names a byte of a file: FILE:LINE."""
+    lines = sum(data[begin : min(begin + _BLOCK, offset)].count(b"\n") for begin in range(0, offset, _BLOCK))
+    return f"{path}:{lines + 1}"

@@ -9,27 +9,35 @@ WikiText-2 the same. Lines stay as the files have them, blank ones (" \\n") too,
 published numbers of tokens. Source: Merity et al. (2016), section 4.3.
 """
 
+import io
 import logging
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lra_ssm.datamodules.fetch.download import RemoteFile, download
 from lra_ssm.datamodules.fetch.hub import HubDataset
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.language.documents import Reading
-from lra_ssm.datamodules.wikitext.articles import Articles, Files
+from lra_ssm.datamodules.language import plain_text
+from lra_ssm.datamodules.language.documents import SHARD_BYTES, Buffer, Passage, Reading, Shard
+from lra_ssm.datamodules.language.files import stamp
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
 log = logging.getLogger(__name__)
 
 Version = Literal["103", "2"]
+Files = tuple[tuple[str, tuple[str, ...]], ...]  # of each split, in order; of an archive its members
 
 DOWNLOADS = "wikitext/download"
 PLACES = ("", "wikitext", DOWNLOADS)  # below the data root
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # as files are named
 HUB_SPLITS = {"train": "train", "val": "validation", "test": "test"}
+_BLANK = " \n"  # what the Hub's files have as an empty row
 
 # Sizes and digests as Hugging Face's loading script recorded them; torchtext's md5 of the two by words agree.
 # The publisher's own address answers no more; the first is the first author's.
@@ -62,8 +70,96 @@ PUBLISHED: dict[Version, dict[str, Counts]] = {
     },
     "2": {"train": Counts(36_718, 2_088_628), "val": Counts(3_760, 217_646), "test": Counts(4_358, 245_569)},
 }
-PUBLISHED_WORDS = 267_735  # of WikiText-103's training split, <eos> and <unk> with them
 _READABLE = "wiki.{train,valid,test}.tokens or .raw, {train,valid,test}.txt, the published zip or the Hub's parquet"
+
+
+@dataclass(frozen=True)
+class Articles:
+    """WikiText's splits as articles (a `CorpusReader`), of plain files, the zip archive or the Hub's parquet.
+
+    Args:
+        source: the folder that the files' paths are told below, or the archive.
+        files: of each split; the Hub's rows are lines, and an article may go on in the next file.
+        reading: how documents are taken.
+        ended_lines: whether end-of-text follows every line that is not blank; the others are left out then.
+        shard_bytes: of text in one shard, about.
+    """
+
+    source: str
+    files: Files
+    reading: Reading
+    ended_lines: bool = False
+    shard_bytes: int = SHARD_BYTES
+
+    def shards(self) -> list[Shard]:
+        """Raises InputError: a file cannot be read."""
+        found = []
+        for split, paths in self.files:
+            with self._data(paths) as data:
+                divided = plain_text.division(paths[0], data, "article", self.shard_bytes)
+            found += [Shard(split, (share,), size) for share, size in divided]
+        return found
+
+    def texts(self, shard: Shard) -> Iterator[Passage]:
+        """Raises InputError: a damaged file, not UTF-8, or an article without text."""
+        with self._data(dict(self.files)[shard.split or ""]) as data:
+            found = plain_text.texts(data, shard.ranges[0], self.reading, shard.split)
+            yield from _ended_lines(found) if self.ended_lines else found
+
+    def content_settings(self) -> dict[str, Any]:
+        """Everything that decides the documents."""
+        packed = self._is_archive()
+        files = [self.source] if packed else [path for _, paths in self.files for path in paths]
+        # Not the same of all forms, so that what was prepared of them stays good.
+        of_hub = not packed and files[0].endswith(".parquet")
+        form = {"seed": self.reading.seed} if of_hub else {"splits": sorted(split for split, _ in self.files)}
+        lines = {"documents": "line"} if self.ended_lines else {}
+        return self.reading.settings(by_key=False) | form | stamp(files, Path(self.source)) | lines
+
+    def _is_archive(self) -> bool:
+        return Path(self.source).is_file()
+
+    @contextmanager
+    def _data(self, paths: tuple[str, ...]) -> Iterator[Buffer]:
+        """The text of a split; what is packed is read whole, half a gigabyte at most."""
+        if self._is_archive():
+            yield _unpacked(self.source, paths[0])
+        elif paths[0].endswith(".parquet"):
+            yield "".join(line or _BLANK for path in paths for line in _lines(path)).encode()
+        else:
+            with plain_text.mapped(paths[0]) as data:
+                yield data
+
+
+def _unpacked(archive: str, member: str) -> bytes:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return opened.read(member)
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise InputError(f"{archive}: {member} is broken off or damaged ({one_reason(error)})") from error
+
+
+def _lines(path: str) -> list[str]:
+    """Rows as the lines of the published files."""
+    import pyarrow.parquet  # comes with `datasets`
+
+    try:
+        return list(pyarrow.parquet.read_table(path, columns=["text"])["text"].to_pylist())
+    except Exception as error:  # of a damaged file pyarrow raises whatever it does
+        raise InputError(f"{path}: has no column text, or is broken off or damaged ({one_reason(error)})") from error
+
+
+def _ended_lines(texts: Iterator[Passage]) -> Iterator[Passage]:
+    """Each line by itself, ended; the article begins with its first one that is not blank."""
+    begins = False
+    for text in texts:
+        begins |= text.first
+        if not text.text:
+            yield text
+        for line in io.StringIO(text.text):  # ended by "\n" alone, as str.splitlines' are not
+            if not line.isspace():
+                yield text._replace(text=line, first=begins, last=True)
+                begins = False
 
 
 def names(version: Version, raw: bool) -> tuple[str, str]:
@@ -110,26 +206,19 @@ def find_at(path: Path, version: Version, raw: bool, reading: Reading, ended_lin
     if path.is_file():
         return Articles(str(path), _members(path, version, raw), reading, ended_lines)
     own, _ = names(version, raw)
+    plain = ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if raw else ("wiki.{}.tokens", "{}.txt")
+    layouts = [*((pattern, SPLITS) for pattern in plain), ("{}-*.parquet", HUB_SPLITS)]
     for folder in (path, path / own, path / f"{own}-v1", path / own / f"{own}-v1"):
-        for pattern in ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if raw else ("wiki.{}.tokens", "{}.txt"):
-            files = {split: [folder / pattern.format(name)] for split, name in SPLITS.items()}
-            if any(file.exists() for (file,) in files.values()):
-                for (file,) in files.values():
-                    if not file.is_file():
-                        needed = ", ".join(pattern.format(name) for name in SPLITS.values())
-                        raise InputError(f"{file}: missing; WikiText needs {needed}")
-                return Articles(str(folder), _named(files), reading, ended_lines)
-        rows = {split: sorted(folder.glob(f"{name}-*.parquet")) for split, name in HUB_SPLITS.items()}
-        if any(rows.values()):
-            for split, found in rows.items():
+        for pattern, named in layouts:
+            files = {split: sorted(folder.glob(pattern.format(name))) for split, name in named.items()}
+            if not any(files.values()):
+                continue
+            for split, found in files.items():
                 if not found:
-                    raise InputError(f"{folder / HUB_SPLITS[split]}-*.parquet: missing; WikiText needs all splits")
-            return Articles(str(folder), _named(rows), reading, ended_lines)
+                    raise InputError(f"{folder / pattern.format(named[split])}: missing; WikiText needs all splits")
+            by_split = tuple((split, tuple(map(str, paths))) for split, paths in files.items())
+            return Articles(str(folder), by_split, reading, ended_lines)
     raise InputError(f"{path}: holds no {own}; expected {_READABLE}")
-
-
-def _named(files: Mapping[str, list[Path]]) -> Files:
-    return tuple((split, tuple(map(str, paths))) for split, paths in files.items())
 
 
 def _members(archive: Path, version: Version, raw: bool) -> Files:

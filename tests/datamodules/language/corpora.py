@@ -11,10 +11,9 @@ from lra_ssm.datamodules.language.documents import CorpusReader, Passage
 
 
 class Document(NamedTuple):
-    split: str | None
+    split: str
     text: str
     source: str
-    key: int
 
 
 def small_sizes(patch: pytest.MonkeyPatch, text: int, most: int = 1 << 20) -> None:
@@ -32,18 +31,19 @@ def read(corpus: CorpusReader) -> list[Document]:
             assert text.first == (not parts) and (text.text or (text.first and text.last))
             parts.append(text)
             if text.last:
-                assert len({(part.key, part.source) for part in parts}) == 1
-                found.append(Document(shard.split, "".join(part.text for part in parts), text.source, text.key))
+                assert len({(part.split, part.source) for part in parts}) == 1
+                assert text.split == (shard.split or text.split)
+                found.append(Document(text.split, "".join(part.text for part in parts), text.source))
                 parts = []
     assert not parts
     return found
 
 
 def by_split(corpus: CorpusReader) -> dict[str, list[str]]:
-    """The documents of each split, by name or key."""
+    """The documents of each split."""
     found: dict[str, list[str]] = {}
     for document in read(corpus):
-        found.setdefault(document.split or corpus.held_out.split(document.key), []).append(document.text)
+        found.setdefault(document.split, []).append(document.text)
     return found
 
 

@@ -16,23 +16,20 @@ import pytest
 from lra_ssm.datamodules.language import builder, shards
 from lra_ssm.datamodules.language.builder import Preparation, Turn
 from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer
-from lra_ssm.datamodules.language.documents import HeldOut, Reading
+from lra_ssm.datamodules.language.documents import Reading
 from lra_ssm.datamodules.language.files import FileCorpus
 from lra_ssm.datamodules.language.shards import RECORD
 from lra_ssm.datamodules.storage import disk
 from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
 from lra_ssm.datamodules.storage.prepare import prepare
+from lra_ssm.datamodules.storage.writer import write_manifest
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import by_split
 from tests.datamodules.language.deadly import Deadly
 from tests.datamodules.test_damaged_data import flip
 from tests.runner import Command
 
-LINES = Reading("line", empty_documents="skip")
-
-
-def the_source(splits):
-    return {"kind": "test"}
+LINES = Reading("line", empty_documents="skip", val_fraction=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +46,19 @@ def texts(tmp_path_factory):
 
 def preparation(texts: Path, made: Path, tokenizer="words", processes=1, **settings) -> Preparation:
     files = ((str(texts / "a.txt"), None), (str(texts / "b.txt"), "test"))
-    settings = {"reading": LINES, "held_out": HeldOut(0.1), "shard_bytes": 2000, **settings}
+    settings = {"reading": LINES, "shard_bytes": 2000, **settings}
     reader = FileCorpus(str(texts), files, **settings)
     return Preparation(made, "lines", reader, parse_tokenizer(tokenizer), processes=processes)
 
 
 def finished(preparation: Preparation, folder: Path) -> Path:
     folder.mkdir()
-    preparation.finish(folder, the_source)
+    finish(preparation, folder)
     return folder
+
+
+def finish(preparation: Preparation, folder: Path) -> None:
+    write_manifest(folder, preparation.finish(folder) | {"source": {"kind": "test"}})
 
 
 def prepared(preparation: Preparation, folder: Path) -> Path:
@@ -124,7 +125,7 @@ def test_neither_processes_nor_the_size_of_shards_change_anything(texts, once, t
 def test_a_long_document_in_many_shards_has_the_tokens_of_the_whole(texts, tmp_path, tokenizer):
     found = []
     for size in (10**9, 3000):
-        one = {"reading": Reading("file"), "shard_bytes": size, "held_out": HeldOut()}
+        one = {"reading": Reading("file"), "shard_bytes": size}
         made = preparation(texts, tmp_path / f"shards{size}", tokenizer, **one)
         assert (len(made.reader.shards()) > 10) == (size == 3000)
         found.append(open_prepared(prepared(made, tmp_path / f"{size}")))
@@ -139,14 +140,14 @@ def test_turns_in_any_order_give_what_one_process_gives(texts, once, tmp_path):
     made = preparation(texts, tmp_path / "shards")
     (tmp_path / "prepared").mkdir()
     with pytest.raises(InputError, match="nothing is tokenised yet; --shard=1/n"):
-        made.finish(tmp_path / "prepared", the_source)
+        finish(made, tmp_path / "prepared")
     for number in (3, 1):
         made.tokenise(Turn(number, 3))
     with pytest.raises(InputError, match=r"shards: \d+ of \d+ shards are missing, the first is 000001: .*run those"):
-        made.finish(tmp_path / "prepared", the_source)
+        finish(made, tmp_path / "prepared")
     assert not any((tmp_path / "prepared").iterdir())
     made.tokenise(Turn(2, 3))
-    made.finish(tmp_path / "prepared", the_source)
+    finish(made, tmp_path / "prepared")
     assert contents(tmp_path / "prepared") == contents(once)
 
 
@@ -220,7 +221,7 @@ def finish_and_die(arguments: list[str]) -> int:
 
     builder._link = deadly
     made = preparation(Path(arguments[0]), root / "shards")
-    prepare(root, "lines", "files-1", partial(made.finish, source=the_source))
+    prepare(root, "lines", "files-1", partial(finish, made))
     return 0
 
 
@@ -234,7 +235,7 @@ def test_a_killed_finish_leaves_nothing_wrong(texts, once, tmp_path):
         (left,) = (path for path in (tmp_path / "lines").iterdir() if path.name != ".lock")
         assert left.name.startswith(".unfinished-") and len(list(left.glob("*.npy"))) == last
     assert {path: path.read_bytes() for path in made.folder.rglob("*.npy")} == before
-    folder = prepare(tmp_path, "lines", "files-1", partial(made.finish, source=the_source))
+    folder = prepare(tmp_path, "lines", "files-1", partial(finish, made))
     assert contents(folder) == contents(once)
     assert {path.name for path in (tmp_path / "lines").iterdir()} == {"files-1", ".lock"}
 
@@ -268,15 +269,11 @@ def test_a_damaged_shard_is_named_and_made_anew(texts, once, tmp_path):
     made.tokenise()
     array = made.folder / "000002/train_tokens_00002.npy"
     flip(array, -1, 0)
-    record = made.folder / "000001" / RECORD
-    record.write_text('{"splits": ')
-    for file, what in ((record, "is not what was written"), (array, "does not have its recorded sha256")):
-        (tmp_path / "prepared").mkdir()
-        with pytest.raises(InputError, match=f"{file}: {what}.*; delete the folder {file.parent} and"):
-            made.finish(tmp_path / "prepared", the_source)
-        shutil.rmtree(tmp_path / "prepared")
-        shutil.rmtree(file.parent)
-        made.tokenise()
+    what = f"{array}: does not have its recorded sha256; delete the folder {array.parent} and"
+    with pytest.raises(InputError, match=what):
+        finished(made, tmp_path / "half")
+    shutil.rmtree(array.parent)
+    made.tokenise()
     assert contents(finished(made, tmp_path / "prepared")) == contents(once)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lra_ssm.datamodules.corpus import reader as corpus
-from lra_ssm.datamodules.language.documents import CorpusReader, HeldOut, Reading
+from lra_ssm.datamodules.language.documents import CorpusReader, Reading
 from lra_ssm.datamodules.slimpajama import reader as slimpajama
 from lra_ssm.datamodules.wikitext import reader as wikitext
 from lra_ssm.errors import InputError
@@ -24,7 +24,7 @@ REAL = Path(os.environ.get("LRA_SSM_TEST_DATA", "/nowhere"))
 
 
 def find(path: Path, splits: corpus.Splits = "auto", **reading: object) -> CorpusReader:
-    return corpus.find_at(path, splits, Reading(**reading), HeldOut(0.5, 0.2))
+    return corpus.find_at(path, splits, Reading(**{"val_fraction": 0.5, "test_fraction": 0.2, **reading}))
 
 
 # -- Corpus --------------------------------------------------------------------------------------------------------
@@ -45,8 +45,8 @@ def test_named_splits(names: dict[str, str], tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"{split} one\n{split} two\n")
     named = by_split(find(tmp_path, documents="line"))
     assert named == {split: [f"{split} one", f"{split} two"] for split in names}
-    hashed = read(find(tmp_path, "hash", documents="line"))
-    assert {document.split for document in hashed} == {None} and len(hashed) == 6
+    hashed = find(tmp_path, "hash", documents="line")
+    assert {shard.split for shard in hashed.shards()} == {None} and len(read(hashed)) == 6
 
 
 def test_held_out_of_train_alone(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_names_that_are_not_clear(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.csv: is in none of the forms \.txt, \.jsonl"):
         find(tmp_path / "a.csv")
     (tmp_path / "only/valid.txt").unlink()
-    assert {document.split for document in read(find(tmp_path / "b", documents="line"))} == {None}
+    assert {shard.split for shard in find(tmp_path / "b", documents="line").shards()} == {None}
     (tmp_path / "only/test.txt").rename(tmp_path / "test.txt")
     with pytest.raises(InputError, match=r'testament\.txt: names no split .* though test\.txt does; splits="hash"'):
         find(tmp_path)
@@ -94,7 +94,7 @@ def test_one_document_of_which_none_can_be_held_out(names: list[str], tmp_path: 
     for place in {tmp_path, tmp_path / names[0] if len(names) == 1 else tmp_path}:
         with pytest.raises(InputError, match=what):
             find(place)
-        assert corpus.find_at(place, "auto", Reading(), HeldOut()).shards()
+        assert find(place, val_fraction=0, test_fraction=0).shards()
         assert find(place, documents="line").shards()
 
 
@@ -103,37 +103,37 @@ def test_one_text_in_head_and_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = "".join(f"line {n}, naïve\n" for n in range(40))
     (tmp_path / "a.txt").write_text(text)
 
-    def tail(held_out: HeldOut, name: str = "a.txt", size: int = 1 << 20, **reading: object) -> CorpusReader:
-        found = corpus.find_at(tmp_path / name, "tail", Reading(**reading), held_out)
+    def tail(val: float, test: float = 0, name: str = "a.txt", size: int = 1 << 20, documents="file") -> CorpusReader:
+        found = find(tmp_path / name, "tail", documents=documents, val_fraction=val, test_fraction=test)
         return replace(found, shard_bytes=size)
 
     ascii_text = text.replace("ï", "i")
     (tmp_path / "b.txt").write_text(ascii_text)
     n = int(0.9 * len(ascii_text))
-    assert by_split(tail(HeldOut(0.1), "b.txt")) == {"train": [ascii_text[:n]], "val": [ascii_text[n:]]}
+    assert by_split(tail(0.1, name="b.txt")) == {"train": [ascii_text[:n]], "val": [ascii_text[n:]]}
     data = text.encode()
     for end in range(len(data) - 20, len(data) - 1):
-        parts = by_split(tail(HeldOut((len(data) - end) / len(data))))
+        parts = by_split(tail((len(data) - end) / len(data)))
         head, last = parts["train"][0], parts["val"][0]
         assert head + last == text and 0 <= len(head.encode()) - end <= 1, end
     small_sizes(monkeypatch, 40)
-    for held_out, names in ((HeldOut(0.2, 0.1), ["train", "val", "test"]), (HeldOut(0, 0.3), ["train", "test"])):
-        whole = tail(held_out)
+    for held_out, names in (((0.2, 0.1), ["train", "val", "test"]), ((0, 0.3), ["train", "test"])):
+        whole = tail(*held_out)
         parts = by_split(whole)
         assert list(parts) == names and "".join(part for (part,) in parts.values()) == text
-        assert len(tail(held_out, size=64).shards()) > 8 and by_split(tail(held_out, size=64)) == parts
+        assert len(tail(*held_out, size=64).shards()) > 8 and by_split(tail(*held_out, size=64)) == parts
         assert pickle.loads(pickle.dumps(whole)).content_settings() == whole.content_settings()
-    lines = by_split(tail(HeldOut(0.2), documents="line", size=64))
+    lines = by_split(tail(0.2, documents="line", size=64))
     assert lines["train"] + lines["val"] != text.splitlines()  # the line that is cut is one in each
     assert len(lines["train"]) + len(lines["val"]) == 41 and lines["val"][-1] == "line 39, naïve"
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf" + b"abcdefghij")
-    assert by_split(tail(HeldOut(0.5), "bom.txt")) == {"train": ["abc"], "val": ["defghij"]}
+    assert by_split(tail(0.5, name="bom.txt")) == {"train": ["abc"], "val": ["defghij"]}
 
 
 def test_head_and_tail_are_of_one_text(tmp_path: Path) -> None:
     def refusal(name: str, held_out: float = 0.1) -> str:
         with pytest.raises(InputError) as error:
-            read(corpus.find_at(tmp_path / name, "tail", Reading(), HeldOut(held_out)))
+            read(find(tmp_path / name, "tail", val_fraction=held_out, test_fraction=0))
         return str(error.value).removeprefix(f"{tmp_path}/")
 
     for name in ("many/a.txt", "many/b.txt", "rows/a.jsonl", "one/a.txt"):
@@ -144,14 +144,14 @@ def test_head_and_tail_are_of_one_text(tmp_path: Path) -> None:
     assert refusal("rows") == f"rows: {said} a.jsonl" and refusal("rows/a.jsonl") == f"rows/a.jsonl: {said} a.jsonl"
     assert refusal("one", 0.9).startswith("one/a.txt:1: an empty document")  # nothing is left to train on
     with pytest.raises(InputError, match="tail'?: is of one text, .* IMDb's reviews are many"):
-        corpus.reviews(tmp_path, "tail", Reading(), HeldOut(0.1))
+        corpus.reviews(tmp_path, "tail", Reading())
     with pytest.raises(InputError, match=r"hold out its end \(splits=tail\)"):
         find(tmp_path / "one")
 
 
 @pytest.mark.skipif(not REAL.joinpath("tinyshakespeare").is_dir(), reason="needs tinyshakespeare")
 def test_tinyshakespeare_is_cut_where_nanogpt_cuts_it() -> None:
-    found = by_split(corpus.find_at(REAL / "tinyshakespeare", "tail", Reading(), HeldOut(0.1)))
+    found = by_split(find(REAL / "tinyshakespeare", "tail", val_fraction=0.1, test_fraction=0))
     assert {split: len(text) for split, (text,) in found.items()} == {"train": 1_003_854, "val": 111_540}
     assert len({*found["train"][0]}) == 65
 
@@ -304,7 +304,7 @@ def test_wikitext_that_is_not_whole(tmp_path: Path) -> None:
     refused(tmp_path, True, r"holds no wikitext-2-raw; expected wiki\.\{train,valid,test\}\.tokens or \.raw, ")
     write_wikitext(tmp_path, "txt")
     (tmp_path / "train.txt").unlink()
-    refused(tmp_path, False, r"train\.txt: missing; WikiText needs train\.txt, valid\.txt, test\.txt")
+    refused(tmp_path, False, r"train\.txt: missing; WikiText needs all splits")
     path = write_wikitext(tmp_path / "zip", "zip", raw=True)
     refused(path, False, r"holds no wiki\.train\.tokens; expected the archive wikitext-2-v1\.zip")
     whole = path.read_bytes()

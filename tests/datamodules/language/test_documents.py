@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lra_ssm.datamodules.language.documents import CUT, HeldOut, Reading, cut
+from lra_ssm.datamodules.language.documents import CUT, BadText, Reading, cut
 from lra_ssm.datamodules.storage.selection import text_keys
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import small_sizes
@@ -19,7 +19,7 @@ def places(text: str) -> list[int]:
 
 
 def parts(data: bytes, begin: int = 0) -> list[bytes]:
-    return [data[here:there] for here, there in cut(data, begin, len(data), "file:{}".format)]
+    return [data[here:there] for here, there in cut(data, begin, len(data))]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -44,8 +44,9 @@ def test_cuts_follow_the_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_document_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     small_sizes(monkeypatch, 10, most=50)
     assert parts(b"a\n" + b"x" * 50) == [b"a\n", b"x" * 50]
-    with pytest.raises(InputError, match="^file:2: 50 bytes of a document without a line that ends and begins without"):
+    with pytest.raises(BadText, match="^50 bytes of a document without a line that ends and begins without") as error:
         parts(b"a\n" + b"x" * 51 + b"\nb")
+    assert error.value.offset == 2
 
 
 def test_tokenizers_give_the_same_for_the_parts() -> None:
@@ -61,14 +62,14 @@ def test_tokenizers_give_the_same_for_the_parts() -> None:
 
 
 def test_held_out_share() -> None:
-    assert Reading(seed=3).key(b"a text") == int(text_keys(["a text"], 3)[0])
-    keys = [Reading().key(f"document {number}".encode()) for number in range(20_000)]
-    small, large = HeldOut(0.05, 0.02), HeldOut(0.1, 0.02)
-    splits = [small.split(key) for key in keys]
+    texts = [f"document {number}" for number in range(20_000)]
+    small, large = Reading(seed=3, val_fraction=0.05, test_fraction=0.02), Reading(seed=3, val_fraction=0.1)
+    splits = [small.split(text.encode()) for text in texts]
     for split, share in (("train", 0.93), ("val", 0.05), ("test", 0.02)):
-        assert splits.count(split) / len(keys) == pytest.approx(share, abs=0.005)
-    assert all(large.split(key) == "val" for key, split in zip(keys, splits, strict=True) if split == "val")
-    assert {HeldOut().split(key) for key in (0, 2**64 - 1)} == {"train"}
+        assert splits.count(split) / len(texts) == pytest.approx(share, abs=0.005)
+    assert [split == "val" for split in splits] == (text_keys(texts, 3) < 0.05 * 2.0**64).tolist()
+    assert all(large.split(text.encode()) == "val" for text, split in zip(texts, splits, strict=True) if split == "val")
+    assert {Reading().split(text.encode()) for text in texts} == {"train"}
     for wrong in ((1.0, 0.0), (-0.1, 0.0), (0.5, 0.5)):
         with pytest.raises(InputError):
-            HeldOut(*wrong)
+            Reading(val_fraction=wrong[0], test_fraction=wrong[1])
