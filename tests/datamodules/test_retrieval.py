@@ -13,7 +13,6 @@ from lra_ssm.datamodules.storage.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 from tests.datamodules.helpers import contents
-from tests.datamodules.made_up_pairs import write_pairs
 
 # Quotes that open and are never closed, one of them over a line's end for whoever takes it for a csv's.
 ROWS = {
@@ -218,21 +217,3 @@ def test_other_counts_are_one_line_of_warning(tmp_path: Path, caplog: pytest.Log
         prepared(write_files(tmp_path))
     (record,) = [record for record in caplog.records if "published" in record.getMessage()]
     assert "'train': 3, 'val': 1, 'test': 1" in record.getMessage() and "\n" not in record.getMessage()
-
-
-def test_made_up_pairs_can_be_learnt(tmp_path: Path) -> None:
-    """What docs/small-runs.md and other tests train on: the letters alone tell its topics apart."""
-    data = prepared(tmp_path, source=str(write_pairs(tmp_path / "pairs", (600, 10, 200))))
-    prepared_data = open_prepared(data.prepared_folder)
-
-    def similarity(name: str) -> tuple[np.ndarray, np.ndarray]:
-        split = prepared_data.split(name)
-        assert isinstance(split, SequenceSplit)
-        counts = np.stack([np.bincount(split.sequence(i), minlength=100) for i in range(2 * len(split))]).astype(float)
-        counts /= np.linalg.norm(counts, axis=1, keepdims=True)
-        return (counts[::2] * counts[1::2]).sum(1), split.labels
-
-    train, labels = similarity("train")
-    threshold = max(np.unique(train), key=lambda value: ((train >= value) == labels).mean())
-    test, labels = similarity("test")
-    assert ((test >= threshold) == labels).mean() > 0.9

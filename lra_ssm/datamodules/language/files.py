@@ -157,5 +157,4 @@ def _stat(path: str) -> os.stat_result:
     try:
         return os.stat(path)
     except OSError as error:
-        what = "is a link to nothing" if Path(path).is_symlink() else f"cannot be read ({error.strerror})"
-        raise InputError(f"{path}: {what}") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -3,8 +3,7 @@
 An epoch takes so many windows of each as its weight says.
 """
 
-from dataclasses import dataclass, field
-from inspect import Parameter, signature
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -107,13 +106,13 @@ class Mixture(WindowedDataModule):
             self.require(all(0 < weight < np.inf for weight in weights), "weights", "must be positive numbers")
 
     def _built(self, corpus: Any, number: int) -> LanguageDataModule:
-        built = corpus(root=self.root) if callable(corpus) else corpus
-        if not isinstance(built, LanguageDataModule) or built is corpus:
+        built = corpus(root=self.root) if callable(corpus) else None
+        if not isinstance(built, LanguageDataModule):
             raise InputError(f"Mixture corpora.{number} must be a data module of text by its class, got {corpus!r}")
-        defaults = {name: parameter.default for name, parameter in signature(type(built)).parameters.items()}
-        for name in _OVERRULED:
-            given, ours = getattr(built, name), getattr(self, name)
-            if given not in (defaults.get(name, Parameter.empty), ours):
+        for setting in fields(built):
+            name, ours = setting.name, getattr(self, setting.name, None)
+            given = getattr(built, name)
+            if name in _OVERRULED and given not in (setting.default, ours):
                 raise InputError(
                     f"Mixture corpora.{number}.{name} is {given!r}: the mixture's, {ours!r}, stands for it"
                 )
@@ -140,12 +139,9 @@ class Mixture(WindowedDataModule):
             both = f"{first.prepared_folder} and {corpus.prepared_folder}"
             if corpus.tokenizer_digest != first.tokenizer_digest:
                 raise InputError(f"Mixture: the tokenizers of {both} differ; prepare all corpora with one")
-            ends = first.end_of_text_id, corpus.end_of_text_id
-            if ends[0] != ends[1]:
-                raise InputError(
-                    f"Mixture: documents end with token {ends[0]} and {ends[1]} in {both}; prepare all corpora with one"
-                    " end_of_text"
-                )
+            ends = f"token {first.end_of_text_id} and {corpus.end_of_text_id} in {both}"
+            if corpus.end_of_text_id != first.end_of_text_id:
+                raise InputError(f"Mixture: documents end with {ends}; prepare all corpora with one end_of_text")
         return splits
 
     def open_split(self, name: str) -> TokenWindows:
@@ -201,17 +197,18 @@ class Mixture(WindowedDataModule):
         for corpus in self.built:
             folder = f"{corpus.dataset}/{corpus.prepared_folder.name}"
             for name, split in corpus.manifest()["splits"].items():
-                splits[f"{folder}/{name}"] = {**split, "shards": [_below(folder, shard) for shard in split["shards"]]}
+                shards = [
+                    {key: {**array, "file": f"{folder}/{array['file']}"} for key, array in shard.items()}
+                    for shard in split["shards"]
+                ]
+                splits[f"{folder}/{name}"] = {**split, "shards": shards}
         first = self.built[0].manifest()
-        common = {key: first[key] for key in ("vocab_size", "end_of_text", "tokenizer")}
-        source = {"kind": "mixture", "weights": self.weights, "epoch_windows": self.epoch_windows}
-        batches = self.batch_settings()
         return {
             "dataset": self.dataset,
             "inputs": "tokens",
-            "batches": batches,
-            "source": source,
-            **common,
+            "batches": self.batch_settings(),
+            "source": {"kind": "mixture", "weights": self.weights, "epoch_windows": self.epoch_windows},
+            **{key: first[key] for key in ("vocab_size", "end_of_text", "tokenizer")},
             "splits": splits,
         }
 
@@ -231,7 +228,3 @@ class Mixture(WindowedDataModule):
             for corpus, count, quota in zip(self.built, counts, quotas, strict=True)
         ]
         return f"mixture in windows of {self.length:,}; an epoch has {', '.join(shares)}"
-
-
-def _below(folder: str, shard: dict[str, Any]) -> dict[str, Any]:
-    return {key: {**entry, "file": f"{folder}/{entry['file']}"} for key, entry in shard.items()}

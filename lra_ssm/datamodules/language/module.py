@@ -7,6 +7,7 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -207,8 +208,6 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         self.choice = parse_tokenizer(self.tokenizer, self.end_of_text)
         named = self.choice.kind in ("file", "hub")
         self.require(self.end_of_text is None or named, "end_of_text", "is of a tokenizer.json")
-        self._reader: CorpusReader | None = None
-        self._content: dict[str, Any] | None = None
 
     # -- what a dataset gives --------------------------------------------------------------------------------------
 
@@ -230,13 +229,19 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     # -- preparation -----------------------------------------------------------------------------------------------
 
     def content_settings(self) -> dict[str, Any]:
-        if self._content is None:
-            # Files of the user's are looked at; a publisher's are what they are.
-            documents = self._documents().content_settings() if self.kind() == "files" else self.source_settings()
-            end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
-            tokenizer = {"tokenizer": self.choice.identity(), **end}
-            self._content = {"version": READER_VERSION, **documents, **tokenizer}
         return self._content
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        # Files of the user's are looked at; a publisher's are what they are.
+        documents = self._documents.content_settings() if self.kind() == "files" else self.source_settings()
+        end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
+        return {"version": READER_VERSION, **documents, "tokenizer": self.choice.identity(), **end}
+
+    @cached_property
+    def _documents(self) -> CorpusReader:
+        """The reader, which looks at the files once."""
+        return self.reader()
 
     def source_digests(self) -> dict[str, str]:
         own = {self.tokenizer: self.choice.identity()} if self.choice.kind == "file" else {}
@@ -300,13 +305,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         write_manifest(folder, manifest)
 
     def _preparation(self) -> Preparation:
-        return Preparation(self._shards, self.dataset, self._documents(), self.choice, self.processes)
-
-    def _documents(self) -> CorpusReader:
-        """The reader, which looked at the files once."""
-        if self._reader is None:
-            self._reader = self.reader()
-        return self._reader
+        return Preparation(self._shards, self.dataset, self._documents, self.choice, self.processes)
 
     @property
     def _shards(self) -> Path:

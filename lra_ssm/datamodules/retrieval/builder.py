@@ -24,11 +24,6 @@ NUM_CLASSES = 2
 READER_VERSION = 1
 
 
-def content_settings(settings: TokenSettings, limit: int | None) -> dict[str, Any]:
-    """What decides the prepared data besides the pairs."""
-    return settings.content_settings() | ({} if limit is None else {"limit": limit, "limit_seed": LIMIT_SEED})
-
-
 def build(
     folder: Path, files: Mapping[str, Path], settings: TokenSettings, limit: int | None, source: Mapping[str, Any]
 ) -> None:
@@ -41,7 +36,7 @@ def build(
         files: by split.
         settings: how.
         limit: as for `Retrieval`.
-        source: what the manifest says besides the settings and files; kind is "lra" or "files".
+        source: what the manifest says besides the files: kind, settings.
 
     Raises:
         InputError: a file is not as published, which names file and line; the training pairs are all of one class; or
@@ -79,10 +74,9 @@ def build(
             _check_classes(reader, name)
     entries = {name: reader.manifest_entry for name, reader in readers.items()}
     pairs = {name: entry["pairs"] for name, entry in entries.items()}
-    published = pairs == PUBLISHED_COUNTS
-    if not published:
+    if pairs != PUBLISHED_COUNTS:
         log.warning("AAN files hold %s pairs; the published ones hold %s", pairs, PUBLISHED_COUNTS)
-    writer.finish({**source, **content_settings(settings, limit), "published_counts": published, "files": entries})
+    writer.finish({**source, "published_counts": pairs == PUBLISHED_COUNTS, "files": entries})
 
 
 def _check_classes(reader: PairsFile, split: str) -> None:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from lra_ssm.datamodules.base import SequenceDataModule, file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
-from lra_ssm.datamodules.retrieval.builder import DATASET, NUM_CLASSES, READER_VERSION, build, content_settings
+from lra_ssm.datamodules.retrieval.builder import DATASET, NUM_CLASSES, READER_VERSION, build
 from lra_ssm.datamodules.retrieval.reader import FILES
+from lra_ssm.datamodules.storage.selection import LIMIT_SEED
 from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
 from lra_ssm.errors import InputError
 
@@ -59,13 +60,18 @@ class Retrieval(SequenceDataModule):
         self.tokens = TokenSettings(self.inputs, self.max_length, self.min_freq)
 
     def content_settings(self) -> dict[str, Any]:
-        settings = {"version": READER_VERSION, **content_settings(self.tokens, self.limit)}
-        return settings | ({"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {})
+        files = {"files": file_stats(list(self._files().values()))} if self.kind() == "files" else {}
+        return {"version": READER_VERSION, **self._settings(), **files}
+
+    def _settings(self) -> dict[str, Any]:
+        limit = {} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED}
+        return {**self.tokens.content_settings(), **limit}
 
     def build(self, folder: Path) -> None:
         files = self._files()
         archive = read_note(files["train"].parent)
-        build(folder, files, self.tokens, self.limit, {"kind": self.kind()} | ({"archive": archive} if archive else {}))
+        source = {"kind": self.kind(), **({"archive": archive} if archive else {}), **self._settings()}
+        build(folder, files, self.tokens, self.limit, source)
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         """Pairs of texts, one pair a line, with a tab between them."""

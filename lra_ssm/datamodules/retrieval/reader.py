@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,10 @@ COLUMNS = ("label", "id1", "id2", "text1", "text2")
 
 _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 _CHARACTERS_PER_CHUNK = 1 << 20
-_PAIRS_PER_CHUNK = 1 << 14
 _LONG_RUN = 100  # pairs of one class at a file's beginning that are no chance
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Consecutive pairs of a file: labels (n,), texts (2 n,), cut: pair i has texts 2i and 2i + 1."""
 
     labels: list[int]
@@ -74,7 +72,7 @@ class PairsFile:
         counts, run = [0, 0], 0  # pairs by class; length of the run of one class that the file begins with
         line = b""
         for line in file:
-            label, *pair = self._parse(line, file)
+            label, pair = self._parse(line, file)
             counts[label] += 1
             if counts[label] == file.number:
                 run = file.number
@@ -82,7 +80,7 @@ class PairsFile:
                 labels.append(label)
                 texts += pair
                 characters += sum(map(len, pair))
-            if characters >= _CHARACTERS_PER_CHUNK or len(labels) == _PAIRS_PER_CHUNK:
+            if characters >= _CHARACTERS_PER_CHUNK:
                 yield Pairs(labels, texts)
                 labels, texts, characters = [], [], 0
         if labels:
@@ -100,7 +98,7 @@ class PairsFile:
         if _LONG_RUN <= run < number:
             log.warning("%s: its first %d pairs are of one class, and so are the first batches", self.path, run)
 
-    def _parse(self, line: bytes, file: LineFile) -> tuple[int, str, str]:
+    def _parse(self, line: bytes, file: LineFile) -> tuple[int, list[str]]:
         columns = line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
         if len(columns) != len(COLUMNS):
             cut = "" if line.endswith(b"\n") else "; the file seems to be cut off here"
@@ -110,10 +108,10 @@ class PairsFile:
         if label not in _LABELS:
             shown = repr(label[:60].decode("utf-8", errors="replace"))
             raise file.wrong(f"the label is {shown} instead of 0 or 1 (the files have no header)")
+        decoded = []
         for name, text in zip(COLUMNS[3:], texts, strict=True):
             try:
-                text.decode()
+                decoded.append(text.decode()[: self.reads])
             except UnicodeDecodeError as error:
                 raise file.wrong(f"{name} is not UTF-8 (byte {text[error.start]:#04x} at {error.start})") from None
-        first, second = (text.decode()[: self.reads] for text in texts)
-        return _LABELS[label], first, second
+        return _LABELS[label], decoded

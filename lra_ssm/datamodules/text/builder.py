@@ -1,10 +1,9 @@
 """Builds prepared folders of IMDb reviews."""
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +11,14 @@ import numpy.typing as npt
 from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.selection import LIMIT_SEED, choose, text_keys, texts_digest
-from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, Tokenizer, TokenSettings
+from lra_ssm.datamodules.storage.vocabulary import CharacterCounts, TokenSettings
 from lra_ssm.datamodules.storage.writer import DatasetWriter
-from lra_ssm.datamodules.text.reader import Reviews
+from lra_ssm.datamodules.text.reader import CLASSES, Reviews
 from lra_ssm.errors import InputError
 
 log = logging.getLogger(__name__)
 
 DATASET = "text"
-NUM_CLASSES = 2
 PUBLISHED_COUNTS = {"train": 25_000, "test": 25_000}
 # Raise when the same settings would give other data than before.
 READER_VERSION = 2
@@ -30,25 +28,30 @@ ORDER_SEED = 42  # of the order that every split is written in
 _TEXTS_PER_CHUNK = 1000
 
 
-@dataclass(frozen=True)
-class TextSettings:
-    """What decides the prepared data besides the reviews; meanings as for `Text`."""
+class HeldOut(NamedTuple):
+    """Which training reviews are for validation: a share of each class, as texts and seed decide.
 
-    tokens: TokenSettings
-    validation: str
-    val_fraction: float
-    split_seed: int
-    limit: int | None
+    Where the reviews come from, and in what order, makes no difference; copies of a review are on one side together
+    (but for those at the border between the two).
+    """
 
-    def content_settings(self) -> dict[str, Any]:
-        """The settings that matter: fraction and seed for held_out alone."""
-        matter = {"validation": self.validation, **self.tokens.content_settings()}
-        if self.validation == "held_out":
-            matter |= {"val_fraction": self.val_fraction, "split_seed": self.split_seed}
-        return matter | ({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED})
+    fraction: float
+    seed: int
+
+    def of(self, train: Reviews) -> npt.NDArray[np.int64]:
+        """The numbers of these reviews, rising."""
+        count = max(round(len(train.texts) * self.fraction), 1)
+        return choose(np.array(train.labels), count, text_keys(train.texts, self.seed))
 
 
-def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, source: Mapping[str, Any]) -> None:
+def build(
+    folder: Path,
+    reviews: Mapping[str, Reviews],
+    tokens: TokenSettings,
+    held_out: HeldOut | None,
+    limit: int | None,
+    source: Mapping[str, Any],
+) -> None:
     """Encodes reviews and writes them into an empty folder, as splits train, val and test, each in a random order.
 
     The order is decided by texts and labels alone, wherever they come from: by class, as the sources have them, a few
@@ -60,25 +63,46 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
     Args:
         folder: where to.
         reviews: by split, train and test.
-        settings: how.
-        source: what the manifest says besides the settings: kind, and where the reviews came from.
+        tokens: how texts become tokens.
+        held_out: for validation; None: the test reviews are.
+        limit: as for `Text`.
+        source: what the manifest says: settings, kind, and where the reviews came from.
 
     Raises:
         InputError: too few reviews to hold some out, or the disk has no room.
     """
-    train, test = (_mixed(reviews[name]) for name in ("train", "test"))
     counts = {name: len(split.texts) for name, split in reviews.items()}
     if counts != PUBLISHED_COUNTS:
         log.warning("IMDb: %s labelled reviews; the published ones are %s", counts, PUBLISHED_COUNTS)
-    tokenizer = make_tokenizer(settings.tokens, train.texts)
-    splits, record = _splits(train, test, settings)
-    _check_room(folder, tokenizer, splits.values())
+    train, test = (_mixed(reviews[name]) for name in ("train", "test"))
+    splits, record = {"train": train, "val": test, "test": test}, dict[str, Any]()
+    if held_out is not None:
+        val = held_out.of(train)
+        kept = np.setdiff1d(np.arange(len(train.texts)), val)
+        splits |= {"train": train.take(kept), "val": train.take(val)}
+        record["held_out_sha256"] = texts_digest(splits["val"].texts, splits["val"].labels)
+        if len(set(splits["train"].labels)) < len(CLASSES):
+            which = f"val_fraction {held_out.fraction}: leaves no training review of one class of {len(train.texts)}"
+            raise InputError(f"Text {which}")
+    if limit is not None:
+        for name, split in splits.items():
+            keys = text_keys(split.texts, LIMIT_SEED)
+            splits[name] = split.take(choose(np.array(split.labels), limit, keys))
+
+    characters = CharacterCounts()
+    for start in range(0, len(train.texts) if tokens.counts_characters else 0, _TEXTS_PER_CHUNK):
+        characters.add([text[: tokens.reads] for text in train.texts[start : start + _TEXTS_PER_CHUNK]])
+    tokenizer = tokens.tokenizer(characters)
+    lengths = [min(len(text), tokenizer.reads) for split in splits.values() for text in split.texts]
+    token_bytes = 1 if len(tokenizer.vocabulary) <= 1 << 8 else 2
+    # Of "bytes" at least: a character has several of them where it is not ASCII.
+    check_disk_space(folder, token_bytes * sum(lengths) + 16 * len(lengths), "preparing Text")
     writer = DatasetWriter(
         folder,
         dataset=DATASET,
         vocabulary=tokenizer.vocabulary,
-        num_classes=NUM_CLASSES,
-        max_length=settings.tokens.max_length,
+        num_classes=len(CLASSES),
+        max_length=tokens.max_length,
     )
     for name, split in splits.items():
         target = writer.split(name)
@@ -92,60 +116,9 @@ def build(folder: Path, reviews: Mapping[str, Reviews], settings: TextSettings, 
         "published_counts": counts == PUBLISHED_COUNTS,
         "content_sha256": {name: texts_digest(split.texts, split.labels) for name, split in reviews.items()},
     }
-    writer.finish({**source, **settings.content_settings(), **record})
-
-
-def _splits(train: Reviews, test: Reviews, settings: TextSettings) -> tuple[dict[str, Reviews], dict[str, Any]]:
-    """The three splits, and what the manifest says of those held out."""
-    val, record, kept = test, dict[str, Any](), train
-    if settings.validation == "held_out":
-        held_out = hold_out(train, settings.val_fraction, settings.split_seed)
-        val = _take(train, held_out)
-        record = {"held_out_sha256": texts_digest(val.texts, val.labels)}
-        kept = _take(train, np.setdiff1d(np.arange(len(train.texts)), held_out))
-    if len(set(kept.labels)) < NUM_CLASSES:
-        raise InputError(
-            f"Text val_fraction {settings.val_fraction}: leaves no training review of one class of {len(train.texts)}"
-        )
-    splits = {"train": kept, "val": val, "test": test}
-    if settings.limit is not None:
-        splits = {name: _limited(split, settings.limit) for name, split in splits.items()}
-    return splits, record
-
-
-def make_tokenizer(settings: TokenSettings, texts: list[str]) -> Tokenizer:
-    """Characters are counted in the training texts, cut as they are encoded."""
-    counts = CharacterCounts()
-    for start in range(0, len(texts) if settings.counts_characters else 0, _TEXTS_PER_CHUNK):
-        counts.add([text[: settings.reads] for text in texts[start : start + _TEXTS_PER_CHUNK]])
-    return settings.tokenizer(counts)
-
-
-def hold_out(train: Reviews, fraction: float, seed: int) -> npt.NDArray[np.int64]:
-    """The numbers of the reviews that are held out, rising: as many of each class, as texts and seed decide.
-
-    Where the reviews come from, and in what order, makes no difference; copies of a review are on one side together
-    (but for those at the border between the two).
-    """
-    return choose(np.array(train.labels), max(round(len(train.texts) * fraction), 1), text_keys(train.texts, seed))
+    writer.finish({**source, **record})
 
 
 def _mixed(reviews: Reviews) -> Reviews:
     """By random keys; labels decide between copies of a text."""
-    return _take(reviews, np.lexsort((np.array(reviews.labels), text_keys(reviews.texts, ORDER_SEED))))
-
-
-def _limited(split: Reviews, limit: int) -> Reviews:
-    return _take(split, choose(np.array(split.labels), limit, text_keys(split.texts, LIMIT_SEED)))
-
-
-def _check_room(folder: Path, tokenizer: Tokenizer, splits: Iterable[Reviews]) -> None:
-    """Of "bytes" at least: a character has several of them where it is not ASCII."""
-    bytes_per_token = 1 if len(tokenizer.vocabulary) <= 1 << 8 else 2
-    texts = [text for split in splits for text in split.texts]
-    tokens = sum(min(len(text), tokenizer.reads) for text in texts)
-    check_disk_space(folder, bytes_per_token * tokens + 16 * len(texts), "preparing Text")
-
-
-def _take(reviews: Reviews, numbers: npt.NDArray[np.int64]) -> Reviews:
-    return Reviews([reviews.texts[i] for i in numbers], [reviews.labels[i] for i in numbers])
+    return reviews.take(np.lexsort((np.array(reviews.labels), text_keys(reviews.texts, ORDER_SEED))))

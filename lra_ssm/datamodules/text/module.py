@@ -13,9 +13,10 @@ from lra_ssm.datamodules.base import SequenceDataModule, file_stats
 from lra_ssm.datamodules.fetch.imdb import fetch_original, find_original, required
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.loading.own_files import TEXTS, OwnExamples, own_files, own_sequences, read_lines
+from lra_ssm.datamodules.storage.selection import LIMIT_SEED
 from lra_ssm.datamodules.storage.vocabulary import TokenSettings, encode_own
-from lra_ssm.datamodules.text.builder import DATASET, NUM_CLASSES, READER_VERSION, TextSettings, build
-from lra_ssm.datamodules.text.reader import HUB, describe, find_at, find_huggingface, read, watched_files
+from lra_ssm.datamodules.text.builder import DATASET, READER_VERSION, HeldOut, build
+from lra_ssm.datamodules.text.reader import CLASSES, HUB, describe, find_at, find_huggingface, read, watched_files
 from lra_ssm.errors import InputError
 
 
@@ -51,7 +52,7 @@ class Text(SequenceDataModule):
 
     dataset = DATASET
     sources = ("original", "huggingface")
-    num_classes = NUM_CLASSES
+    num_classes = len(CLASSES)
     class_names = ("negative", "positive")
 
     source: str = "original"
@@ -70,19 +71,26 @@ class Text(SequenceDataModule):
         self.require(0 < self.val_fraction < 1, "val_fraction", "must be between 0 and 1")
         self.require(0 <= self.split_seed < 1 << 64, "split_seed", "must be from 0 to 2^64 - 1")
 
-    @property
-    def settings(self) -> TextSettings:
-        """What decides the prepared data besides the reviews."""
-        return TextSettings(self.tokens, self.validation, self.val_fraction, self.split_seed, self.limit)
-
     def content_settings(self) -> dict[str, Any]:
         files = {"files": file_stats(watched_files(self._found()))} if self.kind() == "files" else {}
-        return {"version": READER_VERSION, **self.settings.content_settings(), **files}
+        return {"version": READER_VERSION, **self._settings(), **files}
+
+    def _settings(self) -> dict[str, Any]:
+        """Those that matter: fraction and seed where reviews are held out."""
+        held_out = {"val_fraction": self.val_fraction, "split_seed": self.split_seed}
+        return {
+            "validation": self.validation,
+            **self.tokens.content_settings(),
+            **(held_out if self.validation == "held_out" else {}),
+            **({} if self.limit is None else {"limit": self.limit, "limit_seed": LIMIT_SEED}),
+        }
 
     def build(self, folder: Path) -> None:
         found = self._found()
-        hub = HUB.origin if self.source == "huggingface" else {}
-        build(folder, read(found), self.settings, {"kind": self.kind(), **describe(found), **hub})
+        origin = describe(found) | (HUB.origin if self.source == "huggingface" else {})
+        held_out = HeldOut(self.val_fraction, self.split_seed) if self.validation == "held_out" else None
+        source = {"kind": self.kind(), **origin, **self._settings()}
+        build(folder, read(found), self.tokens, held_out, self.limit, source)
 
     def own_examples(self, paths: Sequence[Path], vocabulary: Sequence[str] | None = None) -> OwnExamples:
         """Texts, one a line."""

@@ -9,9 +9,12 @@ Source: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011).
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.fetch import hub
@@ -28,12 +31,15 @@ HUB = hub.HubDataset(
 )
 
 
-@dataclass(frozen=True)
-class Reviews:
+class Reviews(NamedTuple):
     """One split: texts and labels (n each; 0 negative, 1 positive)."""
 
     texts: list[str]
     labels: list[int]
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> "Reviews":
+        """Those with these numbers, in this order."""
+        return Reviews([self.texts[i] for i in numbers], [self.labels[i] for i in numbers])
 
 
 def find_huggingface(root: Path) -> Path | None:
@@ -76,20 +82,18 @@ def read(path: Path) -> dict[str, Reviews]:
             return {split: _from_hub(splits[split], f"{path}: {split}") for split in SPLITS}
     named: dict[str, dict[tuple[int, str], str]] = {split: {} for split in SPLITS}
     for split, label, name, where, data in _archive_texts(path) if path.is_file() else _folder_texts(path):
-        if (label, name) in named[split]:
-            raise InputError(f"{where}: is there twice, in different folders; an archive holds one aclImdb")
         try:
-            named[split][label, name] = data.decode()
+            named[split][CLASSES.index(label), name] = data.decode()
         except UnicodeDecodeError as error:
             raise InputError(f"{where}:1: is not UTF-8 (byte {data[error.start]:#04x} at {error.start})") from None
-    reviews = {}
     for split, texts in named.items():
-        keys = sorted(texts)
-        reviews[split] = Reviews([texts[key] for key in keys], [label for label, _ in keys])
-        for label, folder in enumerate(CLASSES):
-            if label not in reviews[split].labels:
+        for number, folder in enumerate(CLASSES):
+            if number not in {label for label, _ in texts}:
                 raise InputError(f"{path}: no reviews in {split}/{folder}; expected {LAYOUT}")
-    return reviews
+    return {
+        split: Reviews([texts[key] for key in sorted(texts)], [label for label, _ in sorted(texts)])
+        for split, texts in named.items()
+    }
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -114,18 +118,18 @@ def _from_hub(dataset: Any, where: str) -> Reviews:
     return reviews
 
 
-_Text = tuple[str, int, str, str, bytes]  # split, label, file name, where it is, content
+_Text = tuple[str, str, str, str, bytes]  # split, class, file name, where it is, content
 
 
 def _archive_texts(path: Path) -> Iterator[_Text]:
     for member, data in members(path):
-        yield member.split, CLASSES.index(member.label), member.name, f"{path}: {member.path}", data
+        yield member.split, member.label, member.name, f"{path}: {member.path}", data
 
 
 def _folder_texts(path: Path) -> Iterator[_Text]:
     for split in SPLITS:
-        for label, folder in enumerate(CLASSES):
-            files = sorted((path / split / folder).glob("[!.]*.txt"))
-            for file in with_bar(files, f"reading {split}/{folder}", len(files)):
+        for label in CLASSES:
+            files = sorted((path / split / label).glob("[!.]*.txt"))
+            for file in with_bar(files, f"reading {split}/{label}", len(files)):
                 with opened(file) as content:
                     yield split, label, file.name, str(file), content.read()

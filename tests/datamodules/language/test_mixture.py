@@ -92,6 +92,8 @@ def test_shares_by_weight(tmp_path: Path, weights: Any, epoch_windows: Any, quot
     assert loader.state_dict()["shares"] == quotas and loader.state_dict()["corpora"] == COUNTS
     assert sum(len(batch.inputs) for batch in loader) == sum(quotas)
     assert data.train_batches() == len(loader)
+    order = data._training_order(data._datasets["train"], None, 0, 1)  # overfitting mixes too
+    assert list(order) == list(data._training_order(data._datasets["train"], 7, 0, 1))
 
 
 def test_a_share_as_large_as_the_corpora_takes_every_token_once(tmp_path: Path) -> None:
@@ -140,13 +142,6 @@ def test_a_fit_goes_on_with_the_same_shares_alone(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "middle.ckpt")
     with pytest.raises(InputError, match=r"written with shares \[6, 5, 11\], this run has \[11, 6, 5\]"):
         fit(mixture(tmp_path, weights=[2, 1, 1]), 11, tmp_path, tmp_path / "middle.ckpt")
-
-
-def test_overfitting_mixes_too(tmp_path: Path) -> None:
-    data = mixture(tmp_path)
-    dataset = data._datasets["train"]
-    order = data._training_order(dataset, None, 0, 1)
-    assert list(order) == list(data._training_order(dataset, 7, 0, 1))
 
 
 def test_what_decides_a_result_is_said(tmp_path: Path) -> None:
@@ -231,18 +226,14 @@ def test_a_configuration_gives_corpora_by_class_path_and_init_args(tmp_path: Pat
             given([{"class_path": MADE_UP, "init_args": {"text_sed": 3}}]),
             "takes no key 'text_sed'; did you mean 'text_seed'?",
         ),
-        (given([{"class_path": MADE_UP, "init_args": {"text_seed": "x"}}]), "data.corpora.text_seed: Expected a int"),
         (
             given([{"class_path": MADE_UP, "init_args": {"root": "x"}}]),
             "takes no key 'root'; it takes batch_size",
         ),
-        (given([MADE_UP + "x"]), "has no attribute 'MadeUpx'"),
         (
             given(["lra_ssm.datamodules.ListOps"]),
             "data.corpora: Expected 'lra_ssm.datamodules.ListOps' to be a subclass of",
         ),
-        (given([MADE_UP], weigths=[1]), "takes no key 'weigths'; did you mean 'weights'?"),
-        (given([MADE_UP], weights=["a"]), "data.weights: expected one of [list[float], NoneType]. Given value: ['a']"),
     ],
 )
 def test_a_wrong_key_is_one_line_with_the_nearest(argument: str, said: str) -> None:
