@@ -38,13 +38,10 @@ def find_at(path: Path, empty_documents: EmptyDocuments = "error") -> FileCorpus
     """
     forms = tuple(form for form in FORMS if form != ".txt")
     files = [(name, split_name(name, path)) for name in find_files(path, forms)]
-    there = {split for _, split in files}
+    stray, there = [name for name, split in files if split is None], {split for _, split in files}
     missing = [name for name, split in (("train", "train"), ("validation", "val")) if split not in there]
-    if None in there or missing:
-        what = f"no files of {' and '.join(missing)}"
-        if None in there:
-            example = next(name for name, split in files if split is None)
-            what = f"{example.relative_to(path)} is of no split"
+    if stray or missing:
+        what = f"{stray[0].relative_to(path)} is of no split" if stray else f"no files of {' and '.join(missing)}"
         raise InputError(
             f"{path}: {what}; expected SlimPajama's train, validation and test as folders or as file names begin; a"
             " part of it without them is a Corpus"

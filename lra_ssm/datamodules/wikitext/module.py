@@ -6,22 +6,12 @@ split at white space, `<eos>` for each line, a vocabulary of the training split 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from lra_ssm.datamodules.fetch.sources import named_source
 from lra_ssm.datamodules.language.documents import CorpusReader, EmptyDocuments, Reading
 from lra_ssm.datamodules.language.module import LanguageDataModule
-from lra_ssm.datamodules.wikitext.reader import (
-    Version,
-    check_counts,
-    fetch_published,
-    find_at,
-    find_huggingface,
-    find_published,
-    hub,
-    names,
-)
+from lra_ssm.datamodules.wikitext.reader import Edition, Version, check_counts, find_at
 from lra_ssm.errors import InputError
 
 
@@ -64,50 +54,41 @@ class WikiText(LanguageDataModule):
         words = self.documents == "line" and self.choice.kind == "words"
         self.require(not words, "documents", "line is for other tokenizers: 'words' ends every line, blank ones too")
         self.dataset = f"wikitext{self.version}"
+        self.edition = Edition(self.version, self.level == "raw")
 
     def reader(self) -> CorpusReader:
-        raw = self.level == "raw"
-        if self.source not in self.sources:
-            found: Path | None = named_source("WikiText", self.source, "original, huggingface")
+        if self.source in self.sources:
+            found = self.edition.found(self.data_root, self.source)
         else:
-            find = find_published if self.source == "original" else find_huggingface
-            found = find(self.data_root, self.version, raw)
+            found = named_source("WikiText", self.source, "original, huggingface")
         if found is None:
             options = "".join(
                 f" --{name}={value}" for name, value, usual in
                 (("level", self.level, "word"), ("source", self.source, "original"), ("root", self.root, None))
                 if value != usual
             )  # fmt: skip
-            folder, archive = names(self.version, raw)
-            what = f"{folder}/ or {archive}" if self.source == "original" else "copy of the Hub's wikitext"
+            what = f"{self.edition.folder}/ or {self.edition.archive}"
+            if self.source == "huggingface":
+                what = "copy of the Hub's wikitext"
             raise InputError(
                 f"{self.data_root}: no {what} below it; `lra-ssm prepare {self.dataset}{options}` downloads it"
             )
         reading = Reading("article", empty_documents=self.empty_documents)
-        return find_at(found, self.version, raw, reading, self.documents == "line")
+        return find_at(found, self.edition, reading, self.documents == "line")
 
     def source_settings(self) -> dict[str, Any]:
-        origin = hub(self.version, self.level == "raw").origin if self.source == "huggingface" else {}
+        origin = self.edition.hub.origin if self.source == "huggingface" else {}
         lines = {"documents": self.documents} if self.documents == "line" else {}  # what was prepared before stays good
-        return {
-            "version": self.version,
-            "level": self.level,
-            "empty_documents": self.empty_documents,
-            **lines,
-            **origin,
-        }
+        known = {"version": self.version, "level": self.level, "empty_documents": self.empty_documents}
+        return {**known, **lines, **origin}
 
     def content_settings(self) -> dict[str, Any]:
         return {**super().content_settings(), "level": self.level}
 
     def fetch_files(self) -> None:
-        raw = self.level == "raw"
-        if self.source == "huggingface":
-            hub(self.version, raw).fetch(self.data_root)
-        elif find_published(self.data_root, self.version, raw) is None:
-            fetch_published(self.data_root, self.version, raw)
+        self.edition.fetch(self.data_root, self.source)
 
     def published(self, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if self.documents == "line":  # published are counts with blank lines
             return {}
-        return {"published_counts": check_counts(self.version, self.level == "raw", splits)}
+        return {"published_counts": check_counts(self.edition, splits)}

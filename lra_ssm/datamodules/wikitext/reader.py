@@ -162,51 +162,60 @@ def _ended_lines(texts: Iterator[Passage]) -> Iterator[Passage]:
                 begins = False
 
 
-def names(version: Version, raw: bool) -> tuple[str, str]:
-    """The published folder and archive: wikitext-103-raw, wikitext-103-raw-v1.zip."""
-    folder = f"wikitext-{version}{'-raw' if raw else ''}"
-    return folder, f"{folder}-v1.zip"
+class Edition(NamedTuple):
+    """One of the four: WikiText-103 or -2, with rare words as <unk>, or raw."""
+
+    version: Version
+    raw: bool
+
+    @property
+    def folder(self) -> str:
+        """The published one: wikitext-103-raw."""
+        return f"wikitext-{self.version}{'-raw' if self.raw else ''}"
+
+    @property
+    def archive(self) -> str:
+        return f"{self.folder}-v1.zip"
+
+    @property
+    def hub(self) -> HubDataset:
+        """The Hub's parquet files, in a folder for each of the four."""
+        name, revision = f"{self.folder}-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"  # as others pin it
+        return HubDataset("Salesforce/wikitext", revision, (f"{name}/*.parquet",), DOWNLOADS, f"{name}.json")
+
+    def found(self, root: Path, source: str) -> Path | None:
+        """The published ("original") folder or archive below the data root, or what has been fetched of the Hub
+        ("huggingface"); None for none."""
+        if source == "huggingface":
+            fetched = self.hub.found(root)
+            return fetched / f"{self.folder}-v1" if fetched else None
+        paths = (root / place / name for place in PLACES for name in (self.folder, self.archive))
+        return next((path for path in paths if path.exists()), None)
+
+    def fetch(self, root: Path, source: str) -> None:
+        """Downloads a source below the data root, if needed. Raises InputError: as `download`, `HubDataset.fetch`."""
+        if source == "huggingface":
+            self.hub.fetch(root)
+        elif self.found(root, source) is None:
+            with download_folder(root, DOWNLOADS) as folder:
+                download(ARCHIVES[self.archive], folder)
 
 
-def find_published(root: Path, version: Version, raw: bool) -> Path | None:
-    """The published folder or archive below the data root, or None."""
-    paths = (root / place / name for place in PLACES for name in names(version, raw))
-    return next((path for path in paths if path.exists()), None)
-
-
-def hub(version: Version, raw: bool) -> HubDataset:
-    """The Hub's parquet files, in a folder for each of the four."""
-    name, revision = f"{names(version, raw)[0]}-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"  # as others pin it
-    return HubDataset("Salesforce/wikitext", revision, (f"{name}/*.parquet",), DOWNLOADS, f"{name}.json")
-
-
-def find_huggingface(root: Path, version: Version, raw: bool) -> Path | None:
-    """What has been fetched of the Hub; None if it has not."""
-    folder = hub(version, raw).found(root)
-    return folder / f"{names(version, raw)[0]}-v1" if folder else None
-
-
-def fetch_published(root: Path, version: Version, raw: bool) -> None:
-    """Downloads the published archive to <root>/wikitext/download/. Raises InputError: as `download`."""
-    with download_folder(root, DOWNLOADS) as folder:
-        download(ARCHIVES[names(version, raw)[1]], folder)
-
-
-def find_at(path: Path, version: Version, raw: bool, reading: Reading, ended_lines: bool = False) -> Articles:
+def find_at(path: Path, edition: Edition, reading: Reading, ended_lines: bool = False) -> Articles:
     """WikiText at an existing path: a folder with its files or above one, a zip archive, or the Hub's parquet.
 
     Args:
         path: where to look.
-        version, raw: which of the four; decides among the folders below `path`.
+        edition: decides among the folders below `path`.
         reading, ended_lines: as for `Articles`.
 
     Raises:
         InputError: there is nothing of the kind, or a split is missing.
     """
     if path.is_file():
-        return Articles(str(path), _members(path, version, raw), reading, ended_lines)
-    own, _ = names(version, raw)
-    plain = ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if raw else ("wiki.{}.tokens", "{}.txt")
+        return Articles(str(path), _members(path, edition), reading, ended_lines)
+    own = edition.folder
+    plain = ("wiki.{}.raw", "wiki.{}.tokens", "{}.txt") if edition.raw else ("wiki.{}.tokens", "{}.txt")
     layouts = [*((pattern, SPLITS) for pattern in plain), ("{}-*.parquet", HUB_SPLITS)]
     for folder in (path, path / own, path / f"{own}-v1", path / own / f"{own}-v1"):
         for pattern, named in layouts:
@@ -221,7 +230,7 @@ def find_at(path: Path, version: Version, raw: bool, reading: Reading, ended_lin
     raise InputError(f"{path}: holds no {own}; expected {_READABLE}")
 
 
-def _members(archive: Path, version: Version, raw: bool) -> Files:
+def _members(archive: Path, edition: Edition) -> Files:
     """The three files in a published archive."""
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -230,28 +239,26 @@ def _members(archive: Path, version: Version, raw: bool) -> Files:
         raise InputError(f"{archive}: cannot be read as WikiText's zip archive ({error})") from error
     found = []
     for split, name in SPLITS.items():
-        wanted = f"wiki.{name}.{'raw' if raw else 'tokens'}"
+        wanted = f"wiki.{name}.{'raw' if edition.raw else 'tokens'}"
         members = [member for member in there if PurePosixPath(member).name == wanted]
         if len(members) != 1:
-            raise InputError(
-                f"{archive}: holds {len(members) or 'no'} {wanted}; expected the archive {names(version, raw)[1]}"
-            )
+            count = len(members) or "no"
+            raise InputError(f"{archive}: holds {count} {wanted}; expected the archive {edition.archive}")
         found.append((split, (members[0],)))
     return tuple(found)
 
 
-def check_counts(version: Version, raw: bool, counts: Mapping[str, Mapping[str, int]]) -> bool:
+def check_counts(edition: Edition, counts: Mapping[str, Mapping[str, int]]) -> bool:
     """Whether splits have the published lines and, by words, tokens; warns where not.
 
     counts: by split, with "lines" and "words".
     """
     same = True
-    for split, published in PUBLISHED[version].items():
+    for split, published in PUBLISHED[edition.version].items():
         lines, tokens = counts[split]["lines"], counts[split]["lines"] + counts[split]["words"]
-        if lines != published.lines or (not raw and tokens != published.tokens):
-            log.warning(
-                "%s: %s has %s lines and %s tokens; published are %s and %s", names(version, raw)[0], split,
-                f"{lines:,}", f"{tokens:,}", f"{published.lines:,}", "others" if raw else f"{published.tokens:,}",
-            )  # fmt: skip
+        if lines != published.lines or (not edition.raw and tokens != published.tokens):
+            others = "others" if edition.raw else f"{published.tokens:,}"
+            said = f"{split} has {lines:,} lines and {tokens:,} tokens; published are {published.lines:,} and {others}"
+            log.warning("%s: %s", edition.folder, said)
             same = False
     return same

@@ -197,6 +197,7 @@ def test_bad_reviews(tmp_path: Path) -> None:
 
 # -- WikiText ------------------------------------------------------------------------------------------------------
 
+WORDS, RAW, LARGE = wikitext.Edition("2", False), wikitext.Edition("2", True), wikitext.Edition("103", False)
 ARTICLE = " = Title {0} = \n \n Text of <unk> {0} . \n \n = = Section = = \n \n More ü text = here = . \n \n"
 WIKITEXT = {
     split: " \n" + "".join(ARTICLE.format(f"{split} {n}") for n in range(count))
@@ -213,10 +214,10 @@ def write_wikitext(folder: Path, form: str, raw: bool = False) -> Path:
     suffix = "raw" if raw else "tokens"
     published = {f"wiki.{wikitext.SPLITS[split]}.{suffix}": text for split, text in WIKITEXT.items()}
     if form == "zip":
-        path = folder / wikitext.names("2", raw)[1]
+        path = folder / wikitext.Edition("2", raw).archive
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, text in published.items():
-                archive.writestr(f"{wikitext.names('2', raw)[0]}/{name}", text)
+                archive.writestr(f"{wikitext.Edition('2', raw).folder}/{name}", text)
         return path
     if form == "parquet":  # the Hub's: a line a row, blank ones empty, an article in two files
         for split, text in WIKITEXT.items():
@@ -246,7 +247,7 @@ def test_wikitext_layouts(form: str, tmp_path: Path) -> None:
     expected = {split: articles(text) for split, text in WIKITEXT.items()}
     assert len(expected["train"]) == 12 and "".join(expected["train"]) == WIKITEXT["train"]
     for place in (path, tmp_path) if form != "zip" else (path,):
-        one = wikitext.find_at(place, "2", False, Reading("article"))
+        one = wikitext.find_at(place, WORDS, Reading("article"))
         assert by_split(one) == expected and pickle.loads(pickle.dumps(one)) == one
         assert json.loads(json.dumps(one.content_settings()))["documents"] == "article"
         for shard_bytes in (1, 50, 300, 1000):
@@ -260,31 +261,30 @@ def test_wikitext_layouts(form: str, tmp_path: Path) -> None:
 
 
 def test_wikitext_is_found_below_the_root(tmp_path: Path) -> None:
-    assert wikitext.find_published(tmp_path, "2", raw=True) is None
+    assert RAW.found(tmp_path, "original") is None
     path = write_wikitext(tmp_path / "wikitext/download", "zip", raw=True)
-    assert wikitext.find_published(tmp_path, "2", raw=True) == path
-    assert wikitext.find_published(tmp_path, "2", raw=False) is None
-    assert wikitext.find_published(tmp_path, "103", raw=True) is None
+    assert RAW.found(tmp_path, "original") == path
+    assert WORDS.found(tmp_path, "original") is None
+    assert LARGE.found(tmp_path, "original") is None
     assert all(file.digest and file.size for file in wikitext.ARCHIVES.values()) and len(wikitext.ARCHIVES) == 4
 
 
 def test_wikitext_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_wikitext(tmp_path / "wikitext-2-v1", "parquet")
     files = {f"wikitext-2-v1/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    published = wikitext.hub("2", raw=False)
-    with serving_hub(files | {"wikitext-103-v1/train-0.parquet": b"x"}, monkeypatch, published) as hub:
-        published.fetch(tmp_path)
+    with serving_hub(files | {"wikitext-103-v1/train-0.parquet": b"x"}, monkeypatch, WORDS.hub) as hub:
+        WORDS.fetch(tmp_path, "huggingface")
         assert sorted(hub.asked) == sorted([*files, "listing"])
-    found = wikitext.find_huggingface(tmp_path, "2", raw=False)
-    assert found is not None and wikitext.find_huggingface(tmp_path, "103", raw=False) is None
-    one = wikitext.find_at(found, "2", False, Reading("article"))
+    found = WORDS.found(tmp_path, "huggingface")
+    assert found is not None and LARGE.found(tmp_path, "huggingface") is None
+    one = wikitext.find_at(found, WORDS, Reading("article"))
     assert by_split(one) == {split: articles(text) for split, text in WIKITEXT.items()}
 
 
 def test_wikitext_that_is_not_whole(tmp_path: Path) -> None:
     def refused(path: Path, raw: bool, match: str) -> None:
         with pytest.raises(InputError, match=match):
-            read(wikitext.find_at(path, "2", raw, Reading("article")))
+            read(wikitext.find_at(path, wikitext.Edition("2", raw), Reading("article")))
 
     refused(tmp_path, True, r"holds no wikitext-2-raw; expected wiki\.\{train,valid,test\}\.tokens or \.raw, ")
     write_wikitext(tmp_path, "txt")
@@ -306,11 +306,11 @@ def test_wikitext_that_is_not_whole(tmp_path: Path) -> None:
 
 def test_published_counts(caplog: pytest.LogCaptureFixture) -> None:
     counts = {name: {"lines": c.lines, "words": c.tokens - c.lines} for name, c in wikitext.PUBLISHED["2"].items()}
-    assert wikitext.check_counts("2", False, counts) and not caplog.records
+    assert wikitext.check_counts(WORDS, counts) and not caplog.records
     counts["train"]["words"] += 1
-    assert wikitext.check_counts("2", True, counts)
+    assert wikitext.check_counts(RAW, counts)
     with caplog.at_level(logging.WARNING):
-        assert not wikitext.check_counts("2", False, counts)
+        assert not wikitext.check_counts(WORDS, counts)
     assert "wikitext-2: train has 36,718 lines and 2,088,629 tokens; published are 36,718 and 2,088,628" in caplog.text
 
 
@@ -320,7 +320,7 @@ def test_real_wikitext(tmp_path: Path) -> None:
     for name in ("valid", "test"):
         (tmp_path / f"{name}.txt").symlink_to(REAL / f"wikitext-2/{name}.txt")
     (tmp_path / "train.txt").write_text(WIKITEXT["train"])
-    one = wikitext.find_at(tmp_path, "2", False, Reading("article"))
+    one = wikitext.find_at(tmp_path, WORDS, Reading("article"))
     found, lines = by_split(one), ended_lines(replace(one, ended_lines=True))
     for split, name in (("val", "valid"), ("test", "test")):
         text = "".join(found[split])
