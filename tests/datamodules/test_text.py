@@ -106,6 +106,7 @@ def test_layouts_and_orders_make_no_difference(tmp_path: Path, caplog: pytest.Lo
     assert all(arrays(data) == arrays(all_data[0]) for data in all_data)
     source = all_data[0].manifest()["source"]
     assert source["kind"] == "original" and source["form"] == "archive" and source["digest"] == "unknown"
+    assert "36 train, 4 val, 40 test" in all_data[0].describe()
     assert source["inputs"] == "characters" and source["counts"] == {"train": 40, "test": 40}
     assert not source["published_counts"]
     assert len({json.dumps(data.manifest()["source"]["content_sha256"]) for data in all_data}) == 1
@@ -156,17 +157,6 @@ def test_bytes_of_the_original_code(tmp_path: Path) -> None:
     characters = prepared(tmp_path)
     for key in ("held_out_sha256", "content_sha256"):
         assert characters.manifest()["source"][key] == manifest["source"][key]
-
-
-def test_batches(tmp_path: Path) -> None:
-    write_archive(tmp_path / "aclImdb_v1.tar.gz", some_reviews())
-    data = prepared(tmp_path, batch_size=7)
-    assert sum(len(batch.labels) for batch in data.train_dataloader()) == 36
-    for batch in data.test_dataloader():
-        assert batch.inputs.shape == (len(batch.labels), batch.lengths.max())
-        ends = batch.inputs.gather(1, batch.lengths[:, None] - 1)
-        assert (ends == EOS_ID).all() and int((batch.inputs != 0).sum()) == int(batch.lengths.sum())
-    assert "36 train, 4 val, 40 test" in data.describe()
 
 
 # -- splits --------------------------------------------------------------------------------------------------------

@@ -49,18 +49,6 @@ def test_a_document_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.offset == 2
 
 
-def test_tokenizers_give_the_same_for_the_parts() -> None:
-    """Of the parts at every place where a text may be cut, GPT-2's kind of tokenizer makes the whole's tokens."""
-    tokenizers = pytest.importorskip("tokenizers")
-    splitter = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    text = "It's one.\nTwo, \n three!\n\nFour\nfive  \nsix\t7\n8\n'll\n" * 3 + "end"
-    whole = [piece for piece, _ in splitter.pre_tokenize_str(text)]
-    assert len(places(text)) >= 6
-    for place in places(text):
-        halves = splitter.pre_tokenize_str(text[:place]) + splitter.pre_tokenize_str(text[place:])
-        assert [piece for piece, _ in halves] == whole
-
-
 def test_held_out_share() -> None:
     texts = [f"document {number}" for number in range(20_000)]
     small, large = Reading(seed=3, val_fraction=0.05, test_fraction=0.02), Reading(seed=3, val_fraction=0.1)

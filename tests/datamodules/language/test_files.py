@@ -129,16 +129,7 @@ def test_byte_order_mark_and_line_ends(tmp_path: Path) -> None:
 
 
 def test_files_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in (
-        "b.txt",
-        "a/z.jsonl",
-        "a/.hidden.txt",
-        ".git/x.txt",
-        "c/d/e.parquet",
-        "a.txt",
-        "notes.pdf",
-        "README.md",
-    ):
+    for name in "b.txt a/z.jsonl a/.hidden.txt .git/x.txt c/d/e.parquet a.txt notes.pdf README.md".split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     found = [str(path.relative_to(tmp_path)) for path in find_files(tmp_path)]
