@@ -320,6 +320,8 @@ def test_missing_and_damaged(tmp_path: Path) -> None:
     reviews = some_reviews()
     without = {name: text for name, text in reviews.items() if not name.startswith("test/pos")}
     assert "no reviews in test/pos; expected aclImdb/" in message(write_archive(tmp_path / "a.tar.gz", without))
+    twice = write_archive(tmp_path / "b.tar.gz", reviews, {"copy/train/pos/0_9.txt": b"again"})
+    assert "train/pos/0_9.txt: is there twice" in message(twice)
     latin = write_archive(tmp_path / "c.tar.gz", reviews, {"aclImdb/train/pos/99_9.txt": b"caf\xe9 au lait"})
     assert "aclImdb/train/pos/99_9.txt:1: is not UTF-8 (byte 0xe9 at 3)" in message(latin)
     (write_folder(tmp_path / "aclImdb", reviews) / "train/pos/99_9.txt").write_bytes(b"caf\xe9")

@@ -28,7 +28,7 @@ from lra_ssm.datamodules.storage.arrays import check_digest
 from lra_ssm.datamodules.storage.disk import check_disk_space
 from lra_ssm.datamodules.storage.writer import token_dtype
 from lra_ssm.errors import InputError
-from lra_ssm.files import locked, write_json
+from lra_ssm.files import locked, sha256, write_json
 from lra_ssm.machine import available_cores
 
 PLAN = "plan.json"
@@ -180,6 +180,9 @@ class Preparation:
         made = plan["tokenizer"]
         if plan["corpus"] != _digest(shards):
             raise InputError(f"{self.folder}: the corpus has changed since; delete the folder to begin anew")
+        file = self.folder / made["file"]
+        if not file.is_file() or sha256(file) != made["sha256"]:
+            raise InputError(f"{file}: is not what the shards beside it were made with; delete {self.folder}")
         if not self.choice.is_trained:
             now = self.choice.open()
             if (now.digest, now.end_of_text) != (made["sha256"], made["end_of_text"]):
@@ -187,7 +190,7 @@ class Preparation:
                     f"tokenizer {self.choice.text}: has changed since the first shard of {self.dataset} was made; bring"
                     f" the old one back, or delete {self.folder} to begin anew"
                 )
-        return load_tokenizer(self.folder / made["file"], made["end_of_text"])
+        return load_tokenizer(file, made["end_of_text"])
 
     def _training_texts(self, shards: Sequence[Shard], size: int) -> Iterator[str]:
         """Of shards that hold so many bytes of training documents."""

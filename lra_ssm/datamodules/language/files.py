@@ -51,6 +51,8 @@ def find_files(folder: Path, forms: tuple[str, ...] = FORMS) -> list[Path]:
                 raise InputError(f"{path}: is a link to nothing, or no file")
             else:
                 found.append(path)
+        if len(Path(place).relative_to(folder).parts) > 32:  # the system follows 40 links or so
+            raise InputError(f"{place}: lies too many folders deep; does a link lead back?")
     if not found:
         there = f"; there is {_some(others)}" if others else ""
         raise InputError(f"{folder}: holds no files in {', '.join(forms)}{there}")
@@ -120,6 +122,8 @@ class FileCorpus:
     def texts(self, shard: Shard) -> Iterator[Passage]:
         """Raises InputError: bad input; names file and line, or row."""
         for share in shard.ranges:
+            if not share.path.endswith(".parquet") and _stat(share.path).st_size < (share.end or 0):
+                raise InputError(f"{share.path}: has become shorter while it was read")
             if share.path.endswith(".txt"):
                 with plain_text.mapped(share.path) as data:
                     yield from plain_text.texts(data, share, self.reading, shard.split)

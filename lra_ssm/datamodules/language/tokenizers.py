@@ -104,6 +104,13 @@ class TextTokenizer(ABC):
         """sha256 of what `save` writes, in hexadecimal."""
         return hashlib.sha256(self.content()).hexdigest()
 
+    def _within(self, ids: Iterable[int] | IntArray) -> list[int]:
+        """The ids. Raises InputError where one is no token."""
+        found = [int(i) for i in ids]
+        if wrong := [i for i in found if not 0 <= i < self.vocab_size]:
+            raise InputError(f"token {wrong[0]} is none of 0 to {self.vocab_size - 1}")
+        return found
+
 
 class ByteTokenizer(TextTokenizer):
     """The bytes of the UTF-8."""
@@ -115,7 +122,7 @@ class ByteTokenizer(TextTokenizer):
         return (np.frombuffer(text.encode(), np.uint8) for text in texts)
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
-        parts = "".join(map(chr, ids)).split(chr(self.end_of_text))
+        parts = "".join(map(chr, self._within(ids))).split(chr(self.end_of_text))
         return EOS.join(part.encode("latin-1").decode("utf-8", "replace") for part in parts)
 
     def content(self) -> bytes:
@@ -148,7 +155,7 @@ class CharacterTokenizer(TextTokenizer):
         return (self._ids[np.frombuffer(text.encode("utf-32-le"), "<u4")] for text in texts)
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
-        return "".join(self._shown[i] for i in ids)
+        return "".join(self._shown[i] for i in self._within(ids))
 
     def unknown(self, text: str) -> list[str]:
         return [character for character in dict.fromkeys(text) if self._ids[ord(character)] == 1]
@@ -191,7 +198,7 @@ class WordTokenizer(TextTokenizer):
             yield np.array([self._ids.get(word, self._ids[UNK]) for word in words], self.dtype)
 
     def decode(self, ids: Iterable[int] | IntArray) -> str:
-        return re.sub(" ?\n ?", "\n", " ".join(self._shown[i] for i in ids))
+        return re.sub(" ?\n ?", "\n", " ".join(self._shown[i] for i in self._within(ids)))
 
     def unknown(self, text: str) -> list[str]:
         return [word for word in dict.fromkeys(text.split()) if word not in self._ids]

@@ -82,8 +82,11 @@ def read(path: Path) -> dict[str, Reviews]:
             return {split: _from_hub(splits[split], f"{path}: {split}") for split in SPLITS}
     named: dict[str, dict[tuple[int, str], str]] = {split: {} for split in SPLITS}
     for split, label, name, where, data in _archive_texts(path) if path.is_file() else _folder_texts(path):
+        key = CLASSES.index(label), name
+        if key in named[split]:
+            raise InputError(f"{where}: is there twice, in different folders; an archive holds one aclImdb")
         try:
-            named[split][CLASSES.index(label), name] = data.decode()
+            named[split][key] = data.decode()
         except UnicodeDecodeError as error:
             raise InputError(f"{where}:1: is not UTF-8 (byte {data[error.start]:#04x} at {error.start})") from None
     for split, texts in named.items():

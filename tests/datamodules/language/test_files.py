@@ -138,6 +138,10 @@ def test_files_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"gone\.txt: is a link to nothing"):
         find_files(tmp_path)
+    (tmp_path / "gone.txt").unlink()
+    (tmp_path / "c/back").symlink_to("..")
+    with pytest.raises(InputError, match=r"/c/back/.*: lies too many folders deep; does a link"):
+        find_files(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: holds no files in \.txt, \.jsonl, \.jsonl\.gz"):
         find_files(tmp_path / "empty")
@@ -244,6 +248,17 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
         assert texts(corpus(tmp_path / name, documents="line")) == []
     refuse(corpus(tmp_path / "gone.jsonl"), r"gone\.jsonl: cannot be read \(No such file or directory\)")
     refuse(corpus(tmp_path / "gone.parquet"), r"gone\.parquet: .*(No such file or directory|cannot be read)")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_files_that_shrink_before_they_are_read(name: str, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / name, ["one", "two", "three"])
+    one = replace(corpus(path, documents="line"), shard_bytes=16)
+    shards = one.shards()
+    assert len(shards) == 3
+    path.write_text("")
+    with pytest.raises(InputError, match=f"{name}: has become shorter while it was read"):
+        list(one.texts(shards[1]))
 
 
 def test_nowhere_to_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,12 @@ def test_halves_of_surrogate_pairs_are_refused(tokenizer):
         tokenizer.encode(["a", json.loads('"a \\ud83d b"')], [True, True])
 
 
+@pytest.mark.parametrize("ids", [[0, 257], np.array([-1, 3])])
+def test_tokens_out_of_range_are_not_decoded(ids):
+    with pytest.raises(InputError, match="is none of 0 to 256"):
+        ByteTokenizer().decode(ids)
+
+
 def test_what_a_vocabulary_lacks_is_told():
     assert ByteTokenizer().unknown("any 🙂") == []
     assert CharacterTokenizer("ab ").unknown("a bc dca") == ["c", "d"]
