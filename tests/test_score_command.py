@@ -78,7 +78,6 @@ def windowed(name: str, data: bytes, length: int, stride: int) -> float:
         ({"length": 8, "evaluation": "sliding", "eval_stride": 3}, 8, 3, "windows of 8 tokens, each 3 behind"),
         ({"length": 8, "evaluation": "streams"}, 10_000, 10_000, "the state carried through each text"),
         ({}, 2048, 1024, "windows of 2,048 tokens, each 1,024 behind the one before"),
-        ({"length": "x", "evaluation": "windows"}, 2048, 1024, "windows of 2,048 tokens"),
     ],
 )
 def test_a_long_text_is_scored_as_its_run_is_validated(settings, length, stride, said, tmp_path, capsys, monkeypatch):

@@ -1,18 +1,20 @@
 """`lra-ssm coordcheck`: a few steps at some widths say whether settings of a narrow model can hold for a wide one."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lra_ssm.cli.options import count
+import pandas as pd
+
+from lra_ssm.bars import Bar
+from lra_ssm.cli.coordcheck_model import Check, picture
+from lra_ssm.cli.options import configuring, count
 from lra_ssm.cli.output import PlainParser
+from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 from lra_ssm.tables import table, terminal_width, wrapped
-
-if TYPE_CHECKING:
-    from lra_ssm.width.coordinates import Slope
+from lra_ssm.width.coordinates import Slope
 
 DESCRIPTION = """\
 Trains a config's model for a few steps at several widths and says how activations, their changes and gradients go with
@@ -49,16 +51,12 @@ def parser() -> PlainParser:
 
 
 def main(command: str, arguments: list[str]) -> int:
-    of_fit, rest = fit_options(arguments)
+    of_fit, rest = configuring(arguments, "model|data|seed_everything")
     given = parser().parse_args(rest)
     if len(widths := sorted(set(given.widths))) < 2:
         raise InputError("--widths: a slope needs two at least, such as --widths 64 256")
     if given.out.exists() and not given.out.is_dir():
         raise InputError(f"--out {given.out}: is no folder")
-    from lra_ssm.bars import Bar
-    from lra_ssm.cli.coordcheck_model import Check
-    from lra_ssm.cli.run_options import read_fit_options
-
     check = Check(read_fit_options(["--config", given.config, *of_fit]), given)
     print(wrapped(check.describe(widths)), flush=True)
     rows: list[dict[str, Any]] = []
@@ -73,19 +71,7 @@ def main(command: str, arguments: list[str]) -> int:
     return 0
 
 
-def fit_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of fit, `--model.…`, `--data.…` and the like, each as one text; and the rest."""
-    of_fit, rest = [], []
-    given = iter(arguments)
-    for argument in given:
-        if re.match(r"--(model|data|seed_everything)([.=]|$)", argument):
-            of_fit.append(argument if "=" in argument else f"{argument}={next(given, '')}")
-        else:
-            rest.append(argument)
-    return of_fit, rest
-
-
-def tables(found: Sequence["Slope"], tolerance: float) -> str:
+def tables(found: Sequence[Slope], tolerance: float) -> str:
     """Two: of activations, at the start, after the steps, and of what they changed by; and of gradients."""
     by = {(one.what, bool(one.step), one.name): one for one in found}
     shown = [("activation", False), ("activation", True), ("update", True)]
@@ -94,29 +80,21 @@ def tables(found: Sequence["Slope"], tolerance: float) -> str:
     for name in names:
         slopes = [by.get((what, after, name)) for what, after in shown]
         verdicts = {verdict: None for one in slopes if one and (verdict := one.verdict(tolerance))}
-        rows.append((name, *(_cell(one) for one in slopes), " ".join(verdicts)))
+        rows.append((name, *(_cell(one and one.found) for one in slopes), " ".join(verdicts)))
     first = table(("activation", "at the start", "after", "change", "verdict"), rows, width=terminal_width())
     gradients = [one for one in found if one.what == "gradient" and not one.step]
-    rows = [(one.name, _cell(one), *_promise(one, tolerance)) for one in gradients]
+    rows = [(one.name, _cell(one.found), _cell(one.promised), one.verdict(tolerance)) for one in gradients]
     second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=terminal_width())
     wrong = [one for one in found if one.verdict(tolerance)]
     said = f"slopes of log RMS over log width; {len(wrong)} of {len(found)} are further than {tolerance:g} from what"
     return f"{first}\n\n{second}\n\n{wrapped(said + ' is promised')}"
 
 
-def _cell(one: "Slope | None") -> str:
-    return "–" if one is None else f"{one.found:+.2f}"
+def _cell(slope: float | None) -> str:
+    return "–" if slope is None else f"{slope:+.2f}"
 
 
-def _promise(one: "Slope", tolerance: float) -> tuple[str, str]:
-    return ("–" if one.promised is None else f"{one.promised:+.2f}"), one.verdict(tolerance)
-
-
-def _write(folder: Path, rows: list[dict[str, Any]], found: Sequence["Slope"], tolerance: float, title: str) -> None:
-    import pandas as pd
-
-    from lra_ssm.cli.coordcheck_model import picture
-
+def _write(folder: Path, rows: list[dict[str, Any]], found: Sequence[Slope], tolerance: float, title: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(rows)
     with replacing(folder / "coordcheck.csv") as file:

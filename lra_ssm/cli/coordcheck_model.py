@@ -14,6 +14,7 @@ from lightning.pytorch import seed_everything
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lra_ssm.cli.inspect_inputs import RandomInputs
 from lra_ssm.cli.run_options import RunOptions
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.loading.module import LoadedDataModule
@@ -24,8 +25,6 @@ from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
 from lra_ssm.width.coordinates import Row, Slope, measure, promises, slopes
 from lra_ssm.width.scaling import WidthSettings
-
-_SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
 
 
 class Check:
@@ -125,26 +124,14 @@ class Check:
     def _random(self, number: int) -> list[Any]:
         """Random inputs of the network's sizes, with random labels."""
         arguments, length = self._network(), self.given.length
-        vocab_size, d_input, classes, outputs = map(arguments.get, _SIZES)
-        task = self.task(arguments["d_model"], 0)
-        pair = (2,) if getattr(task.network, "per_example", 1) == 2 else ()
-        shape, generator = (self.given.examples, *pair, length), torch.Generator().manual_seed(0)
+        random = RandomInputs(self.task(arguments["d_model"], 0).network, self.model["init_args"]["network"])
         found = []
         for _ in range(number):
-            if vocab_size:
-                inputs = torch.randint(min(1, vocab_size - 1), vocab_size, shape, generator=generator)
-            elif d_input:
-                inputs = torch.rand(*shape, d_input, generator=generator)
-            else:
-                raise InputError("coordcheck --random: the network has neither vocab_size nor d_input")
-            if classes:
-                labels = torch.randint(0, classes, shape[:1], generator=generator)
-            elif outputs:
-                pooled = arguments.get("pooling", True)
-                labels = torch.randn(*shape[:1], *(() if pooled else (length,)), outputs, generator=generator)
-            else:
-                labels = torch.roll(inputs, -1, 1)  # the next token
-            found.append((inputs, labels))
+            inputs, labels = random.draw(self.given.examples, length)
+            if labels is None and random.num_outputs:
+                positions = () if arguments.get("pooling", True) else (length,)
+                labels = random.values(self.given.examples, *positions, random.num_outputs)
+            found.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))  # else the next token
         return found
 
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from lra_ssm.checkpoints import check_finite
+from lra_ssm.cli.language_models import tokenizer_of
 from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from lra_ssm.models import save_network
 
 DESCRIPTION = """\
 Writes the network of a Lightning checkpoint as a saved model: a folder with config.json, model.safetensors and the
@@ -47,10 +50,6 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("--average needs several checkpoints")
     check_destination(Path(options.to), options.force)
     files = [find(name).file for name in options.checkpoints]
-    from lra_ssm.checkpoints import check_finite
-    from lra_ssm.cli.language_models import tokenizer_of
-    from lra_ssm.models import save_network
-
     model = named_network(str(files[-1]))
     if several:
         print(average(model, files))
@@ -77,9 +76,8 @@ def average(model: NamedNetwork, files: Sequence[Path]) -> str:
 
     Whole numbers (counts of batches) are the last file's. Raises InputError: they are of different networks.
     """
-    import torch
 
-    def wide(x: "Tensor") -> "Tensor":
+    def wide(x: Tensor) -> Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
     last = model.network.state_dict()

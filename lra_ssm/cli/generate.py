@@ -5,15 +5,17 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from rich.console import Console
+
+from lra_ssm.cli.language_models import Loaded, load_language_model
 from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser
+from lra_ssm.datamodules.language.tokenizers import TextStream
 from lra_ssm.errors import InputError, printable
-
-if TYPE_CHECKING:
-    from lra_ssm.cli.language_models import Loaded
-    from lra_ssm.models import Generation
+from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
 
 DESCRIPTION = """\
 Continues prompts with a language model, token by token, in memory that does not grow with the text. Where a model ends
@@ -95,11 +97,6 @@ def _prompts(options: Any) -> list[str]:
 
 def _generate(options: Any, prompts: list[str]) -> str:
     """Shows the texts; returns the closing line."""
-    import torch
-
-    from lra_ssm.cli.language_models import load_language_model
-    from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
-
     settings: dict[str, Any] = {
         "temperature": options.temperature, "top_k": options.top_k or None,
         "top_p": None if options.top_p == 1 else options.top_p, "repetition_penalty": options.repetition_penalty,
@@ -133,10 +130,8 @@ def _generate(options: Any, prompts: list[str]) -> str:
     return said + (f"; seed {seed}" if options.temperature else "")
 
 
-def _run(generation: "Generation", texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
+def _run(generation: Generation, texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
     """Shows a batch's texts. Returns tokens and seconds of the prompts with each first token, and of those behind."""
-    import torch
-
     waiting = list(texts)
     before = int(generation.lengths.sum())
     screen.show(waiting)
@@ -164,9 +159,7 @@ class _Text:
         ended: it has its end-of-text token, a stop, or as many tokens as it may have.
     """
 
-    def __init__(self, prompt: str, loaded: "Loaded", begins: bool, stops: list[str], number: int) -> None:
-        from lra_ssm.datamodules.language.tokenizers import TextStream
-
+    def __init__(self, prompt: str, loaded: Loaded, begins: bool, stops: list[str], number: int) -> None:
         tokenizer = loaded.tokenizer
         if unknown := tokenizer.unknown(prompt):
             more = f" (and {len(unknown) - 5} more)" if len(unknown) > 5 else ""
@@ -209,8 +202,6 @@ class _Screen:
     """Standard output: a heading over each of several texts; in a terminal prompts are bold."""
 
     def __init__(self, count: int) -> None:
-        from rich.console import Console
-
         console = Console()
         self._terminal = sys.stdout.isatty()
         self._bold = console.is_terminal and not console.no_color

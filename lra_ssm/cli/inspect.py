@@ -3,16 +3,20 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from lra_ssm.analysis.measure import measure, steps
+from lra_ssm.analysis.network import Example, layers_of
+from lra_ssm.analysis.report import figures, page, picture
+from lra_ssm.bars import Bar
 from lra_ssm.cli import inspect_inputs
 from lra_ssm.cli.named_network import NamedNetwork, named_network
-from lra_ssm.cli.options import A_MODEL, add_trust, count
+from lra_ssm.cli.options import A_MODEL, add_trust, configuring, count
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError
-
-if TYPE_CHECKING:
-    from lra_ssm.analysis.network import Example
+from lra_ssm.files import replacing
 
 DESCRIPTION = """\
 Writes a report on a trained model: what each layer remembers, how Δ moves with the input, what is near instability,
@@ -44,7 +48,7 @@ def parser() -> PlainParser:
 
 
 def main(command: str, arguments: list[str]) -> int:
-    of_data, rest = inspect_inputs.data_options(arguments)
+    of_data, rest = configuring(arguments, "data")
     options = parser().parse_args(rest)
     if options.random and of_data:
         raise InputError(f"--random takes no data: leave it out, or {of_data[0]}")
@@ -54,8 +58,6 @@ def main(command: str, arguments: list[str]) -> int:
     folder = options.out or (first.run or first.file.parent if first else Path())
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: is no folder")
-    import torch
-
     # Gradients of a model that forgets are full of numbers that a processor takes 50 times as long for.
     torch.set_flush_denormal(True)
     try:
@@ -76,8 +78,6 @@ def _title(one: NamedNetwork) -> str:
 
 
 def _facts(one: NamedNetwork) -> list[str]:
-    from lra_ssm.analysis.network import layers_of
-
     layers = list(layers_of(one.network).values())
     step = [f"{one.found.file.name}, step {one.step:,}"] if one.found else []
     score = [one.score] if one.score else []
@@ -88,10 +88,10 @@ def _facts(one: NamedNetwork) -> list[str]:
 
 def _inputs(
     named: Sequence[NamedNetwork], random: bool, of_data: Sequence[str], root: str | None, count: int
-) -> tuple[list["Example"], list[list[str]]]:
+) -> tuple[list[Example], list[list[str]]]:
     """The inputs that all models are measured on, and what the page says of them to each."""
     if random:
-        sizes = inspect_inputs.RandomInputs(named[0])
+        sizes = inspect_inputs.RandomInputs(named[0].network, named[0].specification)
         for one in named:
             inspect_inputs.check_takes(one, sizes)
         examples, source = inspect_inputs.random_examples(named[0], count)
@@ -103,11 +103,8 @@ def _inputs(
     return examples, [[source, *inspect_inputs.other_data(one, data)] for one in named]
 
 
-def _measured(named: Sequence[NamedNetwork], examples: list["Example"], sources: list[list[str]]) -> list[Any]:
+def _measured(named: Sequence[NamedNetwork], examples: list[Example], sources: list[list[str]]) -> list[Any]:
     """Measures every checkpoint under a progress bar."""
-    from lra_ssm.analysis.measure import measure, steps
-    from lra_ssm.bars import Bar
-
     with Bar("measuring", sum(steps(one.network, examples) for one in named)) as bar:
         return [
             measure(one.network, examples, _title(one), [*_facts(one), *source], lambda _: bar.advance(1))
@@ -116,9 +113,6 @@ def _measured(named: Sequence[NamedNetwork], examples: list["Example"], sources:
 
 
 def _write(folder: Path, networks: list[Any]) -> None:
-    from lra_ssm.analysis.report import figures, page, picture
-    from lra_ssm.files import replacing
-
     drawn = figures(networks)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("inspect.html", page(networks, drawn).encode()), ("inspect.png", picture(networks, drawn))):

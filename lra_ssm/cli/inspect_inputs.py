@@ -1,18 +1,25 @@
-"""What `inspect` measures models on: validation examples of data that is prepared here, or random inputs."""
+"""What `inspect` and `coordcheck` measure models on: examples of data that is prepared here, or random inputs."""
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from lightning import LightningDataModule
+from torch import Tensor, nn
+
+from lra_ssm.analysis.network import Example
+from lra_ssm.cli.datasets import DATASETS
+from lra_ssm.cli.named_network import NamedNetwork
+from lra_ssm.cli.parser import RunParser, cause
+from lra_ssm.cli.prepared_settings import LOADING, fit_options, other_source, say_other_source, what_is_prepared
+from lra_ssm.cli.starting_weights import check_start_tokenizer
+from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.loading.module import LoadedDataModule
 from lra_ssm.errors import InputError
-
-if TYPE_CHECKING:
-    from lra_ssm.analysis.network import Example
-    from lra_ssm.cli.named_network import NamedNetwork
-
-_SIZES = ("vocab_size", "d_input", "num_classes", "num_outputs")
+from lra_ssm.layers.spec import import_object
+from lra_ssm.runs.checks import check_data, check_vocabulary, differing_settings
 
 
 class Data(NamedTuple):
@@ -22,30 +29,11 @@ class Data(NamedTuple):
     settings: dict[str, Any]
 
 
-def data_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of data, `--data=CLASS` and `--data.NAME=VALUE`, each as one text; and the rest."""
-    of_data, rest = [], []
-    given = iter(arguments)
-    for argument in given:
-        if re.match(r"--data[.=]|--data$", argument):
-            of_data.append(argument if "=" in argument else f"{argument}={next(given, '')}")
-        else:
-            rest.append(argument)
-    return of_data, rest
-
-
-def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: str | None) -> Data:
+def open_data(opened: Sequence[NamedNetwork], options: Sequence[str], root: str | None) -> Data:
     """The data of the first model whose configuration names some, changed by the options.
 
     Raises InputError: none does, it cannot be made so, or it is not prepared; nothing is ever made here.
     """
-    from lightning import LightningDataModule
-
-    from lra_ssm.cli.parser import RunParser, cause
-    from lra_ssm.cli.prepared_settings import other_source, say_other_source
-    from lra_ssm.datamodules.base import PreparedDataModule
-    from lra_ssm.datamodules.loading.module import LoadedDataModule
-
     parser = RunParser()
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=False)
     sections = [f"--data={json.dumps(one.data, default=str)}" for one in opened if one.data]
@@ -75,9 +63,6 @@ def open_data(opened: Sequence["NamedNetwork"], options: Sequence[str], root: st
 
 def _unprepared(module: Any, settings: dict[str, Any]) -> str:
     """What to write instead: the options of what is prepared, else the command for it."""
-    from lra_ssm.cli.datasets import DATASETS
-    from lra_ssm.cli.prepared_settings import fit_options, what_is_prepared
-
     name = type(module).__name__
     said = f"{name} is not prepared below {module.data_root} with these settings"
     try:
@@ -93,11 +78,8 @@ def _unprepared(module: Any, settings: dict[str, Any]) -> str:
     return f"{said}; `{' '.join(['lra-ssm prepare', known, *options])}` makes it ready"
 
 
-def check_takes(one: "NamedNetwork", module: Any) -> None:
+def check_takes(one: NamedNetwork, module: Any) -> None:
     """Raises InputError: the model cannot read such inputs, or they mean something else to it."""
-    from lra_ssm.cli.starting_weights import check_start_tokenizer
-    from lra_ssm.runs.checks import check_data, check_vocabulary
-
     task = SimpleNamespace(hparams={"network": one.specification}, network=one.network)
     try:
         check_data(task, module)
@@ -113,10 +95,8 @@ def check_takes(one: "NamedNetwork", module: Any) -> None:
         raise InputError(f"{one.name}: was trained on another vocabulary than {type(module).__name__} has here")
 
 
-def other_data(one: "NamedNetwork", data: Data) -> list[str]:
+def other_data(one: NamedNetwork, data: Data) -> list[str]:
     """What a page says of a model that was trained with other settings of data."""
-    from lra_ssm.cli.prepared_settings import LOADING
-    from lra_ssm.runs.checks import differing_settings
 
     def decisive(section: dict[str, Any]) -> dict[str, Any]:
         arguments = (section.get("init_args") or {}).items()
@@ -130,10 +110,8 @@ def other_data(one: "NamedNetwork", data: Data) -> list[str]:
     return [f"trained with other settings of data: {differing}"] if differing else []
 
 
-def examples_of(module: Any, count: int) -> tuple[list["Example"], str]:
+def examples_of(module: Any, count: int) -> tuple[list[Example], str]:
     """The first validation examples, and what the page says of them."""
-    from lra_ssm.analysis.network import Example
-
     module.setup("validate")
     batch = next(iter(module.val_dataloader()))
     labels = batch.labels if hasattr(batch, "labels") else batch.targets
@@ -153,47 +131,52 @@ def examples_of(module: Any, count: int) -> tuple[list["Example"], str]:
 
 
 class RandomInputs:
-    """The sizes that random inputs of a network have, as data says its own."""
+    """Inputs drawn at random for a network, and their sizes, as data says its own."""
 
-    def __init__(self, one: "NamedNetwork") -> None:
-        arguments = one.specification.get("init_args") or {}
-        self.vocab_size, self.d_input, self.num_classes, self.num_outputs = map(arguments.get, _SIZES)
-        self.per_example = getattr(one.network, "per_example", 1)
+    def __init__(self, network: nn.Module, specification: Mapping[str, Any]) -> None:
+        arguments = specification.get("init_args") or {}
+        self.vocab_size, self.d_input = arguments.get("vocab_size"), arguments.get("d_input")
+        self.num_classes, self.num_outputs = arguments.get("num_classes"), arguments.get("num_outputs")
+        self.per_example = getattr(network, "per_example", 1)
+        self._network, self._generator = type(network).__name__, torch.Generator().manual_seed(0)
+
+    def draw(self, examples: int, length: int) -> tuple[Tensor, Tensor | None]:
+        """Inputs (B, L) int64, (B, L, d_input) float32, or of pairs (B, 2, …); and labels (B,), None without classes.
+
+        Raises InputError: the network says no size of its inputs.
+        """
+        shape = (examples, *((2,) if self.per_example == 2 else ()), length)
+        if self.vocab_size:
+            low = min(1, self.vocab_size - 1)  # 0 is padding
+            inputs = torch.randint(low, self.vocab_size, shape, generator=self._generator)
+        elif self.d_input:
+            inputs = torch.rand(*shape, self.d_input, generator=self._generator)
+        else:
+            raise InputError(f"{self._network} says neither vocab_size nor d_input: no random inputs for it")
+        classes = self.num_classes
+        return inputs, torch.randint(0, classes, (examples,), generator=self._generator) if classes else None
+
+    def values(self, *shape: int) -> Tensor:
+        """Random targets of a regression, of any shape."""
+        return torch.randn(shape, generator=self._generator)
 
 
-def random_examples(one: "NamedNetwork", count: int) -> tuple[list["Example"], str]:
+def random_examples(one: NamedNetwork, count: int) -> tuple[list[Example], str]:
     """Random inputs of the data's length with random labels, and what the page says of them."""
-    import torch
-
-    from lra_ssm.analysis.network import Example
-
-    sizes, length = RandomInputs(one), _length(one.data or {})
-    generator = torch.Generator().manual_seed(0)
-    pair = (2,) if sizes.per_example == 2 else ()
+    random, length = RandomInputs(one.network, one.specification), _length(one.data or {})
     found = []
     for _ in range(count):
-        if sizes.vocab_size:
-            low = min(1, sizes.vocab_size - 1)  # 0 is padding
-            inputs = torch.randint(low, sizes.vocab_size, (1, *pair, length), generator=generator)
-        elif sizes.d_input:
-            inputs = torch.rand(1, *pair, length, sizes.d_input, generator=generator)
-        else:
-            network = type(one.network).__name__
-            raise InputError(f"{one.name}: {network} says neither vocab_size nor d_input: no inputs for it")
-        lengths = torch.full((1, *pair), length)
-        if sizes.num_classes:
-            label = torch.randint(0, sizes.num_classes, (1,), generator=generator)
-        else:
+        inputs, label = random.draw(1, length)
+        lengths = torch.full(inputs.shape[: random.per_example], length)  # (1,), of a pair (1, 2)
+        if label is None:
             with torch.no_grad():
-                label = torch.randn(one.network(inputs, lengths).shape, generator=generator)
+                label = random.values(*one.network(inputs, lengths).shape)
         found.append(Example(inputs, lengths, label))
     return found, f"measured on {count} random input(s) with random labels"
 
 
 def _length(data: dict[str, Any]) -> int:
     """The data's, where its settings say it."""
-    from lra_ssm.layers.spec import import_object
-
     settings = data.get("init_args") or {}
     try:
         size = getattr(import_object(data.get("class_path", "")), "image_size", None)

@@ -3,16 +3,19 @@
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.files import within
 from lra_ssm.cli.named_network import named_network
+from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer, read_tokenizer
+from lra_ssm.datamodules.language.module import LanguageDataModule
+from lra_ssm.datamodules.language.subwords import TOKENIZER
+from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.errors import InputError, squeeze
-
-if TYPE_CHECKING:
-    from lra_ssm.checkpoints import ModelFiles
-    from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-    from lra_ssm.models import LanguageModel
+from lra_ssm.models import LanguageModel
+from lra_ssm.models.pretrained import FORMAT
+from lra_ssm.runs.checkpoints import load_checkpoint
 
 
 class Loaded(NamedTuple):
@@ -22,8 +25,8 @@ class Loaded(NamedTuple):
     data: the settings of its run's data module, as they were written; empty where it has none.
     """
 
-    model: "LanguageModel"
-    tokenizer: "TextTokenizer"
+    model: LanguageModel
+    tokenizer: TextTokenizer
     begins: bool
     data: dict[str, Any]
 
@@ -40,9 +43,6 @@ def load_language_model(
     Raises:
         InputError: there is none, it is no language model, it has no tokenizer, or one of other tokens.
     """
-    from lra_ssm.models import LanguageModel
-    from lra_ssm.models.pretrained import FORMAT
-
     named = named_network(name, allow_pickle, trust)
     model = named.network
     if not isinstance(model, LanguageModel):
@@ -60,9 +60,7 @@ def load_language_model(
     return Loaded(model, own, begins, within(named.config, "data", "init_args"))
 
 
-def _named(tokenizer: str) -> "TextTokenizer":
-    from lra_ssm.datamodules.language.choosing import parse_tokenizer
-
+def _named(tokenizer: str) -> TextTokenizer:
     choice = parse_tokenizer(tokenizer)
     if choice.is_trained:
         raise InputError(f"--tokenizer={tokenizer} is made of a corpus; give the file of one that is made")
@@ -70,11 +68,8 @@ def _named(tokenizer: str) -> "TextTokenizer":
     return choice.open()
 
 
-def tokenizer_of(model: "ModelFiles | Path") -> "TextTokenizer | None":
+def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
     """The tokenizer that a saved model, or a checkpoint, brings along; None where it has none."""
-    from lra_ssm.datamodules.language.choosing import load_tokenizer, read_tokenizer
-    from lra_ssm.runs.checkpoints import load_checkpoint
-
     if not isinstance(model, Path):
         path = model.tokenizer()
         return None if path is None else load_tokenizer(path)
@@ -86,14 +81,11 @@ def tokenizer_of(model: "ModelFiles | Path") -> "TextTokenizer | None":
     return None
 
 
-def with_own_tokenizer(data: Any, model: "ModelFiles | Path", folder: Path) -> Any:
+def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any:
     """Data for a model to be scored on, with the model's own tokenizer, where the data would make another of its text.
 
     Says so where it is another. folder: takes the tokenizer's file, which is read until the data is prepared.
     """
-    from lra_ssm.datamodules.language.module import LanguageDataModule
-    from lra_ssm.datamodules.language.subwords import TOKENIZER
-
     if not isinstance(data, LanguageDataModule) or not data.choice.is_trained:
         return data
     own = tokenizer_of(model)

@@ -2,14 +2,20 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import yaml
+from torch import nn
+
+from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles
+from lra_ssm.checkpoints.files import within
+from lra_ssm.checkpoints.known import headline
+from lra_ssm.cli.trust import check_trusted
 from lra_ssm.errors import InputError, squeeze
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from lra_ssm.checkpoints import ModelFiles
+from lra_ssm.layers import NetworkSpec
+from lra_ssm.models.pretrained import Pretrained, load_pretrained
+from lra_ssm.runs.checkpoints import load_checkpoint
+from lra_ssm.runs.record import read_record
 
 
 class Found(NamedTuple):
@@ -36,13 +42,13 @@ class NamedNetwork(NamedTuple):
     """
 
     name: str
-    network: "nn.Module"
+    network: nn.Module
     specification: dict[str, Any]
     config: dict[str, Any] = {}
     recorded: dict[str, Any] = {}
     score: str = ""
     found: Found | None = None
-    files: "ModelFiles | None" = None
+    files: ModelFiles | None = None
     step: int = 0
 
     @property
@@ -50,7 +56,7 @@ class NamedNetwork(NamedTuple):
         return sum(p.numel() for p in self.network.parameters())
 
     @property
-    def source(self) -> "ModelFiles | Path":
+    def source(self) -> ModelFiles | Path:
         """Where its weights are, and its tokenizer, if it has one: the saved model, or the checkpoint."""
         if self.files is not None:
             return self.files
@@ -96,8 +102,6 @@ def find(name: str) -> Found:
 
 def read_config(file: Path, name: str) -> dict[str, Any]:
     """The configuration of a run; name: what messages call it. Raises InputError: it is none."""
-    import yaml
-
     try:
         config = yaml.safe_load(file.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
@@ -121,19 +125,10 @@ def named_network(name: str, allow_pickle: bool = False, trust: Collection[str] 
 
 
 def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwork:
-    from torch import nn
-
-    from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles
-    from lra_ssm.checkpoints.files import within
-    from lra_ssm.checkpoints.known import headline
-    from lra_ssm.models.pretrained import Pretrained, load_pretrained
-
     files = ModelFiles(name)
     config: dict[str, Any] = {}
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     if path := files.find(RUN_CONFIG):
-        from lra_ssm.cli.trust import check_trusted
-
         config = read_config(path, f"{files.name}: {RUN_CONFIG}")
         check_trusted(files.name, config.get("data"), trust)  # nothing else of it is made
     stated = files.config()
@@ -145,8 +140,6 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
 
 
 def _of_a_run(name: str, found: Found) -> NamedNetwork:
-    from lra_ssm.runs.record import read_record
-
     network, specification, step = load_network(found.file)
     record = read_record(found.run / "run.json")[0] if found.run else {}
     best = (f"{name} {value:.4g}" for name, value in record.get("metrics", {}).items() if name.startswith("best "))
@@ -154,14 +147,11 @@ def _of_a_run(name: str, found: Found) -> NamedNetwork:
     return NamedNetwork(name, network, specification, found.config, recorded, next(best, ""), found, step=step)
 
 
-def load_network(file: Path) -> tuple["nn.Module", dict[str, Any], int]:
+def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
     """The network of a checkpoint in evaluation mode, its specification as plain values, and its step of training.
 
     Raises InputError where it cannot be read, or is none of a task over a `network`.
     """
-    from lra_ssm.layers import NetworkSpec
-    from lra_ssm.runs.checkpoints import load_checkpoint
-
     state = load_checkpoint(file)
     settings = state.get("hyper_parameters")
     spec = settings.get("network") if isinstance(settings, dict) else None

@@ -1,6 +1,8 @@
 """Options that several commands have."""
 
 import argparse
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lra_ssm.cli.output import PlainParser
@@ -18,6 +20,21 @@ def count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{number}, but it must be at least 1")
     return number
+
+
+def configuring(arguments: Sequence[str], sections: str) -> tuple[list[str], list[str]]:
+    """Options of a configuration, `--data=CLASS`, `--data.NAME VALUE`, each as one text; and the rest.
+
+    sections: the configuration's sections that are looked for, as "model|data".
+    """
+    found, rest = list[str](), list[str]()
+    given = iter(arguments)
+    for argument in given:
+        if re.match(rf"--({sections})([.=]|$)", argument):
+            found.append(argument if "=" in argument else f"{argument}={next(given, '')}")
+        else:
+            rest.append(argument)
+    return found, rest
 
 
 def add_trust(parser: PlainParser) -> None:

@@ -6,19 +6,22 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from lra_ssm.bars import with_bar
 from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser, in_a_folder
+from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import unused
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from lra_ssm.datamodules.loading.own_files import OwnExamples
+from lra_ssm.files import replacing, unused
+from lra_ssm.layers.spec import import_object
+from lra_ssm.models import LanguageModel, Regressor
+from lra_ssm.tables import table, terminal_width
 
 DESCRIPTION = """\
 Classifies files of your own with a run or a saved model, as its data module makes inputs of the data: PNG or JPEG
@@ -114,16 +117,11 @@ def _beside(files: list[Path]) -> Path:
 
 def _examples(
     datamodule: Any, files: list[Path], vocabulary: Sequence[str] | None, resize: bool
-) -> tuple["OwnExamples", list[str]]:
+) -> tuple[OwnExamples, list[str]]:
     """The files' examples, and what is wrong with the files that are left out. Raises InputError: with all of them."""
     if resize and "resize" not in inspect.signature(datamodule.own_examples).parameters:
         raise InputError(f"--resize: {type(datamodule).__name__} has no images")
     given = {"resize": True} if resize else {}
-    try:
-        return datamodule.own_examples(files, vocabulary, **given), []
-    except InputError:
-        if len(files) == 1:
-            raise
     good, said = list[Path](), list[str]()
     for file in files:
         try:
@@ -141,8 +139,6 @@ def _examples(
 
 def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
     """Raises InputError: it is no classifier, or nothing says how its inputs are made."""
-    from lra_ssm.models import LanguageModel, Regressor
-
     named = named_network(name, allow_pickle, trust)
     if isinstance(named.network, LanguageModel):
         raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, `lra-ssm score` rates them")
@@ -155,8 +151,6 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
 
 def _data_module(named: NamedNetwork) -> Any:
     """The data module of the configuration; nothing of its data is looked at."""
-    from lra_ssm.layers.spec import import_object
-
     assert named.data is not None
     path, arguments = named.data["class_path"], named.data.get("init_args") or {}
     try:
@@ -179,17 +173,12 @@ def _class_names(named: NamedNetwork, datamodule: Any) -> list[str]:
 
 
 def classify(
-    named: NamedNetwork, examples: "OwnExamples", batch_size: int, device: "torch.device", left_out: list[str]
-) -> tuple[list[str], "Tensor"]:
+    named: NamedNetwork, examples: OwnExamples, batch_size: int, device: torch.device, left_out: list[str]
+) -> tuple[list[str], Tensor]:
     """Names of examples and their probabilities (examples, classes) float32, on the CPU.
 
     left_out: takes what is wrong with examples that cannot be read. Raises InputError: none can.
     """
-    import numpy as np
-    import torch
-
-    from lra_ssm.bars import with_bar
-
     network = named.network.to(device)
     kept, found = list[str](), []
     starts = range(0, len(examples.names), batch_size)
@@ -214,9 +203,7 @@ def classify(
     return kept, torch.cat(found)
 
 
-def _can_be_read(examples: "OwnExamples", number: int, left_out: list[str]) -> bool:
-    import numpy as np
-
+def _can_be_read(examples: OwnExamples, number: int, left_out: list[str]) -> bool:
     try:
         examples.load(np.array([number]))
         return True
@@ -228,9 +215,7 @@ def _can_be_read(examples: "OwnExamples", number: int, left_out: list[str]) -> b
 # --- what is said ---
 
 
-def _write(file: Path, inputs: list[str], names: list[str], probabilities: "Tensor") -> None:
-    from lra_ssm.files import replacing
-
+def _write(file: Path, inputs: list[str], names: list[str], probabilities: Tensor) -> None:
     best, predicted = (values.tolist() for values in probabilities.max(1))
     with replacing(file, newline="", encoding="utf-8", errors="backslashreplace") as out:
         writer = csv.writer(out)
@@ -239,9 +224,7 @@ def _write(file: Path, inputs: list[str], names: list[str], probabilities: "Tens
             writer.writerow([given, names[number], f"{p:.6g}", *(f"{value:.6g}" for value in row)])
 
 
-def _show(inputs: list[str], names: list[str], probabilities: "Tensor") -> None:
-    from lra_ssm.tables import table, terminal_width
-
+def _show(inputs: list[str], names: list[str], probabilities: Tensor) -> None:
     first = probabilities[:_SHOWN]
     values, numbers = (found.tolist() for found in first.topk(min(2, len(names)), 1))
     rows = []

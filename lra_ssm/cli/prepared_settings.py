@@ -4,9 +4,10 @@ import inspect
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lra_ssm.cli.summary import prepared_folders
 from lra_ssm.datamodules.base import PreparedDataModule
@@ -65,18 +66,30 @@ def fit_options(datamodule: PreparedDataModule, own: dict[str, Any], settings: d
 def what_is_prepared(datamodule: PreparedDataModule, own: dict[str, Any]) -> str:
     """What `prepare` made of this dataset below the root, with the options that take it; else nothing."""
     found = []
+    for each in _prepared_alike(datamodule, own):
+        gone = f"{each.folder}, but {each.source} has changed or is gone"
+        found.append(f"{' '.join(each.options)} ({each.counts})" if each.options else gone)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
+
+
+class _Prepared(NamedTuple):
+    folder: Path
+    counts: str  # of examples, by split
+    source: str
+    options: list[str]  # of a fit that takes it; none where its files have changed since
+
+
+def _prepared_alike(datamodule: PreparedDataModule, own: dict[str, Any]) -> Iterator[_Prepared]:
+    """What `prepare` made of this dataset below the root."""
     for folder in prepared_folders(datamodule.data_root):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # of another hand, or damaged
             known = json.loads((folder / SETTINGS).read_text())
-            if known["class_path"] != _path(type(datamodule)):
-                continue
-            splits = open_prepared(folder).manifest["splits"]
-            counts = ", ".join(f"{num_examples(split):,} {name}" for name, split in splits.items())
-            options = fit_options(datamodule, own, known["init_args"])
-            gone = f"{folder}, but {known['init_args']['source']} has changed or is gone"
-            found.append(f"{' '.join(options)} ({counts})" if options else gone)
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"prepared there: {'; '.join(found[:_SHOWN])}{more}" if found else ""
+            if known["class_path"] == _path(type(datamodule)):
+                splits = open_prepared(folder).manifest["splits"]
+                counts = ", ".join(f"{num_examples(split):,} {name}" for name, split in splits.items())
+                settings = known["init_args"]
+                yield _Prepared(folder, counts, settings["source"], fit_options(datamodule, own, settings) or [])
 
 
 def other_source(class_path: str, own: dict[str, Any]) -> str:
@@ -96,14 +109,10 @@ def other_source(class_path: str, own: dict[str, Any]) -> str:
     is_there = source not in cls.sources and Path(source).exists()
     if source == "generated" or is_there or datamodule.is_prepared():
         return ""
-    found = list[str]()
-    for folder in prepared_folders(datamodule.data_root):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # of another hand, or damaged
-            known = json.loads((folder / SETTINGS).read_text())
-            if known["class_path"] == _path(cls):
-                options = fit_options(datamodule, own, known["init_args"]) or []
-                if [option.partition("=")[0].lstrip("'") for option in options] == ["--data.source"]:
-                    found.append(known["init_args"]["source"])
+    found = []
+    for each in _prepared_alike(datamodule, own):
+        if [option.partition("=")[0].lstrip("'") for option in each.options] == ["--data.source"]:
+            found.append(each.source)
     return found[0] if len(found) == 1 else ""
 
 

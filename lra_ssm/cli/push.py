@@ -7,9 +7,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lra_ssm.checkpoints import CONFIG, RUN_CONFIG, check_finite
+from lra_ssm.checkpoints.card import commands, model_card
+from lra_ssm.checkpoints.files import read_json
+from lra_ssm.checkpoints.layout import CARD, PICKLE, REPLACED
+from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
+from lra_ssm.cli.export import check_destination
+from lra_ssm.cli.language_models import tokenizer_of
+from lra_ssm.cli.named_network import find, named_network
 from lra_ssm.cli.output import PlainParser
+from lra_ssm.cli.run_facts import check_shareable, facts, portable
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason
+from lra_ssm.models import save_network
+from lra_ssm.models.pretrained import import_paths, is_known
+from lra_ssm.results.collect import read_run
 
 DESCRIPTION = """\
 Shares what a run has trained: a saved model with its tokenizer, the run's config.yaml, and a model card with its data,
@@ -46,11 +60,6 @@ def parser() -> PlainParser:
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     kind, destination = _destination(options)
-    from lra_ssm.cli.export import check_destination
-    from lra_ssm.cli.named_network import find, named_network
-    from lra_ssm.cli.run_facts import check_shareable
-    from lra_ssm.results.collect import read_run
-
     found = find(options.run)
     if found.run is None:
         raise InputError(f"{options.run}: is no run's directory; lra-ssm export takes a .ckpt alone")
@@ -81,8 +90,6 @@ def main(command: str, arguments: list[str]) -> int:
 
 def _destination(options: Any) -> tuple[str, str]:
     """ "folder", "hub" or "wandb", and what it is called. Raises InputError for what could be two of them."""
-    from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
-
     given: str = options.destination
     if given.startswith(WANDB):
         kind, given = "wandb", given.removeprefix(WANDB)
@@ -111,16 +118,6 @@ def _destination(options: Any) -> tuple[str, str]:
 
 def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: str | None) -> Callable[[str], str]:
     """The saved model with its card. Returns what tells the command that it is used with, given its name."""
-    import yaml
-
-    from lra_ssm.checkpoints import check_finite
-    from lra_ssm.checkpoints.card import commands, model_card
-    from lra_ssm.checkpoints.layout import CARD, RUN_CONFIG
-    from lra_ssm.cli.language_models import tokenizer_of
-    from lra_ssm.cli.run_facts import facts, portable
-    from lra_ssm.models import save_network
-    from lra_ssm.models.pretrained import import_paths, is_known
-
     state = model.network.state_dict()
     check_finite(state, str(file))
     source = facts(run, file, model.step, model.parameters)
@@ -144,8 +141,6 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
 def _to_hub(folder: Path, repository: str, message: str, options: Any, use: Callable[[str], str]) -> str:
     """One commit on a repository; files of an older model go with it."""
     from huggingface_hub import HfApi, errors
-
-    from lra_ssm.checkpoints.layout import PICKLE, REPLACED
 
     api, public = HfApi(), False
     try:
@@ -177,13 +172,10 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
     """An artifact of type model, logged by the wandb run of the training."""
     import wandb
 
-    from lra_ssm.checkpoints.files import read_json
-    from lra_ssm.checkpoints.layout import CONFIG
-
     *project, name = given.split("/")
     known = run.record.get("wandb") or {}
     try:
-        logged = wandb.init(
+        with wandb.init(
             entity=project[0] if len(project) > 1 else None,
             project=project[-1],
             id=known.get("id") or run.path.resolve().name,
@@ -193,8 +185,7 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
             job_type="push",
             dir=str(run.path.resolve()),  # wandb's own process may have begun in another folder
             settings=wandb.Settings(silent=True, console="off"),
-        )
-        try:
+        ) as logged:
             source = read_json(folder / CONFIG, CONFIG)["source"]
             artifact = wandb.Artifact(name, type="model", metadata=source)
             artifact.add_dir(str(folder), skip_cache=True)
@@ -202,8 +193,6 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
             offline = logged.offline
             if not offline:
                 artifact.wait()
-        finally:
-            logged.finish()
     except Exception as error:  # wandb's, its server's, the network's
         raise InputError(f"wandb:{given}: cannot be pushed ({one_reason(error)})") from error
     if offline:

@@ -2,21 +2,25 @@
 
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
+from lra_ssm.bars import Bar
+from lra_ssm.cli.language_models import Loaded, load_language_model
 from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, device_of
 from lra_ssm.cli.output import PlainParser
+from lra_ssm.datamodules.language import plain_text
+from lra_ssm.datamodules.language.documents import Range, Reading, is_blank
+from lra_ssm.datamodules.language.tokenizers import TextTokenizer
+from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
+from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.errors import InputError, squeeze
-
-if TYPE_CHECKING:
-    import torch
-
-    from lra_ssm.cli.language_models import Loaded
-    from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-    from lra_ssm.datamodules.language.windows import TokenWindows
-    from lra_ssm.tasks.metrics import TokenLoss
+from lra_ssm.models.language_model import NOT_SCORED
+from lra_ssm.tables import table, terminal_width, wrapped
+from lra_ssm.tasks.metrics import TokenLoss
 
 DESCRIPTION = """\
 Says how well a language model predicts texts: the loss in nats per token, the perplexity, and bits per byte of UTF-8,
@@ -74,9 +78,6 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
     contents = [_content(file) for file in options.files]  # before a model is loaded
     device = device_of(options.device)
-    from lra_ssm.bars import Bar
-    from lra_ssm.cli.language_models import load_language_model
-
     loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
     notes = list[str]()
     texts = [_tokenised(name, data, loaded.tokenizer, notes) for name, data in contents]
@@ -101,8 +102,6 @@ def main(command: str, arguments: list[str]) -> int:
 
 def _content(file: str) -> tuple[str, bytes]:
     """A text's name and bytes. Raises InputError: it cannot be read, or holds nothing."""
-    from lra_ssm.datamodules.language.documents import is_blank
-
     name = "standard input" if file == "-" else file
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -113,11 +112,8 @@ def _content(file: str) -> tuple[str, bytes]:
     return name, data
 
 
-def _tokenised(name: str, data: bytes, tokenizer: "TextTokenizer", notes: list[str]) -> _Text:
+def _tokenised(name: str, data: bytes, tokenizer: TextTokenizer, notes: list[str]) -> _Text:
     """Adds to the notes what the tokenizer does not know. Raises InputError: it is not UTF-8; names the line."""
-    from lra_ssm.datamodules.language import plain_text
-    from lra_ssm.datamodules.language.documents import Range, Reading
-
     parts = [part.text for part in plain_text.texts(data, Range(name, 0, None), Reading(), "test")]
     unknown = list(dict.fromkeys(word for part in parts for word in tokenizer.unknown(part)))
     if unknown:
@@ -131,36 +127,29 @@ def _tokenised(name: str, data: bytes, tokenizer: "TextTokenizer", notes: list[s
 # --- the model ---
 
 
-def _windows(tokens: Any, loaded: "Loaded") -> tuple["TokenWindows", bool, str]:
+def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
     """Windows over a text as the model's run is validated, whether the state goes on from one to the next, and this in
     words."""
-    from lra_ssm.datamodules.language.windows import Streams, Windows
-    from lra_ssm.datamodules.storage.format import TokenSplit
-
     stream = [TokenSplit.in_memory(tokens, loaded.tokenizer.vocab_size, loaded.tokenizer.end_of_text)]
     length, evaluation = loaded.data.get("length"), loaded.data.get("evaluation")
-    if not isinstance(length, int) or length < 1 or evaluation not in ("windows", "streams", "sliding"):
+    if length is None or evaluation is None:
         length, evaluation, stride = _LENGTH, "sliding", _LENGTH // 2
     else:
         given = loaded.data.get("eval_stride")
-        stride = min(max(given, 1), length) if isinstance(given, int) and evaluation == "sliding" else length
+        stride = given if given and evaluation == "sliding" else length
     if evaluation == "streams":
         return Streams(stream, length, 1, isolate=False), True, "the state carried through each text"
     each = "each by itself" if stride == length else f"each {stride:,} behind the one before"
     return Windows(stream, length, isolate=False, stride=stride), False, f"windows of {length:,} tokens, {each}"
 
 
-def _scored(loaded: "Loaded", windows: "TokenWindows", carries: bool, device: "torch.device", bar: Any) -> "TokenLoss":
+def _scored(loaded: Loaded, windows: TokenWindows, carries: bool, device: torch.device, bar: Bar) -> TokenLoss:
     """−log p of all tokens, and their number."""
-    import torch
-
-    from lra_ssm.models.language_model import NOT_SCORED
-    from lra_ssm.tasks.metrics import TokenLoss
-
     metric, state = TokenLoss().to(device), None
     with torch.no_grad():
-        for examples in _batches(len(windows), 1 if carries else max(1, _TOKENS // windows.length)):
-            batch = windows.batch(examples, 0)
+        size = 1 if carries else max(1, _TOKENS // windows.length)
+        for begin in range(0, len(windows), size):
+            batch = windows.batch(np.arange(begin, min(begin + size, len(windows))), 0)
             inputs, targets = batch.inputs.to(device), batch.targets.to(device)
             lengths = None if batch.lengths is None else batch.lengths.to(device)
             nll, after = loaded.model.negative_log_likelihood(
@@ -172,18 +161,10 @@ def _scored(loaded: "Loaded", windows: "TokenWindows", carries: bool, device: "t
     return metric
 
 
-def _batches(count: int, size: int) -> Iterator[Any]:
-    import numpy as np
-
-    return (np.arange(begin, min(begin + size, count)) for begin in range(0, count, size))
-
-
 # --- what is said ---
 
 
 def _show(names: list[str], scores: list[_Score], notes: list[str]) -> None:
-    from lra_ssm.tables import table, terminal_width, wrapped
-
     rows = [score.cells(name) for name, score in zip(names, scores, strict=True)]
     if len(scores) > 1:
         rows.append(_Score(*map(sum, zip(*scores, strict=True))).cells("all"))
