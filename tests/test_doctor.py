@@ -172,16 +172,16 @@ def test_half_a_slurm_is_a_note(bare, sinfo, reason):
 
 def test_the_hub(bare, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
-    text = hub()().text
+    text = hub().text
     assert "a token is set" in text and "offline (HF_HUB_OFFLINE)" in text and "secret" not in text
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint := f"http://127.0.0.1:{free_port()}")
-    found = hub()()
+    found = hub()
     assert "cannot be reached" in found.text and not found.wrong
     assert endpoint in found.notes[0] and "HF_HUB_OFFLINE=1 says not to ask" in found.notes[0]
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint.replace("//", "//user:secret@"))
-    found = hub()()
+    found = hub()
     assert "secret" not in found.text + found.wrong[0]
     assert not found.notes and "which is what HF_ENDPOINT says: correct it" in found.wrong[0]
 
@@ -195,7 +195,7 @@ def test_a_hub_that_answers_and_one_that_does_not(bare, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         start = time.monotonic()
-        assert "cannot be reached" in hub()().text  # it takes the connection, and says nothing
+        assert "cannot be reached" in hub().text  # it takes the connection, and says nothing
         assert time.monotonic() - start < 4
 
         def answer():
@@ -206,7 +206,7 @@ def test_a_hub_that_answers_and_one_that_does_not(bare, monkeypatch):
                 connection.close()
 
         threading.Thread(target=answer, daemon=True).start()
-        assert hub()().text.endswith(", answers")
+        assert hub().text.endswith(", answers")
 
 
 def test_wandb_knows_an_account_and_shows_no_key(bare, monkeypatch, tmp_path):

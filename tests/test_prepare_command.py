@@ -72,7 +72,7 @@ def test_a_batch_is_drawn(root: Path, tmp_path: Path, monkeypatch: Any, capsys: 
     for picture, reason in (
         ("", "is a folder"),
         (".", "is a folder"),
-        ("absent/x.png", "absent is no existing folder"),
+        ("absent/x.png", "absent/x.png: its folder does not exist"),
     ):
         given = ["prepare", "mnist", f"--root={tmp_path / 'new'}", f"--source={files}", f"--picture={picture}"]
         line = refused(given, capsys)

@@ -9,7 +9,7 @@ from lra_ssm.bars import with_bar
 from lra_ssm.cli.doctor_checks import Finding, cache, command, gpus, hub, requirements, slurm, space, wandb
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cli.summary import open_all, summary_tables
-from lra_ssm.datamodules.storage.format import PreparedDataset, open_prepared
+from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.runs.provenance import environment
@@ -34,10 +34,8 @@ def main(command_: str, arguments: list[str]) -> int:
     parser.add_argument("--verify", action="store_true", help="read all prepared data and compare its digests")
     options = parser.parse_args(arguments)
     root = resolve_root(options.root)
-    answer = hub()  # it is asked while the rest goes on
     findings = _show_installation(root)
     findings += [_show_operators(device) for device in _devices()]
-    findings.append(_shown("hub", answer()))
     damaged = _show_prepared(root, options.verify)
     wrong = [said for found in findings for said in found.wrong] + [f"DAMAGED: {what}" for what in damaged]
     notes = [said for found in findings for said in found.notes]
@@ -76,6 +74,7 @@ def _show_installation(root: Path) -> list[Finding]:
         "cache": cache(cache_folders()),
         "slurm": slurm(),
         "wandb": wandb(),
+        "hub": hub(),
     }
     return [requirements(), *(_shown(name, finding) for name, finding in rows.items())]
 
@@ -132,34 +131,21 @@ def _show_prepared(root: Path, verify: bool) -> list[str]:
     opened, damaged = open_all(root)
     print(f"\nprepared data below {squeeze(str(root))}" + ("" if opened or damaged else ": none"))
     for prepared in opened:
-        _show_data(prepared)
+        print("  " + squeeze(f"{prepared.folder.parent.name}/{prepared.folder.name}"))
+        for key, value in prepared.manifest["source"].items():  # where it came from
+            print(wrapped("    " + squeeze(f"{key}: {_short(value)}"), 6))
     for shown in summary_tables(opened, terminal_width()):
         print("\n" + shown)
-    if verify:
-        damaged += _with_wrong_digests(opened)
+    for prepared in with_bar(opened, "comparing digests", len(opened)) if verify else ():
+        try:
+            open_prepared(prepared.folder, verify=True)
+        except InputError as error:
+            damaged.append(str(error))
     if verify and not damaged:
         print(f"\nall digests of {len(opened)} prepared folders are as recorded")
     elif opened:
         print("\nits digests are not compared: --verify does")
     return damaged
-
-
-def _with_wrong_digests(opened: list[PreparedDataset]) -> list[str]:
-    """What is wrong with files' digests; reads everything."""
-    wrong = []
-    for prepared in with_bar(opened, "comparing digests", len(opened)):
-        try:
-            open_prepared(prepared.folder, verify=True)
-        except InputError as error:
-            wrong.append(str(error))
-    return wrong
-
-
-def _show_data(prepared: PreparedDataset) -> None:
-    """Prints where a prepared folder's data came from."""
-    print("  " + squeeze(f"{prepared.folder.parent.name}/{prepared.folder.name}"))
-    for key, value in prepared.manifest["source"].items():
-        print(wrapped("    " + squeeze(f"{key}: {_short(value)}"), 6))
 
 
 def _short(value: Any) -> str:

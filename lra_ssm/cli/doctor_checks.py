@@ -7,8 +7,6 @@ import shlex
 import shutil
 import sys
 import sysconfig
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -17,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lra_ssm.errors import InputError
+from lra_ssm.files import one_reason
 
 _LITTLE = 1e9  # bytes free: less is said
 _HUB_PATIENCE = 2.5  # seconds
@@ -158,43 +157,29 @@ def wandb() -> Finding:
     return Finding(", ".join([version, login, *([f"WANDB_MODE={mode}"] if mode else [])]))
 
 
-def hub() -> Callable[[], Finding]:
-    """Begins to ask the Hub; what is returned waits for the answer, at most _HUB_PATIENCE seconds."""
+def hub() -> Finding:
+    """Whether the Hub answers, unless it is not to be asked."""
     from huggingface_hub import constants, get_token
+    from huggingface_hub.utils import get_session
 
     token = "a token is set" if get_token() else "no token (public models need none)"
     endpoint = constants.ENDPOINT
     place = re.sub(r"//[^/]*@", "//…@", endpoint)  # without a password in it
     shown = f"{place}, {token}"
     if constants.HF_HUB_OFFLINE:
-        return lambda: Finding(f"{shown}, offline (HF_HUB_OFFLINE): not asked")
-    said: list[str] = []
-
-    def ask() -> None:
-        from huggingface_hub.utils import get_session
-
-        try:
-            status = get_session().head(endpoint, timeout=_HUB_PATIENCE).status_code
-            said.append("" if status < 500 else f"answers with status {status}")
-        except Exception as error:  # of several libraries, with the versions of huggingface_hub
-            said.append(" ".join(str(error).split())[:200] or type(error).__name__)
-
-    asking = threading.Thread(target=ask, daemon=True)  # looking up a name may take longer than any timeout
-    asking.start()
-
-    def answer() -> Finding:
-        asking.join(_HUB_PATIENCE)
-        failure = said[0] if said else f"no answer within {_HUB_PATIENCE:g} s"
-        if not failure:
+        return Finding(f"{shown}, offline (HF_HUB_OFFLINE): not asked")
+    try:
+        status = get_session().head(endpoint, timeout=_HUB_PATIENCE).status_code
+        if status < 500:
             return Finding(f"{shown}, answers")
-        found = Finding(f"{shown}, cannot be reached")
-        reason = f"the Hub at {place} cannot be reached ({failure.replace(endpoint, place)})"
-        if os.environ.get("HF_ENDPOINT"):
-            found.wrong.append(f"{reason}, which is what HF_ENDPOINT says: correct it")
-        else:
-            found.notes.append(
-                f"{reason}: pull and push need it; HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 says not to ask"
-            )
-        return found
-
-    return answer
+        failure = f"answers with status {status}"
+    except Exception as error:  # of several libraries, with the versions of huggingface_hub
+        failure = one_reason(error)[:200]
+    found = Finding(f"{shown}, cannot be reached")
+    reason = f"the Hub at {place} cannot be reached ({failure.replace(endpoint, place)})"
+    if os.environ.get("HF_ENDPOINT"):
+        found.wrong.append(f"{reason}, which is what HF_ENDPOINT says: correct it")
+    else:
+        more = "HF_ENDPOINT names a mirror, HF_HUB_OFFLINE=1 says not to ask"
+        found.notes.append(f"{reason}: pull and push need it; {more}")
+    return found

@@ -41,13 +41,13 @@ def add_debug(parser: Any) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback behind a one-line error", **absent)
 
 
-def in_a_folder(file: str) -> Path:
-    """The file that --output names. Raises InputError: it cannot be one."""
+def in_a_folder(file: str, option: str = "--output") -> Path:
+    """The file that an option names. Raises InputError: it cannot be one."""
     path = Path(file)
     if path.is_dir():
-        raise InputError(f"--output {path}: is a folder")
+        raise InputError(f"{option} {path}: is a folder")
     if not path.absolute().parent.is_dir():
-        raise InputError(f"--output {path}: its folder does not exist")
+        raise InputError(f"{option} {path}: its folder does not exist")
     return path
 
 

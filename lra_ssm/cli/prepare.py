@@ -10,9 +10,9 @@ from typing import Any
 from jsonargparse.typing import PositiveInt
 
 from lra_ssm import datamodules
-from lra_ssm.cli.batch_picture import check_picture, draw_batch
+from lra_ssm.cli.batch_picture import draw_batch
 from lra_ssm.cli.datasets import DATASETS, LANGUAGE, SYNTHETIC
-from lra_ssm.cli.output import PlainParser, add_debug
+from lra_ssm.cli.output import PlainParser, add_debug, in_a_folder
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.prepared_settings import LOADING, fit_options, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
@@ -124,7 +124,9 @@ def _prepare_named(name: str, options: list[str]) -> None:
         raise InputError("--shard and --merge: one after the other; all shares first")
     datamodule = cls(**settings)
     if picture is not None:
-        check_picture(datamodule, Path(picture))
+        in_a_folder(picture, "--picture")
+        if not hasattr(datamodule, "image_size"):
+            raise InputError(f"--picture {picture}: {cls.__name__} is no dataset of images")
     if name in LANGUAGE:
         datamodule.processes = processes
     if (shard is not None or merge) and not datamodule.is_prepared():

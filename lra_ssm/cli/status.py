@@ -4,9 +4,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection
-from contextlib import suppress
-from typing import Any
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext, suppress
 
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.cluster.folder import SweepFolder
@@ -42,22 +41,27 @@ def main(command: str, arguments: list[str]) -> int:
     if given.watch is not None and (given.json or not given.watch >= 0.2):
         raise InputError("--watch draws a table every so many seconds, 0.2 or more; --json prints once")
     folder = SweepFolder.find(given.sweep)
-    if given.watch is not None and terminal_width() is not None:
-        _watch(folder, chosen, given.watch)
-        return 0
-    while True:
-        every, note = _look(folder)
-        found = [run for run in every if run.state in chosen]
+
+    def show(found: Sequence[RunState], every: Sequence[RunState], note: str) -> None:
         if given.json:
-            print(json.dumps(_records(folder, found), indent=1))
+            own = {run.index: {"changes": run.changes, "options": run.options} for run in folder.runs}
+            print(json.dumps([{**run.as_json(), **own[run.index]} for run in found], indent=1))
         else:
             print(status_table(folder, found, every, terminal_width()), flush=True)
         if note:
             print(note, file=sys.stderr)
-        if given.watch is None or all(run.ended for run in every):
-            return 0
-        time.sleep(given.watch)
-        print()
+
+    in_place = given.watch is not None and terminal_width() is not None
+    with redrawn(folder) if in_place else nullcontext(show) as draw, suppress(KeyboardInterrupt):
+        while True:
+            queue = queue_of(folder)
+            every = states(folder, queue)
+            note = f"{queue.note}; the table is without it" if queue.note else ""
+            draw([run for run in every if run.state in chosen], every, note)
+            if given.watch is None or all(run.ended for run in every):
+                break
+            time.sleep(given.watch)
+    return 0
 
 
 def _parser() -> PlainParser:
@@ -77,25 +81,3 @@ def _with_value(arguments: list[str]) -> list[str]:
         f"--watch={_EVERY}" if one == "--watch" and not number.fullmatch(after) else one
         for one, after in zip(arguments, following, strict=True)
     ]
-
-
-def _look(folder: SweepFolder) -> tuple[list[RunState], str]:
-    """Every run, and why Slurm's part is missing, if it is."""
-    queue = queue_of(folder)
-    return states(folder, queue), f"{queue.note}; the table is without it" if queue.note else ""
-
-
-def _records(folder: SweepFolder, found: list[RunState]) -> list[dict[str, Any]]:
-    own = {run.index: {"changes": run.changes, "options": run.options} for run in folder.runs}
-    return [{**run.as_json(), **own[run.index]} for run in found]
-
-
-def _watch(folder: SweepFolder, chosen: Collection[str], seconds: float) -> None:
-    """Draws until every run has ended, or the user presses Ctrl-C."""
-    with redrawn(folder) as draw, suppress(KeyboardInterrupt):
-        while True:
-            every, note = _look(folder)
-            draw([run for run in every if run.state in chosen], every, note)
-            if all(run.ended for run in every):
-                return
-            time.sleep(seconds)
