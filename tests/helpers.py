@@ -49,6 +49,13 @@ class Bag(nn.Module):
         return self.head(self.layer(self.embedding(inputs), lengths).mean(1))
 
 
+class Deep(nn.Sequential):
+    """A head of a user's own."""
+
+    def __init__(self, d_model: int, num_classes: int, width: int = 5) -> None:
+        super().__init__(nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+
 class Blowing(Smooth):
     """Its output is infinite from the third call in training on."""
 

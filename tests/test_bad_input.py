@@ -6,134 +6,55 @@ import pytest
 
 from tests.runner import FIT, SHORT, TINY, everything_below, fail, in_process, only_run, refused, succeed
 
-BAD = {
-    "unknown flag": (["--trainer.max_stepz=5"], "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
-    "unknown model key": (
-        ["--model.netwrk=x"],
-        "lra_ssm.tasks.Classification takes no key 'netwrk'; did you mean 'network'",
-    ),
-    "unknown optimizer key": (
-        ["--model.optimizer.lrr=5"],
-        "model: lra_ssm.tasks.Classification takes no key 'optimizer.lrr'; did you mean 'optimizer.lr'",
-    ),
-    "unknown group of settings": (
-        ["--model.optimzer.lr=5"],
-        "model: lra_ssm.tasks.Classification takes no key 'optimzer'; did you mean 'optimizer'",
-    ),
-    "unknown group of a network": (
-        ["--model.network.poolin.x=3"],
-        "model.network: lra_ssm.models.Classifier takes no key 'poolin'; did you mean 'pooling'",
-    ),
-    "unknown group of a layer": (
-        ["--model.network.layer.foo.bar=3"],
-        "model.network.layer: lra_ssm.layers.B2S6 takes no key 'foo'; it takes num_blocks, d_state",
-    ),
-    "unknown group of data": (
-        ["--data.batch.x=3"],
-        "data: lra_ssm.datamodules.ListOps takes no key 'batch'; did you mean 'batch_size'",
-    ),
-    "a key of what takes none": (["--model.network.pooling.foo=3"], "takes no key 'foo'; it takes none"),
-    "a key of null": (["--model.network.head.foo=3"], "model.network.head: no class is given here; give it"),
-    "no settings": (["--model.optimizer=null"], "model.optimizer is null; give its settings, or leave it out"),
-    "no layer": (
-        ["--model.network.layer=null"],
-        "model.network: lra_ssm.models.Classifier: the following arguments are required: layer",
-    ),
-    "a block as layer": (
-        ["--model.network.layer=lra_ssm.layers.S4Block"],
-        "model.network.layer: lra_ssm.layers.S4Block: the following arguments are required: layer",
-    ),
-    "a layer within a block": (
-        ["--model.network.block.layer=lra_ssm.layers.S6"],
-        "model.network.block: lra_ssm.layers.S4Block takes no key 'layer'; it takes norm, prenorm, dropout",
-    ),
-    "a parameterization that is none": (
-        ["--model.network.layer=S4D", "--model.network.layer.parameterization=expp"],
-        "model.network.layer.parameterization: expected one of [typing.Literal['exp', 'softplus', 'best', 'relu',",
-    ),
-    "one of discrete time alone": (
-        ["--model.network.layer=S4D", "--model.network.layer.parameterization=tanh"],
-        "parameterization: 'tanh'; in continuous time it is one of direct, clip, relu, exp, softplus, best",
-    ),
-    "eigenvalues that it does not reach": (
-        ["--model.network.layer=S6", "--model.network.layer.parameterization={name: best, b: 0.5}"],
-        "parameterization: eigenvalue -3 is outside the range of best (continuous, a = 1, b = 0.5), [-2, 0)",
-    ),
-    "a layer as block": (["--model.network.block=lra_ssm.layers.B2S6"], "is no block: it must be a class or function"),
-    "a head of another network": (
-        ["--model.network.head=lra_ssm.models.NLIHead"],
-        "Classifier has 1 vector(s) per example, NLIHead takes 2",
-    ),
-    "unknown network key": (
-        ["--model.network.d_modle=5"],
-        "lra_ssm.models.Classifier takes no key 'd_modle'; did you mean 'd_model'",
-    ),
-    "unknown block key": (
-        ["--model.network.block.prenrm=true"],
-        "lra_ssm.layers.S4Block takes no key 'prenrm'; did you mean 'prenorm'",
-    ),
-    "a head's key": (
-        ["--model.network.head=lra_ssm.models.LinearHead", "--model.network.head.num_classes=3"],
-        "model.network.head: lra_ssm.models.LinearHead takes no key 'num_classes'; it takes none",
-    ),
-    "unknown data key": (["--data.rooot=x"], "takes no key 'rooot'; did you mean 'root'"),
-    "unknown layer key": (
-        ["--model.network.layer.num_bloks=5"],
-        "takes no key 'num_bloks'; did you mean 'num_blocks'",
-    ),
-    "unknown layer": (["--model.network.layer=lra_ssm.layers.B2S7"], "no attribute 'B2S7'; did you mean 'B2S6'?"),
-    "unknown class by its short name": (["--data=Txt"], "data: no class 'Txt'; did you mean 'Text'?"),
-    "no such accelerator": (["--trainer.accelerator=quantum"], "quantum"),
-    "no such strategy": (["--trainer.strategy=guess"], "guess"),
-    "negative rate": (["--model.optimizer.lr=-1"], "lr is -1.0; it must be a number of at least 0"),
-    "negative width": (["--model.network.d_model=-8"], "d_model is -8"),
-    "never saving": (["--checkpoint.every_n_steps=0"], "checkpoint.every_n_steps is 0"),
-    "no end": (["--trainer.max_epochs=-1"], "give trainer.max_epochs or trainer.max_steps"),
-    "nothing to train on": (["--trainer.limit_train_batches=0"], "limit_train_batches is 0: nothing would be trained"),
-    "no step between validations": (["--trainer.val_check_interval=0"], "trainer.val_check_interval is 0; give the"),
-    "wrong type": (["--model.optimizer.lr=fast"], "Expected a float. Got value: fast"),
-    "no such norm": (
-        ["--model.network.block.norm=foo"],
-        "norm: Expected a typing.Literal['batch', 'batch_padded', 'layer', 'rms']. Got value: foo",
-    ),
-    "too few bounds": (["--data.length_bounds=[5]"], "data.length_bounds: Expected a tuple with 2 elements."),
-    "init_args that are none": (["--model.network.layer.init_args=3"], "layer: "),
-    "no number": (["--trainer.gradient_clip_val=abc"], "expected one of [int, float, NoneType]. Given value: abc"),
-    "negative seed": (["--seed_everything=-5"], "seed_everything is -5"),
-    "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
-    "blocks do not divide": (["--model.network.d_model=9"], "d_model 9 is not divisible by num_blocks 2"),
-    "another vocabulary": (["--model.network.vocab_size=17"], "model.network.vocab_size is 17, but ListOps has 18"),
-    "a network for pairs": (
-        ["--model.network=lra_ssm.models.DualEncoder"],
-        "model.network is a DualEncoder, but ListOps has no pairs",
-    ),
-    "no such pooling": (
-        ["--model.network.pooling=lra_ssm.models.SumPooling"],
-        "no attribute 'SumPooling'; did you mean 'MaxPooling'?",
-    ),
-    "features of tokens": (
-        ["--model.network.vocab_size=null", "--model.network.d_input=1"],
-        "model.network.vocab_size is None, but ListOps has 18",
-    ),
-    "no such root": (["--data.root=nowhere/data"], "nowhere"),
-    "no such source": (["--data.source=nowhere"], "nowhere"),
-    "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
-    "impossible lengths": (["--data.length_bounds=[30,20]"], "length_bounds"),
-}
+BAD = [  # options, and what is said of them
+    ("--optimizer=SGD", "unknown option --optimizer"),  # it would replace the groups
+    ("--trainer.max_stepz=5", "unknown option --trainer.max_stepz; did you mean 'trainer.max_steps'"),
+    ("--model.netwrk=x", "lra_ssm.tasks.Classification takes no key 'netwrk'; did you mean 'network'"),
+    ("--model.optimzer.lr=5", "model: lra_ssm.tasks.Classification takes no key 'optimzer'; did you mean 'optimizer'"),
+    ("--model.network.pooling.foo=3", "takes no key 'foo'; it takes none"),
+    ("--model.network.head.foo=3", "model.network.head: no class is given here; give it"),
+    ("--model.optimizer=null", "model.optimizer is null; give its settings, or leave it out"),
+    ("--model.network.layer=null",
+     "model.network: lra_ssm.models.Classifier: the following arguments are required: layer"),
+    ("--model.network.layer=lra_ssm.layers.S4Block",
+     "model.network.layer: lra_ssm.layers.S4Block: the following arguments are required: layer"),
+    ("--model.network.block.layer=lra_ssm.layers.S6",
+     "model.network.block: lra_ssm.layers.S4Block takes no key 'layer'; it takes norm, prenorm, dropout"),
+    ("--model.network.layer=S4D|--model.network.layer.parameterization=expp",
+     "model.network.layer.parameterization: expected one of [typing.Literal['exp', 'softplus', 'best', 'relu',"),
+    ("--model.network.layer=S6|--model.network.layer.parameterization={name: best, b: 0.5}",
+     "parameterization: eigenvalue -3 is outside the range of best (continuous, a = 1, b = 0.5), [-2, 0)"),
+    ("--model.network.head=lra_ssm.models.NLIHead", "Classifier has 1 vector(s) per example, NLIHead takes 2"),
+    ("--model.network.layer.num_bloks=5", "takes no key 'num_bloks'; did you mean 'num_blocks'"),
+    ("--model.network.layer=lra_ssm.layers.B2S7", "no attribute 'B2S7'; did you mean 'B2S6'?"),
+    ("--data=Txt", "data: no class 'Txt'; did you mean 'Text'?"),
+    ("--trainer.accelerator=quantum", "quantum"),
+    ("--model.optimizer.lr=-1", "lr is -1.0; it must be a number of at least 0"),
+    ("--checkpoint.every_n_steps=0", "checkpoint.every_n_steps is 0"),
+    ("--trainer.max_epochs=-1", "give trainer.max_epochs or trainer.max_steps"),
+    ("--trainer.limit_train_batches=0", "limit_train_batches is 0: nothing would be trained"),
+    ("--trainer.val_check_interval=0", "trainer.val_check_interval is 0; give the"),
+    ("--model.optimizer.lr=fast", "Expected a float. Got value: fast"),
+    ("--model.network.block.norm=foo",
+     "norm: Expected a typing.Literal['batch', 'batch_padded', 'layer', 'rms']. Got value: foo"),
+    ("--data.length_bounds=[5]", "data.length_bounds: Expected a tuple with 2 elements."),
+    ("--model.network.layer.init_args=3", "layer: "),
+    ("--trainer.gradient_clip_val=abc", "expected one of [int, float, NoneType]. Given value: abc"),
+    ("--seed_everything=-5", "seed_everything is -5"),
+    ("--model.network.d_model=9", "d_model 9 is not divisible by num_blocks 2"),
+    ("--model.network.vocab_size=17", "model.network.vocab_size is 17, but ListOps has 18"),
+    ("--model.network=lra_ssm.models.DualEncoder", "model.network is a DualEncoder, but ListOps has no pairs"),
+    ("--data.root=nowhere/data", "nowhere"),
+    ("--data.source=nowhere", "nowhere"),
+    ("--ckpt_path=nowhere.ckpt", "nowhere.ckpt does not exist"),
+    ("--data.length_bounds=[30,20]", "length_bounds"),
+]  # fmt: skip
 
 
-# What another case says of another part of the configuration.
-AGAIN = ("unknown group of a network", "unknown network key", "unknown block key", "unknown data key", "a head's key",
-         "no such strategy", "no such pooling", "unknown group of a layer", "unknown group of data",
-         "one of discrete time alone", "features of tokens", "negative width", "no step between validations", "no end",
-         "a layer as block", "no such source", "unknown optimizer key")  # fmt: skip
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in AGAIN)) for case in BAD])
-def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("flags", "expected"), BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(flags, expected, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    flags, expected = BAD[case]
-    assert expected in refused([*FIT, *flags], capsys)
+    assert expected in refused([*FIT, *flags.split("|")], capsys)
     assert everything_below(tmp_path) == []
 
 
@@ -241,15 +162,13 @@ def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):
     assert "fit it first" in fail(["test", *FIT[1:], data], tmp_path)
 
 
-def test_prepare_says_what_it_made_and_refuses_what_it_cannot(tmp_path):
+def test_prepare_says_what_it_made_and_makes_it_once(tmp_path):
     flags = ["--num_train=20", "--num_val=5", "--num_test=5", "--length_bounds=[3,20]", "--max_depth=3"]
     first = succeed(["prepare", "listops", "--root=data", *flags], tmp_path)
     assert str(tmp_path / "data/listops/generated-") in first.out
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     assert succeed(["prepare", "listops", "--root=data", *flags], tmp_path).out == first.out
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
-    assert "unknown dataset 'lisops'; did you mean 'listops'?" in fail(["prepare", "lisops"], tmp_path)
-    assert "num_trian" in fail(["prepare", "listops", "--num_trian=3"], tmp_path)
 
 
 def test_a_key_within_a_key_of_the_same_name_is_named_whole(capsys):
@@ -265,8 +184,3 @@ def test_a_key_within_a_key_of_the_same_name_is_named_whole(capsys):
 def test_what_a_command_needs_is_named(command, missing, capsys):
     said = refused([command], capsys)
     assert "the following arguments are required: " in said and missing in said
-
-
-def test_a_wrong_option_of_prepare_is_named(capsys):
-    assert "--rot" in refused(["prepare", "--rot=data"], capsys)
-    assert "a dataset, --config CONFIG, --summary or --clean" in refused(["prepare", "--root=data"], capsys)

@@ -18,7 +18,7 @@ from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor
-from tests.runner import TINY, everything_below, in_process, only_run, printed, refused
+from tests.runner import TINY, everything_below, in_process, only_run, refused
 
 
 @pytest.fixture
@@ -233,8 +233,3 @@ def test_a_checkpoint_of_something_else(state, says, tmp_path, capsys):
     torch.save(state, tmp_path / "x.ckpt")
     code, _, errors = in_process(["inspect", str(tmp_path / "x.ckpt")], capsys)
     assert code == 2 and len(errors) == 1 and says in errors[0], errors
-
-
-def test_help_has_an_example(capsys):
-    out = printed(["inspect", "--help"], capsys)
-    assert "lra-ssm inspect runs/" in out and "--against" in out

@@ -122,6 +122,7 @@ def test_doctor_names_damaged_data(root: Path, tmp_path: Path, monkeypatch: Any)
     [
         (["txet"], "unknown dataset 'txet'; did you mean 'text'?"),
         (["--summary", "--verify"], "unrecognized arguments: --verify"),
+        ([], "a dataset, --config CONFIG, --summary or --clean"),
         (["text", "--limt=3"], "unknown option --limt; did you mean 'limit'?"),
         (["text", "--batch_size=3"], "unknown option --batch_size"),
         (["listops", "--limit=0"], "ListOps limit 0: must be at least 1"),

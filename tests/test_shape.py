@@ -1,14 +1,13 @@
-"""Layers, blocks, poolings, heads, networks, tasks, datasets of another kind: one new file, nothing of ours changes."""
+"""Parts, tasks and datasets of another kind: one new file, nothing of ours changes. More: test_extending.py."""
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tests.runner import FIT, SHORT, TINY, only_run, succeed
+from tests.runner import FIT, SHORT, only_run, succeed
 
 MINE = '''
 from dataclasses import dataclass
@@ -17,51 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.storage.writer import DatasetWriter
-from lra_ssm.layers import Block, NetworkSpec
+from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.spec import BlockFactory, LayerFactory, NetworkFactory
 from lra_ssm.models import Backbone
 from lra_ssm.tasks import OptimizerSettings
 from lra_ssm.tasks.optim import optimizer_and_schedule
-
-
-class Plain(Block):
-    """A block form: the layer and nothing else."""
-
-    def __init__(self, d_model: int, layer: LayerFactory) -> None:
-        super().__init__(d_model, "rms", prenorm=True)
-        self.layer = layer(d_model)
-
-    def inner(self, x, lengths, reset, initial_state, return_last_state):
-        out = self.layer(x, lengths, reset=reset, initial_state=initial_state, return_last_state=return_last_state)
-        return out if return_last_state else (out, None)
-
-    def inner_step(self, x_t, state):
-        return self.layer.step(x_t, state)
-
-    def initial_state(self, batch_size):
-        return self.layer.initial_state(batch_size)
-
-
-class Attention(nn.Module):
-    """A pooling with parameters."""
-
-    def __init__(self, d_model: int, sharpness: float = 1.0) -> None:
-        super().__init__()
-        self.score, self.sharpness = nn.Linear(d_model, 1), sharpness
-
-    def forward(self, x, lengths=None):
-        scores = self.sharpness * self.score(x)
-        if lengths is not None:
-            real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-            scores = scores.masked_fill(~real[..., None], -torch.inf)
-        return (scores.softmax(1) * x).sum(1)
-
-
-class Deep(nn.Sequential):
-    """A head."""
-
-    def __init__(self, d_model: int, num_classes: int, width: int = 5) -> None:
-        super().__init__(nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, num_classes))
 
 
 class NextToken(nn.Module):
@@ -130,27 +89,6 @@ def write(folder, **config):
     return ["fit", "--config", "mine.yaml"]
 
 
-def test_a_block_a_pooling_and_a_head(tmp_path):
-    network = {
-        "class_path": "lra_ssm.models.Classifier",
-        "init_args": {
-            "num_classes": 10, "vocab_size": 18, "d_model": 4, "n_layers": 2, "layer": LAYER, "block": "mine.Plain",
-            "pooling": {"class_path": "mine.Attention", "init_args": {"sharpness": 2.0}}, "head": "mine.Deep",
-        },
-    }  # fmt: skip
-    data = {
-        "class_path": "lra_ssm.datamodules.ListOps",
-        "init_args": {"root": "data", "batch_size": 8, "length_bounds": [3, 20], "max_depth": 3, "num_train": 16,
-                      "num_val": 8, "num_test": 8},
-    }  # fmt: skip
-    model = {"class_path": "lra_ssm.tasks.Classification", "init_args": {"network": network}}
-    command = [*write(tmp_path, model=model, data=data), "--model.network.head.width=7"]
-    succeed(command, tmp_path)
-    state = torch.load(only_run(tmp_path) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    assert state["network.head.0.weight"].shape == (7, 4) and state["network.pooling.score.weight"].shape == (1, 4)
-    assert "network.backbone.blocks.1.layer.A_log" in state and "network.backbone.norm.weight" in state
-
-
 @pytest.mark.slow
 def test_a_task_with_its_network_and_data_without_labels(tmp_path, monkeypatch):
     network = {
@@ -184,26 +122,16 @@ def test_a_task_with_its_network_and_data_without_labels(tmp_path, monkeypatch):
 # --- one part of one's own, the rest ours ---
 
 
-def test_a_layer_of_ones_own_by_class_path(tmp_path):
-    (tmp_path / "my_layer.py").write_text((Path(__file__).parent / "helpers.py").read_text())
-    config = yaml.safe_load(TINY.read_text())
-    own = {"class_path": "my_layer.Smooth", "init_args": {"width": 5}}
-    config["model"]["init_args"]["network"]["init_args"]["layer"] = own
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
-    succeed(["fit", "--config", "own.yaml", *SHORT], tmp_path)
-    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
-    assert saved["model"]["init_args"]["network"]["init_args"]["layer"] == own
-
-
 OWN = {
     "block": ["--model.network.block=tests.helpers.PlainBlock", "--model.network.block.scale=0.5"],
     "network": ["--model.network=tests.helpers.Bag", "--model.network.layer=tests.helpers.Smooth",
                 "--model.network.width=6"],
+    "head": ["--model.network.head=tests.helpers.Deep", "--model.network.head.width=7"],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("part", [pytest.param("block", marks=pytest.mark.slow), "network"])
-def test_a_block_and_a_network_of_ones_own_by_class_path(part, tmp_path):
+@pytest.mark.parametrize("part", [pytest.param("block", marks=pytest.mark.slow), "network", "head"])
+def test_parts_of_ones_own_by_class_path(part, tmp_path):
     from lra_ssm.layers import NetworkSpec
 
     succeed([*FIT, *SHORT, *OWN[part]], tmp_path)
@@ -212,6 +140,8 @@ def test_a_block_and_a_network_of_ones_own_by_class_path(part, tmp_path):
     assert checkpoint["hyper_parameters"]["network"] == NetworkSpec.of(saved).as_dict()
     if part == "block":
         assert saved["init_args"]["block"] == {"class_path": "tests.helpers.PlainBlock", "init_args": {"scale": 0.5}}
+    elif part == "head":
+        assert checkpoint["state_dict"]["network.head.0.weight"].shape == (7, 8)
     else:
         assert saved["class_path"] == "tests.helpers.Bag" and saved["init_args"]["width"] == 6
         assert checkpoint["state_dict"]["network.head.weight"].shape == (10, 6)
