@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from lra_ssm.cli import generate, main
 from lra_ssm.cli.language_models import load_language_model
@@ -15,37 +14,29 @@ from lra_ssm.datamodules.language.tokenizers import ByteTokenizer, CharacterToke
 from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import Classifier, LanguageModel
 from tests.models.public_mamba import hf_folder, sizes, state_spaces_folder
-from tests.runner import in_process, only_run, refused, succeed
+from tests.runner import TINY, in_process, only_run, printed, refused, succeed
 
 SIZES = {"d_model": 8, "n_layers": 1}
 WORDS = WordTokenizer(["the", "cat", "sat", "on", "<unk>"])
 CHARACTERS = CharacterTokenizer("abc é")
 
 
+def fit_text(folder: Path, *data: str) -> Path:
+    """The directory of a run of two steps on text."""
+    steps = ["--trainer.max_epochs=-1", "--trainer.max_steps=2", "--trainer.val_check_interval=2"]
+    short = ["--data.root=data", "--data.length=16", "--data.batch_size=4", "--trainer.callbacks=null"]
+    command = ["fit", "--config", str(TINY.with_name("language.yaml")), "--data=Corpus", *data, *short, *steps]
+    succeed(command, folder)
+    return only_run(folder)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """The directory of a run of two steps on bytes."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text").mkdir()
     for name in ("train", "val"):
         (folder / "text" / f"{name}.txt").write_text("Something to be said, naïvely.\n" * 30)
-    layer = {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4}}
-    network = {"class_path": "lra_ssm.models.LanguageModel", "init_args": {"layer": layer, "vocab_size": 300, **SIZES}}
-    source = {"source": "text", "tokenizer": "bytes", "length": 16, "batch_size": 4, "root": "data"}
-    config = {
-        "experiment": "tiny",
-        "seed_everything": 0,
-        "trainer": {"max_epochs": -1, "max_steps": 2, "val_check_interval": 2, "accelerator": "cpu"},
-        "checkpoint": {"monitor": "val/loss", "mode": "min"},
-        "model": {
-            "class_path": "lra_ssm.tasks.LanguageModelling",
-            "init_args": {"network": network, "optimizer": {"lr": 0.01}},
-        },
-        "data": {"class_path": "lra_ssm.datamodules.Corpus", "init_args": source},
-    }
-    (folder / "c.yaml").write_text(yaml.safe_dump(config))
-    succeed(["fit", "--config", "c.yaml"], folder)
-    return only_run(folder)
+    return fit_text(folder, "--data.source=text", "--data.tokenizer=bytes")
 
 
 def checkpoint(folder: Path, tokenizer=None, favourite=None, **network) -> str:
@@ -82,9 +73,7 @@ def cycle(lm: LanguageModel, said: list[int]) -> None:
 
 
 def made(arguments, capsys) -> str:
-    code, out, errors = in_process(["generate", *arguments], capsys)
-    assert code == 0, errors
-    return out
+    return printed(["generate", *arguments], capsys)
 
 
 GREEDY = ["--temperature=0", "--max_new_tokens=20"]

@@ -231,5 +231,4 @@ LINEAR = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_
 )
 def test_a_checkpoint_of_something_else(state, says, tmp_path, capsys):
     torch.save(state, tmp_path / "x.ckpt")
-    code, _, errors = in_process(["inspect", str(tmp_path / "x.ckpt")], capsys)
-    assert code == 2 and len(errors) == 1 and says in errors[0], errors
+    assert says in refused(["inspect", str(tmp_path / "x.ckpt")], capsys)

@@ -248,29 +248,21 @@ def test_models_that_cannot(what, said, tmp_path, monkeypatch, capsys):
     folder, layer = tmp_path / "model", LayerSpec(S6, d_state=2)
     np.save(tmp_path / "a.npy", np.zeros((1, 784)))
     (tmp_path / "a.txt").write_text("abc\n")
-    given, more = "a.npy", []
-    if what == "language":
-        save(folder, LanguageModel(layer, vocab_size=9, d_model=4, n_layers=1))
-    elif what == "values":
-        save(folder, Regressor(layer, num_outputs=1, d_input=1, d_model=4, n_layers=1))
-    elif what == "bare":
-        save(folder, classifier(10, d_input=1))
-    elif what == "no names":
-        save(folder, classifier(2, d_input=1), data_of("FirstToken"))
-    elif what == "other count":
-        save(folder, classifier(3, d_input=1), data_of("MNIST"))
-    elif what == "no vocabulary":
-        save(folder, classifier(2, vocab_size=9), data_of("Text"))
-        given = "a.txt"
-    elif what == "other settings":
-        save(folder, classifier(10, d_input=1), data_of("MNIST", colour="red"))
-    else:
-        save(
-            folder,
-            classifier(10, d_input=1),
-            {"data": {"class_path": "tests.helpers.Smooth", "init_args": {"d_model": 2}}},
-        )
-        more = [] if what == "foreign" else ["--trust=tests.helpers.Smooth"]
+    foreign = {"data": {"class_path": "tests.helpers.Smooth", "init_args": {"d_model": 2}}}
+    of = {
+        "language": (LanguageModel(layer, vocab_size=9, d_model=4, n_layers=1), None),
+        "values": (Regressor(layer, num_outputs=1, d_input=1, d_model=4, n_layers=1), None),
+        "bare": (classifier(10, d_input=1), None),
+        "no names": (classifier(2, d_input=1), data_of("FirstToken")),
+        "other count": (classifier(3, d_input=1), data_of("MNIST")),
+        "no vocabulary": (classifier(2, vocab_size=9), data_of("Text")),
+        "other settings": (classifier(10, d_input=1), data_of("MNIST", colour="red")),
+        "foreign": (classifier(10, d_input=1), foreign),
+        "no reader": (classifier(10, d_input=1), foreign),
+    }
+    save(folder, *of[what])
+    given = "a.txt" if what == "no vocabulary" else "a.npy"
+    more = ["--trust=tests.helpers.Smooth"] if what == "no reader" else []
     assert said in refused(["predict", "model", given, *more], capsys)
     assert not list(tmp_path.glob("*.csv"))
 

@@ -20,7 +20,7 @@ from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel, NetworkSpec, save_network
 from tests.hub_models import COMMIT, Hub, point_at, serving
-from tests.runner import everything_below, in_process, refused
+from tests.runner import everything_below, printed, refused
 
 IDS = torch.arange(5)[None]
 FILES = {"config.json", "model.safetensors", "vocabulary.json", "config.yaml", "README.md"}
@@ -56,9 +56,7 @@ def hub(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def pulled(capsys, *arguments: str) -> list[str]:
     """The lines of a pull that ends well."""
-    code, out, errors = in_process(["pull", *arguments], capsys)
-    assert code == 0, errors
-    return out.splitlines()
+    return printed(["pull", *arguments], capsys).splitlines()
 
 
 def logits(name: str | Path) -> torch.Tensor:

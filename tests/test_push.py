@@ -14,12 +14,13 @@ import torch
 import yaml
 
 from lra_ssm.checkpoints import ModelFiles
+from lra_ssm.cli.named_network import load_network
 from lra_ssm.cli.run_facts import portable
 from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
-from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Classifier, LanguageModel
 from tests.hub_models import Hub, serving
-from tests.runner import FIT, SHORT, everything_below, fail, in_process, only_run, refused, succeed
+from tests.runner import FIT, SHORT, everything_below, fail, only_run, printed, refused, succeed
+from tests.test_generate_command import checkpoint
 
 FILES = {"config.json", "model.safetensors", "config.yaml", "README.md"}
 
@@ -50,9 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def done(capsys, *arguments: str) -> list[str]:
-    code, out, errors = in_process(list(arguments), capsys)
-    assert code == 0, errors
-    return out.splitlines()
+    return printed(list(arguments), capsys).splitlines()
 
 
 def state_of(run: Path, name: str = "best") -> dict[str, torch.Tensor]:
@@ -196,7 +195,8 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     done(capsys, "push", str(run), "./last", "--last")  # beside best.ckpt's, which stays the run's result
     assert (run / "test.json").read_text() == tested
     assert not Path("pushed").exists()
-    assert "is no run's directory" in refused(["push", str(_plain(run)), "./pushed"], capsys)
+    shutil.copy(run / "checkpoints/best.ckpt", "alone.ckpt")
+    assert "is no run's directory" in refused(["push", "alone.ckpt", "./pushed"], capsys)
     assert "does not exist" in refused(["push", "nowhere", "./pushed"], capsys)
 
 
@@ -210,17 +210,11 @@ def test_places_on_this_machine_are_left_out() -> None:
     }
 
 
-def _plain(run: Path) -> Path:
-    return Path(shutil.copy(run / "checkpoints" / "best.ckpt", "alone.ckpt"))
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused_always(bad: float, run: Path, capsys) -> None:
     def spoil(state) -> None:
         state["state_dict"]["network.head.weight"][0, :2] = bad
 
-    name = next(name for name in state_of(run) if name.endswith("head.weight"))
-    assert name == "head.weight"
     changed(run / "checkpoints" / "best.ckpt", spoil)
     before = everything_below(Path.cwd())
     line = refused(["push", str(run), "./pushed", "--unfinished"], capsys)
@@ -388,16 +382,9 @@ def test_the_mean_of_checkpoints(run: Path, capsys) -> None:
 
 def test_a_language_model_brings_its_tokenizer_along(tmp_path: Path, capsys) -> None:
     tokenizer = CharacterTokenizer("abcdefg")
-    model = LanguageModel(LayerSpec(S6, d_state=4), vocab_size=tokenizer.vocab_size, d_model=8, n_layers=1)
-    made = {"file": tokenizer.file, "sha256": tokenizer.digest, "text": tokenizer.content().decode()}
-    state = {
-        "state_dict": {f"network.{name}": x for name, x in model.state_dict().items()},
-        "hyper_parameters": {"network": model.specification()},
-        "Corpus": {"tokenizer": {**made, "end_of_text": tokenizer.end_of_text}},
-    }
-    torch.save(state, tmp_path / "lm.ckpt")
-    done(capsys, "export", str(tmp_path / "lm.ckpt"), "--to", str(tmp_path / "lm"))
+    file = checkpoint(tmp_path, tokenizer, tie_embeddings=True)
+    done(capsys, "export", file, "--to", str(tmp_path / "lm"))
     assert (tmp_path / "lm" / "vocabulary.json").read_bytes() == tokenizer.content()
-    done(capsys, "export", "--average", *[str(tmp_path / "lm.ckpt")] * 2, "--to", str(tmp_path / "mean"))
-    expected = model.eval()(torch.arange(5)[None])  # tied weights are tied still
+    done(capsys, "export", "--average", file, file, "--to", str(tmp_path / "mean"))
+    expected = load_network(Path(file))[0](torch.arange(5)[None])  # tied weights are tied still
     assert torch.allclose(LanguageModel.from_pretrained(tmp_path / "mean")(torch.arange(5)[None]), expected, atol=1e-6)

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from tests.results.made import make_run
-from tests.runner import in_process, only_run, refused
+from tests.runner import only_run, printed, refused
 
 LR = "model.init_args.optimizer.lr"
 
@@ -26,12 +26,6 @@ def made(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(arguments, capsys):
-    code, out, errors = in_process(arguments, capsys)
-    assert code == 0, errors
-    return out
-
-
 def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
     shutil.copytree(trained[0], tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
@@ -39,13 +33,13 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
     (path / "test.json").unlink(missing_ok=True)  # other tests score the run that all share
     config = yaml.safe_load((path / "config.yaml").read_text())
     limited = ["test", "--config", str(path / "config.yaml"), "--trainer.limit_test_batches=1"]
-    said(limited, capsys)
-    assert "tested on a part of the split (limit 1)" in said(["results", "runs"], capsys)
-    said([*limited[:-1], "--trainer.limit_test_batches=1.0"], capsys)  # which is all of it
+    printed(limited, capsys)
+    assert "tested on a part of the split (limit 1)" in printed(["results", "runs"], capsys)
+    printed([*limited[:-1], "--trainer.limit_test_batches=1.0"], capsys)  # which is all of it
     score = json.loads((path / "test.json").read_text())["metrics"]["test/accuracy"]
-    out = said(["results", "runs"], capsys)
+    out = printed(["results", "runs"], capsys)
     assert f"{100 * score:.2f}" in out and "data: tiny: generated" in out and "not counted" not in out
-    out = said(["runs", "--keys=num_blocks"], capsys)
+    out = printed(["runs", "--keys=num_blocks"], capsys)
     assert path.name in out and "finished" in out and f"{100 * score:.2f}" in out
     assert out.splitlines()[0].split()[-1] == "num_blocks" and out.splitlines()[1].split()[-1] == "2"
     assert config["seed_everything"] == 1
@@ -57,7 +51,7 @@ def test_a_real_run_is_scored_and_shown(tmp_path, trained, capsys, monkeypatch):
         "of a part of the split, and the whole was scored before": limited,
     }
     for number, (why, command) in enumerate(others.items(), 1):
-        out = said(command, capsys)
+        out = printed(command, capsys)
         assert f"test-others.json, not as the run's result: it is {why}" in " ".join(out.split())
         assert len(json.loads((path / "test-others.json").read_text())["others"]) == number
         assert (path / "test.json").read_bytes() == whole
@@ -68,24 +62,26 @@ def ended_at(path):
 
 
 def test_formats_and_files(made, capsys):
-    text = said(["results", "runs"], capsys)
+    text = printed(["results", "runs"], capsys)
     assert "lr=0.001" in text and "the loss is nan" in text and "57.41" not in text
-    assert said(["results", "runs", "--format=markdown"], capsys).startswith("| task | model |")
+    assert printed(["results", "runs", "--format=markdown"], capsys).startswith("| task | model |")
     for suffix, begins in (("md", "| task |"), ("tex", r"\begin{tabular}"), ("csv", "task,model,"), ("txt", "task ")):
-        assert said(["results", "runs", f"--out=table.{suffix}"], capsys) == f"table.{suffix}\n"
+        assert printed(["results", "runs", f"--out=table.{suffix}"], capsys) == f"table.{suffix}\n"
         assert Path(f"table.{suffix}").read_text().startswith(begins)
     assert Path("table.txt").read_text() == text
     for form in ("markdown", "latex", "csv"):
-        assert said(["results", "runs", f"--{form}"], capsys) == said(["results", "runs", f"--format={form}"], capsys)
-    each = said(["results", "runs", "--format=csv", "--each"], capsys)
+        assert printed(["results", "runs", f"--{form}"], capsys) == printed(
+            ["results", "runs", f"--format={form}"], capsys
+        )
+    each = printed(["results", "runs", "--format=csv", "--each"], capsys)
     assert len(each.splitlines()) == 8
-    assert said(["results", "runs", "--grid"], capsys).splitlines()[0].split()[-2:] == ["listops", "text"]
+    assert printed(["results", "runs", "--grid"], capsys).splitlines()[0].split()[-2:] == ["listops", "text"]
 
 
 @pytest.mark.parametrize("by", ["lr", "lr,seed", "lr,betas", "max_length", "layer"])
 def test_pictures(by, made, capsys):
     curves = ["curves.png"] if by == "lr" else []
-    out = said(["results", "runs", *(f"--curves={name}" for name in curves), f"--by={by}", "--plot=by.png"], capsys)
+    out = printed(["results", "runs", *(f"--curves={name}" for name in curves), f"--by={by}", "--plot=by.png"], capsys)
     assert out.endswith("\n".join([*curves, "by.png\n"]))
     for name in (*curves, "by.png"):
         with Image.open(name) as picture:
@@ -93,7 +89,7 @@ def test_pictures(by, made, capsys):
 
 
 def test_a_setting_that_is_named_twice_is_one_column(made, capsys):
-    once, twice = (said(["results", "runs", f"--by={by}", f"--plot={by}.png"], capsys) for by in ("lr", "lr,lr"))
+    once, twice = (printed(["results", "runs", f"--by={by}", f"--plot={by}.png"], capsys) for by in ("lr", "lr,lr"))
     assert twice == once.replace("lr.png", "lr,lr.png")
     assert Path("lr,lr.png").read_bytes() == Path("lr.png").read_bytes()
 
@@ -174,12 +170,12 @@ def test_published_values_stand_in_a_plot_over_what_their_table_varies(tmp_path,
 
 
 def test_runs_are_listed_with_what_differs(made, capsys):
-    out = said(["runs"], capsys).splitlines()
+    out = printed(["runs"], capsys).splitlines()
     assert out[0].split()[:4] == ["run", "id", "status", "step"] and "lr" in out[0].split()
     assert [line.split()[0] for line in out[1:8]] == ["lra/listops/s4d"] * 6 + ["lra/text/b2s6"]
     assert any("the loss is nan" in line for line in out[8:]) and any("they differ also in" in line for line in out)
     narrow = made / "runs/lra/listops"
-    assert said(["runs", str(narrow)], capsys).splitlines()[0].split()[-2:] == ["seed", "lr"]
+    assert printed(["runs", str(narrow)], capsys).splitlines()[0].split()[-2:] == ["seed", "lr"]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -192,11 +188,11 @@ def test_a_list_fits_the_terminal_and_keeps_its_names_whole(columns, made, capsy
     from lra_ssm.cli import runs as command
 
     monkeypatch.setattr(command, "terminal_width", lambda: columns)
-    lines = said(["runs"], capsys).splitlines()
+    lines = printed(["runs"], capsys).splitlines()
     assert max(map(len, lines)) <= columns
     if columns >= 80:
         assert sum("lra/listops/s4d" in line.split() for line in lines) == 6
-        assert "lr" in said(["runs", "runs/lra/listops"], capsys).splitlines()[0].split()  # what is swept stays
+        assert "lr" in printed(["runs", "runs/lra/listops"], capsys).splitlines()[0].split()  # what is swept stays
 
 
 @pytest.mark.parametrize(

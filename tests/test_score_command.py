@@ -17,7 +17,7 @@ from lra_ssm.models import LanguageModel
 from tests.each import each
 from tests.models.public_mamba import hf_folder, sizes
 from tests.runner import fail, only_run, printed, refused, succeed
-from tests.test_generate_command import checkpoint
+from tests.test_generate_command import checkpoint, fit_text
 
 CHARACTERS = CharacterTokenizer("abc é")
 
@@ -143,23 +143,8 @@ def folder(tmp_path_factory) -> Path:
     """With a run of two steps on the head of a text."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text("Something to be said, again and again.\n" * 30)
-    layer = {"class_path": "lra_ssm.layers.S6", "init_args": {"d_state": 4}}
-    network = {"layer": layer, "vocab_size": 24, "d_model": 8, "n_layers": 1}
-    data = {"source": "text.txt", "splits": "tail", "val_fraction": 0.1, "tokenizer": "characters", "length": 16}
-    trainer = {"max_epochs": -1, "max_steps": 2, "val_check_interval": 2, "accelerator": "cpu"}
-    config = {
-        "experiment": "tiny",
-        "seed_everything": 0,
-        "trainer": {**trainer, "enable_progress_bar": False, "enable_model_summary": False},
-        "checkpoint": {"monitor": "val/loss", "mode": "min"},
-        "model": {
-            "class_path": "lra_ssm.tasks.LanguageModelling",
-            "init_args": {"network": {"class_path": "lra_ssm.models.LanguageModel", "init_args": network}},
-        },
-        "data": {"class_path": "lra_ssm.datamodules.Corpus", "init_args": {**data, "batch_size": 4, "root": "data"}},
-    }
-    (folder / "c.yaml").write_text(yaml.safe_dump(config))
-    succeed(["fit", "--config", "c.yaml"], folder)
+    data = ["--data.source=text.txt", "--data.splits=tail", "--data.val_fraction=0.1", "--data.tokenizer=characters"]
+    fit_text(folder, *data, "--model.network.vocab_size=24")
     return folder
 
 
