@@ -181,12 +181,10 @@ def _scans(shape: Shape, randn: Callable[..., Tensor], device: torch.device, bac
     b2s6 = {"A": ops.initialize_A("legs", N).to(device), "B": torch.complex(real, imaginary), "C": C}
     b2s6["B_bias"] = torch.complex(randn(D, N), randn(D, N))
     for name, own, discretization in (("S6", s6, "euler"), ("B2S6", b2s6, "zoh")):
-        scan: Any = partial(ops.selective_scan, delta_softplus=True, discretization=discretization)
-        by: dict[str, Function] = {backend: partial(scan, backend=backend) for backend in backends}
+        by = _by(ops.selective_scan, backends, delta_softplus=True, discretization=discretization)
         yield Case(f"selective_scan, {name}", sequences | own, by["reference"], by, B * L)
     a = torch.polar(0.9 + 0.09 * torch.rand(D), torch.rand(D)).to(device)
-    linear: Any = ops.linear_scan
-    by = {backend: partial(linear, backend=backend) for backend in backends}
+    by = _by(ops.linear_scan, backends)
     yield Case("linear_scan", {"a": a, "b": randn(B, D, L)}, by["reference"], by, B * L)
 
 
@@ -196,8 +194,7 @@ def _ssd(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backe
     H = D // 4
     inputs = {"x": randn(B, L, H, 4), "delta": 0.1 * randn(B, L, H).abs(), "A": -1 - randn(H).abs(), "D": randn(H)}
     inputs |= {name: randn(B, L, 1, N) for name in ("B", "C")}
-    scan: Any = ops.ssd_scan
-    by: dict[str, Function] = {name: partial(scan, backend=name) for name in backends if BACKENDS[name].ssd}
+    by = _by(ops.ssd_scan, [name for name in backends if BACKENDS[name].ssd])
     return Case("ssd_scan", inputs, by["reference"], by, B * L)
 
 
@@ -208,13 +205,15 @@ def _s4d(shape: Shape, randn: Callable[..., Tensor], device: torch.device, backe
     A = ops.initialize_A("legs", N).to(torch.complex64).repeat(D, 1).to(device)
     C = torch.complex(randn(D, N), randn(D, N))
     system = {"delta": delta, "A": A, "B": torch.ones_like(A), "C": C}
-    kernel: Any = partial(ops.s4d_kernel, L=L)
-    can = [backend for backend in backends if BACKENDS[backend].s4d_kernel]
-    kernels: dict[str, Function] = {backend: partial(kernel, backend=backend) for backend in can}
+    kernels = _by(ops.s4d_kernel, [backend for backend in backends if BACKENDS[backend].s4d_kernel], L=L)
     yield Case("s4d_kernel", system, kernels["reference"], kernels, L)
-    inputs = {"u": randn(B, D, L), "k": kernel(**system)}
+    inputs = {"u": randn(B, D, L), "k": kernels["reference"](**system)}
     by: dict[str, Function] = {"torch": ops.causal_convolution}
     yield Case("causal_convolution", inputs, ops.causal_convolution_reference, by, B * L)
+
+
+def _by(operator: Callable[..., Any], backends: list[str], **given: Any) -> dict[str, Function]:
+    return {backend: partial(operator, backend=backend, **given) for backend in backends}
 
 
 def _delta_bias(D: int, device: torch.device) -> Tensor:

@@ -1,7 +1,6 @@
 """How a command says something, and where TensorBoard writes."""
 
 import argparse
-import shutil
 import textwrap
 from itertools import groupby
 from pathlib import Path
@@ -10,18 +9,15 @@ from typing import Any, NoReturn
 from lra_ssm.errors import InputError
 
 
-def filled(text: str, width: int | None = None) -> str:
-    """Running text broken where the terminal ends; indented lines, commands to copy, stay whole."""
-    width, lines = width or shutil.get_terminal_size().columns, list[str]()
-    for whole, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace() or not line):
-        found = list(group)
-        lines += found if whole else textwrap.wrap(" ".join(found), width, break_on_hyphens=False)
-    return "\n".join(lines)
-
-
 class PlainHelp(argparse.HelpFormatter):
+    """Breaks running text where the terminal ends; indented lines, commands to copy, stay whole."""
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return filled(text, width)
+        lines = list[str]()
+        for whole, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace() or not line):
+            found = list(group)
+            lines += found if whole else textwrap.wrap(" ".join(found), width, break_on_hyphens=False)
+        return "\n".join(lines)
 
 
 class PlainParser(argparse.ArgumentParser):

@@ -1,6 +1,5 @@
 """`predict`: on a split of a run's data (LightningCLI, run.py) or on files of the user's own."""
 
-import csv
 import inspect
 import os
 import sys
@@ -16,9 +15,10 @@ from lra_ssm.bars import with_bar
 from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser, in_a_folder
+from lra_ssm.cli.write_predictions import shown, write_csv
 from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.files import replacing, unused
+from lra_ssm.files import unused
 from lra_ssm.layers.spec import import_object
 from lra_ssm.models import LanguageModel, Regressor
 from lra_ssm.tables import table, terminal_width
@@ -65,12 +65,11 @@ def main(command: str, arguments: list[str]) -> int:
     kept, probabilities = classify(named, examples, size, device, left_out)
     if probabilities.shape[1] != len(names):
         raise InputError(f"{named.name}: its network has {probabilities.shape[1]} classes, its data names {len(names)}")
-    before = ", in place of the one before" if output.exists() else ""
-    _write(output, kept, names, probabilities)
+    place = _write(output, kept, names, probabilities)
     _show(kept, names, probabilities)
     for note in examples.notes:
         print(squeeze(f"note: {note}"))
-    print(squeeze(f"{len(kept)} predictions in {output}{before}"), flush=True)
+    print(squeeze(f"{len(kept)} predictions in {place}"), flush=True)
     for said in left_out:
         print(squeeze(f"warning: {said}: left out"), file=sys.stderr)
     return 1 if left_out else 0
@@ -215,13 +214,12 @@ def _can_be_read(examples: OwnExamples, number: int, left_out: list[str]) -> boo
 # --- what is said ---
 
 
-def _write(file: Path, inputs: list[str], names: list[str], probabilities: Tensor) -> None:
-    best, predicted = (values.tolist() for values in probabilities.max(1))
-    with replacing(file, newline="", encoding="utf-8", errors="backslashreplace") as out:
-        writer = csv.writer(out)
-        writer.writerow(["input", "prediction", "probability", *(f"p_{name}" for name in names)])
-        for given, number, p, row in zip(inputs, predicted, best, probabilities.tolist(), strict=True):
-            writer.writerow([given, names[number], f"{p:.6g}", *(f"{value:.6g}" for value in row)])
+def _write(file: Path, inputs: list[str], names: list[str], probabilities: Tensor) -> str:
+    best, predicted = probabilities.max(1)
+    rows = [["input", "prediction", "probability", *(f"p_{name}" for name in names)]]
+    for given, number, p, row in zip(inputs, predicted.tolist(), shown(best), probabilities, strict=True):
+        rows.append([given, names[number], p, *shown(row)])
+    return write_csv(file, rows)
 
 
 def _show(inputs: list[str], names: list[str], probabilities: Tensor) -> None:

@@ -144,15 +144,15 @@ def _show_done(folder: SweepFolder, done: list[FolderRun]) -> None:
     """Says which runs are done, and which of them with data or starting weights that have changed since."""
     indices = ranges([run.index for run in done])
     print(f"{len(done)} of {len(folder.runs)} are done: {indices}", file=sys.stderr)
-    same: dict[str, list[FolderRun]] = {}  # runs by the inputs they began with, which are looked at once
+    known: dict[str, str] = {}  # what is said of inputs, which are looked at once
+    found: dict[str, list[int]] = {}
     for run in done:
         inputs = run.directory.record.get(INPUTS) or {}
-        if any(inputs.values()):
-            same.setdefault(json.dumps(inputs, sort_keys=True), []).append(run)
-    found: dict[str, list[int]] = {}
-    for runs in same.values():
-        if said := _changed_inputs(runs[0]):
-            found.setdefault(said, []).extend(run.index for run in runs)
+        key = json.dumps(inputs, sort_keys=True)
+        if any(inputs.values()) and key not in known:
+            known[key] = _changed_inputs(run)
+        if said := known.get(key):
+            found.setdefault(said, []).append(run.index)
     again = f"fit --fresh with a line of {folder.path / 'runs.txt'} trains one again"
     for changed, numbers in found.items():
         print(wrapped(f"warning: {ranges(numbers)}: trained with {changed} ({again})"), file=sys.stderr)

@@ -1,6 +1,7 @@
 """What `predict` writes: a callback that makes a CSV file of the predictions of a data module's split."""
 
 import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,19 @@ from torch import Tensor
 
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> str:
+    """Writes rows, the first of which names the columns; returns where they are, as it is said."""
+    before = ", in place of the one before" if path.exists() else ""
+    with replacing(path, newline="", encoding="utf-8", errors="backslashreplace") as file:
+        csv.writer(file).writerows(rows)
+    return f"{path}{before}"
+
+
+def shown(values: Tensor) -> list[str]:
+    """The cells of values (n,)."""
+    return [f"{value:.6g}" for value in values.tolist()]
 
 
 class WritePredictions(BasePredictionWriter):
@@ -56,28 +70,22 @@ class WritePredictions(BasePredictionWriter):
         names = getattr(getattr(trainer, "datamodule", None), "class_names", None) or ()
         if len(names) != rows.shape[1]:
             names = range(rows.shape[1])
-        columns = ["example", *([] if labels is None else ["label"]), "prediction"]
-        before = ", in place of the one before" if self.path.exists() else ""
-        with replacing(self.path, newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*columns, *(f"p_{name}" for name in names)])
-            for i, row in enumerate(rows):
-                label = [] if labels is None else [names[int(labels[i])]]
-                writer.writerow([i, *label, names[int(predicted[i])], *(f"{p:.6g}" for p in row.tolist())])
+        written: list[list[object]] = [["example", *([] if labels is None else ["label"]), "prediction"]]
+        written[0] += [f"p_{name}" for name in names]
+        for i, row in enumerate(rows):
+            label = [] if labels is None else [names[int(labels[i])]]
+            written.append([i, *label, names[int(predicted[i])], *shown(row)])
+        place = write_csv(self.path, written)
         right = "" if labels is None else f", {(predicted == labels).float().mean().item():.2%} of them right,"
-        print(f"{len(rows)} predictions{right} in {self.path}{before}")
+        print(f"{len(rows)} predictions{right} in {place}")
 
     def _write_values(self, batches: list[Tensor]) -> None:
         """Batches (B, K) or (B, L, K)."""
         examples = [example for batch in batches for example in batch]
         by_position = examples[0].dim() == 2
-        before = ", in place of the one before" if self.path.exists() else ""
-        with replacing(self.path, newline="") as file:
-            writer = csv.writer(file)
-            columns = ["example", *(["position"] if by_position else [])]
-            writer.writerow([*columns, *(f"y{i}" for i in range(examples[0].shape[-1]))])
-            for number, example in enumerate(examples):
-                for position, row in enumerate(example if by_position else example[None]):
-                    place = [number, position] if by_position else [number]
-                    writer.writerow([*place, *(f"{value:.6g}" for value in row.tolist())])
-        print(f"predictions of {len(examples)} examples in {self.path}{before}")
+        written: list[list[object]] = [["example", *(["position"] if by_position else [])]]
+        written[0] += [f"y{i}" for i in range(examples[0].shape[-1])]
+        for number, example in enumerate(examples):
+            for position, row in enumerate(example if by_position else example[None]):
+                written.append([number, *([position] if by_position else []), *shown(row)])
+        print(f"predictions of {len(examples)} examples in {write_csv(self.path, written)}")
