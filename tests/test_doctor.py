@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from lra_ssm.cli import doctor, doctor_checks, doctor_operators
 from lra_ssm.cli.doctor_checks import cache, command, gpus, hub, requirements, slurm, space, wandb
 from lra_ssm.cli.doctor_operators import Check
+from tests import local_server
 from tests.runner import free_port, in_process, run
 
 
@@ -35,17 +37,13 @@ def bare(tmp_path, monkeypatch):
     return tools
 
 
-def ours(path: Path, interpreter: str = sys.executable) -> Path:
-    return script(path, f"#!{interpreter}\nimport sys\nfrom lra_ssm.cli import main\nsys.exit(main())\n")
-
-
 # --- the command ---
 
 
 def test_it_shows_everything_and_nothing_is_wrong(bare, monkeypatch, capsys):
     monkeypatch.setattr(doctor_operators, "_SECONDS", 1e-3)
     for name in ("lightning", "lra-ssm"):
-        ours(bare / name)
+        script(bare / name, f"#!{sys.executable}\n{OURS}")
     code, out, err = in_process(["doctor"], capsys)
     assert code == 0 and out.endswith("nothing is wrong\n") and "Traceback" not in "".join(err)
     shown = dict(line.split(maxsplit=1) for line in out.splitlines() if line and not line.startswith(" "))
@@ -97,31 +95,31 @@ def test_without_the_compiled_kernels_it_goes_on(tmp_path):
 # --- the commands on the PATH ---
 
 
-def test_the_commands_of_this_installation(bare):
-    assert "not on the PATH" in command("lightning").text and "-m lra_ssm is the same" in command("lightning").notes[0]
-    ours(bare / "lightning")
-    assert command("lightning") == doctor_checks.Finding(f"{bare / 'lightning'}, ours")
-    script(
-        bare / "lightning",
-        f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\nfrom lra_ssm.cli import main\n",
-    )
-    assert command("lightning").text.endswith(", ours")
-
-
-def test_another_environments_command(bare, tmp_path):
-    ours(bare / "lightning", str(tmp_path / "other/bin/python"))
-    found = command("lightning")
-    assert found.text.endswith("of another installation") and "first on the PATH" in found.wrong[0]
+OURS = "import sys\nfrom lra_ssm.cli import main\nsys.exit(main())\n"
+SHELL = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n{OURS}"  # of a long path, or one with blanks
+TAKEN = "another package has taken the name"
 
 
 @pytest.mark.parametrize(
-    "text", ["#!/usr/bin/python\nfrom lightning_sdk.cli.entrypoint import main_cli\n", "\x7fELF", ""]
+    ("text", "shown", "wrong"),
+    [
+        (f"#!{sys.executable}\n{OURS}", "ours", None),
+        (SHELL, "ours", None),
+        (f"#!/other/bin/python\n{OURS}", "of another installation", "first on the PATH"),
+        ("#!/usr/bin/python\nfrom lightning_sdk.cli.entrypoint import main_cli\n", "not ours", TAKEN),
+        ("\x7fELF", "not ours", TAKEN),
+        ("", "not ours", "pip install --force-reinstall --no-deps lra-ssm"),
+    ],
 )
-def test_another_packages_command(bare, text):
+def test_whose_a_command_is(bare, text, shown, wrong):
     script(bare / "lightning", text)
-    (said,) = command("lightning").wrong
-    assert str(bare / "lightning") in said and "another package has taken the name" in said
-    assert "pip install --force-reinstall --no-deps lra-ssm" in said
+    found = command("lightning")
+    assert found.text == f"{bare / 'lightning'}, {shown}" and len(found.wrong) == (wrong is not None)
+    assert wrong is None or wrong in found.wrong[0] and str(bare / "lightning") in found.wrong[0]
+
+
+def test_a_command_that_is_not_there(bare):
+    assert "not on the PATH" in command("lightning").text and "-m lra_ssm is the same" in command("lightning").notes[0]
 
 
 # --- Slurm ---
@@ -130,18 +128,11 @@ def test_another_packages_command(bare, text):
 def test_slurms_partitions_in_one_line(bare):
     assert slurm().text == "no Slurm here"
     script(bare / "sbatch", "#!/bin/sh\necho slurm 23.11.4\n")
-    script(
-        bare / "sinfo",
-        "#!/bin/sh\necho 'gpu* (8 nodes, 2-00:00:00, gpu:a100:4, up)'\necho 'old (3 nodes, infinite, (null), down)'\n",
-    )
-    found = slurm()
-    assert (
-        found.text == "slurm 23.11.4; partitions gpu* (8 nodes, 2-00:00:00, gpu:a100:4), old (3 nodes, infinite, down)"
-    )
-    assert not found.wrong and not found.notes
-    script(
-        bare / "sinfo", '#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8 9 10; do echo "p$i (1 nodes, 1:00, (null), up)"; done\n'
-    )
+    lines = ["gpu* (8 nodes, 2-00:00:00, gpu:a100:4, up)", "old (3 nodes, infinite, (null), down)"]
+    script(bare / "sinfo", "#!/bin/sh\n" + "\n".join(f"echo '{line}'" for line in lines))
+    partitions = "gpu* (8 nodes, 2-00:00:00, gpu:a100:4), old (3 nodes, infinite, down)"
+    assert slurm() == doctor_checks.Finding(f"slurm 23.11.4; partitions {partitions}")
+    script(bare / "sinfo", "#!/bin/sh\n" + "\n".join(f"echo 'p{i} (1 nodes, 1:00, (null), up)'" for i in range(1, 11)))
     assert slurm().text.endswith("p8 (1 nodes, 1:00) and 2 more")
 
 
@@ -186,27 +177,20 @@ def test_the_hub(bare, monkeypatch):
     assert not found.notes and "which is what HF_ENDPOINT says: correct it" in found.wrong[0]
 
 
-@pytest.mark.slow
 def test_a_hub_that_answers_and_one_that_does_not(bare, monkeypatch):
-    import socket
-    import threading
-
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        start = time.monotonic()
-        assert "cannot be reached" in hub().text  # it takes the connection, and says nothing
-        assert time.monotonic() - start < 4
-
-        def answer():
-            for _ in range(2):  # the one from before waits, too
-                connection = server.accept()[0]
-                connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                connection.close()
-
-        threading.Thread(target=answer, daemon=True).start()
+    with local_server.serving(Answering, None) as url:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
         assert hub().text.endswith(", answers")
+    monkeypatch.setattr(doctor_checks, "_HUB_PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it takes the connection, and says nothing
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert "cannot be reached" in hub().text
+
+
+class Answering(local_server.Handler):
+    def do_HEAD(self):
+        self.send(200, b"", {})
 
 
 def test_wandb_knows_an_account_and_shows_no_key(bare, monkeypatch, tmp_path):
