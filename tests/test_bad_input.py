@@ -151,12 +151,10 @@ def test_a_checkpoint_of_another_folder_is_scored_where_it_lies(trained, tmp_pat
     assert "belong to fit" in fail(["test", *FIT[1:], data, "--fresh"], tmp_path)
 
 
-def test_checkpoints_that_do_not_fit_or_cannot_be_read(trained, tmp_path):
+def test_checkpoints_that_cannot_be_read_or_are_not_there(trained, tmp_path):
     folder, _ = trained
     best = only_run(folder) / "checkpoints/best.ckpt"
     data = f"--data.root={folder / 'data'}"
-    message = fail(["test", *FIT[1:], data, "--model.network.d_model=16", f"--ckpt_path={best}"], tmp_path)
-    assert "is of another shape" in message
     (tmp_path / "half.ckpt").write_bytes(best.read_bytes()[:5000])
     assert "cannot be read" in fail([*FIT, data, "--ckpt_path=half.ckpt"], tmp_path)
     assert "fit it first" in fail(["test", *FIT[1:], data], tmp_path)

@@ -24,10 +24,12 @@ def defaults(cls, *given):
     return {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in given}
 
 
-@pytest.mark.parametrize("layer", [layers.S6, layers.S4D])
-def test_a_new_layer_starts_from_its_own_defaults(layer, capsys):
-    network = model_of(capsys, f"--model.network.layer=lra_ssm.layers.{layer.__name__}")["network"]["init_args"]
-    assert network["layer"]["init_args"] == defaults(layer) and network["d_model"] == 8
+def test_a_new_class_starts_from_its_own_defaults(capsys):
+    flags = ["--model.network.layer=lra_ssm.layers.S4D", "--data=lra_ssm.datamodules.Text", "--print_config"]
+    config = yaml.safe_load(printed([*FIT, *flags], capsys))
+    network = config["model"]["init_args"]["network"]["init_args"]
+    assert network["layer"]["init_args"] == defaults(layers.S4D) and network["d_model"] == 8
+    assert config["data"]["init_args"] == defaults(datamodules.Text)
 
 
 def test_what_is_given_after_the_class_belongs_to_it_and_what_before_does_not(capsys):
@@ -66,12 +68,6 @@ def test_a_list_of_layers_is_written_whole_and_read_again(tmp_path, capsys):
     both[1]["init_args"]["d_state"] = 3
     assert layers_of("--model.network.layer.d_state=3") == both  # of the last
     assert layers_of("--model.network.layer=S6") == both[0]
-
-
-def test_new_data_start_from_their_own_defaults(capsys):
-    flags = [*FIT, "--data=lra_ssm.datamodules.Text", "--print_config"]
-    data = yaml.safe_load(printed(flags, capsys))["data"]["init_args"]
-    assert data == defaults(datamodules.Text)
 
 
 def test_what_a_new_class_keeps_is_said(capsys):

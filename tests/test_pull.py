@@ -148,14 +148,6 @@ def test_what_the_config_says_of_other_files_holds_everywhere(hub: Hub, own: Pat
     pulled(capsys, str(own))
 
 
-def test_revisions_and_tokens(hub: Hub, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refused(["pull", "me/lm@v7"], capsys) == "me/lm@v7: has no such revision"
-    hub.private["me/lm"] = "hf_secret"
-    assert "the Hub has no such model, or it is private" in refused(["pull", "me/lm"], capsys)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    pulled(capsys, "hf://me/lm")
-
-
 class Evil:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, ("evil",)
