@@ -266,7 +266,7 @@ def test_what_is_no_language_model_is_one_line(trained, tmp_path, capsys):
 def test_a_prompt_of_other_characters_or_words_is_one_line(tmp_path, capsys):
     name = checkpoint(tmp_path, CHARACTERS)
     said = refused(["generate", name, "--prompt=ab", "--prompt=xyzaxuvw"], capsys)
-    assert said == "prompt 2: the model's vocabulary has no 'x', 'y', 'z', 'u', 'v' (and 1 more)"
+    assert said == "prompt 2: the model's vocabulary has no 'x', 'y', 'z', 'u', 'v' and 1 more"
     name = checkpoint(tmp_path, WORDS)
     said = refused(["generate", name, "--prompt=the dog <unk> the dog"], capsys)
     assert said == "prompt 1: the model's vocabulary has no 'dog'"

@@ -18,26 +18,13 @@ from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import Classifier, LanguageModel, Regressor
 from lra_ssm.models.pretrained import save_network
 from tests.datamodules.image_helpers import encoded, mnist_files, pictures, write_files
-from tests.runner import everything_below, in_process, only_run, printed, refused, succeed
+from tests.runner import FIT, everything_below, in_process, only_run, printed, refused, succeed
 
-_FIT = """
-experiment: tiny
-trainer: {accelerator: cpu, max_epochs: 1, enable_progress_bar: false, enable_model_summary: false}
-model:
-  class_path: lra_ssm.tasks.Classification
-  init_args:
-    network:
-      class_path: lra_ssm.models.Classifier
-      init_args:
-        num_classes: 10
-        d_input: 1
-        d_model: 4
-        n_layers: 1
-        layer: {class_path: lra_ssm.layers.S4D, init_args: {d_state: 4}}
-data:
-  class_path: lra_ssm.datamodules.MNIST
-  init_args: {root: data, source: mnist, batch_size: 8, eval_batch_size: 3, permutation: random}
-"""
+OPTIONS = [
+    *FIT[1:], "--data=MNIST", "--data.root=data", "--data.source=mnist", "--data.batch_size=8",
+    "--data.eval_batch_size=3", "--data.permutation=random", "--model.network.vocab_size=null",
+    "--model.network.d_input=1", "--trainer.max_epochs=1", "--trainer.callbacks=null",
+]  # fmt: skip
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -50,10 +37,9 @@ def pushed(tmp_path_factory):
     """A folder with a run on permuted MNIST that was pushed to `model`, and its predictions of the test split."""
     folder = tmp_path_factory.mktemp("pushed")
     write_files(folder / "mnist", mnist_files(pictures(60, size=28, channels=1)[..., 0], np.arange(60) % 10, 50, True))
-    (folder / "fit.yaml").write_text(_FIT)
     succeed(["prepare", "mnist", "--root=data", "--source=mnist"], folder)
     for command in (["fit"], ["test"], ["predict", "--split=test"]):
-        succeed([command[0], "--config=fit.yaml", *command[1:]], folder)
+        succeed([command[0], *OPTIONS, *command[1:]], folder)
     succeed(["push", str(only_run(folder)), "model"], folder)
     data = MNIST(root=str(folder / "data"), source=str(folder / "mnist"))
     data.setup("test")

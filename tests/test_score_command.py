@@ -113,8 +113,8 @@ def test_mambas_own_layout_with_a_tokenizer(tmp_path, capsys):
 @each(
     ("file", "content", "said"),
     [
-        ("none.txt", None, "none.txt: cannot be read (No such file or directory)"),
-        (".", None, ".: cannot be read (Is a directory)"),
+        ("none.txt", None, "none.txt: cannot be read or written (No such file or directory)"),
+        (".", None, ".: cannot be read or written (Is a directory)"),
         ("empty.txt", b"", "empty.txt: is empty; give a text"),
         ("blank.txt", b" \n\t", "blank.txt: holds nothing but white space; give a text"),
         ("picture.png", b"text\n\x89PNG", "picture.png:2: is not UTF-8 (byte 0x89)"),

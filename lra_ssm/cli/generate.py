@@ -4,14 +4,13 @@ import argparse
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from lra_ssm.cli.language_models import Loaded, load_language_model
-from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, count, device_of
+from lra_ssm.cli.language_models import Loaded, load_language_model, not_known
+from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, content, count, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.datamodules.language.tokenizers import TextStream
 from lra_ssm.errors import InputError, printable
@@ -81,9 +80,7 @@ def main(command: str, arguments: list[str]) -> int:
 def _prompts(options: Any) -> list[str]:
     found = list(options.prompt)
     if options.prompt_file is not None:
-        standard = options.prompt_file == "-"
-        where = "standard input" if standard else options.prompt_file
-        data = sys.stdin.buffer.read() if standard else Path(where).read_bytes()
+        where, data = content(options.prompt_file)
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -161,10 +158,8 @@ class _Text:
 
     def __init__(self, prompt: str, loaded: Loaded, begins: bool, stops: list[str], number: int) -> None:
         tokenizer = loaded.tokenizer
-        if unknown := tokenizer.unknown(prompt):
-            more = f" (and {len(unknown) - 5} more)" if len(unknown) > 5 else ""
-            shown = ", ".join(map(repr, unknown[:5]))
-            raise InputError(f"prompt {number}: the model's vocabulary has no {shown}{more}")
+        if unknown := not_known([prompt], tokenizer):
+            raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
         ids = tokenizer.encode([prompt], [False]).tokens.tolist()
         # There is no text before the first: transformers begins with this token too where a prompt is empty.
         self.prompt_ids = [tokenizer.end_of_text, *ids] if begins or not ids else ids

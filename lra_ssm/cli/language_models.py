@@ -1,7 +1,7 @@
 """A language model and its tokenizer by whatever names it."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +79,13 @@ def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
         if isinstance(state, dict) and isinstance(state.get("text"), str):
             return read_tokenizer(state["text"].encode(), f"{model}, its tokenizer", state.get("end_of_text"))
     return None
+
+
+def not_known(texts: Iterable[str], tokenizer: TextTokenizer) -> str:
+    """The words or characters of texts that a tokenizer does not know, the first of them; empty where it knows all."""
+    unknown = list(dict.fromkeys(word for text in texts for word in tokenizer.unknown(text)))
+    more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+    return ", ".join(map(repr, unknown[:5])) + more
 
 
 def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any:

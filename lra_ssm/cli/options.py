@@ -2,7 +2,9 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lra_ssm.cli.output import PlainParser
@@ -20,6 +22,11 @@ def count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{number}, but it must be at least 1")
     return number
+
+
+def content(file: str) -> tuple[str, bytes]:
+    """What messages call a file, where - is standard input, and its bytes."""
+    return ("standard input", sys.stdin.buffer.read()) if file == "-" else (file, Path(file).read_bytes())
 
 
 def configuring(arguments: Sequence[str], sections: str) -> tuple[list[str], list[str]]:

@@ -1,16 +1,14 @@
 """`lra-ssm score`: how well a language model predicts texts."""
 
 import math
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lra_ssm.bars import Bar
-from lra_ssm.cli.language_models import Loaded, load_language_model
-from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, device_of
+from lra_ssm.cli.language_models import Loaded, load_language_model, not_known
+from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, content, device_of
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.datamodules.language import plain_text
 from lra_ssm.datamodules.language.documents import Range, Reading, is_blank
@@ -76,7 +74,10 @@ def parser() -> PlainParser:
 
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
-    contents = [_content(file) for file in options.files]  # before a model is loaded
+    contents = [content(file) for file in options.files]  # before a model is loaded
+    for name, data in contents:
+        if is_blank(data, 0, len(data)):
+            raise InputError(f"{name}: {'holds nothing but white space' if data else 'is empty'}; give a text")
     device = device_of(options.device)
     loaded = load_language_model(options.model, options.tokenizer, options.allow_pickle, options.trust)
     notes = list[str]()
@@ -100,26 +101,11 @@ def main(command: str, arguments: list[str]) -> int:
 # --- the texts ---
 
 
-def _content(file: str) -> tuple[str, bytes]:
-    """A text's name and bytes. Raises InputError: it cannot be read, or holds nothing."""
-    name = "standard input" if file == "-" else file
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read ({error.strerror or error})") from error
-    if is_blank(data, 0, len(data)):
-        raise InputError(f"{name}: {'holds nothing but white space' if data else 'is empty'}; give a text")
-    return name, data
-
-
 def _tokenised(name: str, data: bytes, tokenizer: TextTokenizer, notes: list[str]) -> _Text:
     """Adds to the notes what the tokenizer does not know. Raises InputError: it is not UTF-8; names the line."""
     parts = [part.text for part in plain_text.texts(data, Range(name, 0, None), Reading(), "test")]
-    unknown = list(dict.fromkeys(word for part in parts for word in tokenizer.unknown(part)))
-    if unknown:
-        more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
-        shown = ", ".join(map(repr, unknown[:5]))
-        notes.append(f"{name}: the vocabulary has no {shown}{more}; what is scored there is <unk>")
+    if unknown := not_known(parts, tokenizer):
+        notes.append(f"{name}: the vocabulary has no {unknown}; what is scored there is <unk>")
     tokens = tokenizer.encode(parts, [False] * len(parts)).tokens
     return _Text(name, tokens, sum(len(part.encode()) for part in parts))
 
