@@ -9,13 +9,11 @@ from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.files import within
 from lra_ssm.cli.named_network import named_network
 from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenizer, read_tokenizer
-from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.language.subwords import TOKENIZER
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.models import LanguageModel
 from lra_ssm.models.pretrained import FORMAT
-from lra_ssm.runs.checkpoints import load_checkpoint
 
 
 class Loaded(NamedTuple):
@@ -73,6 +71,8 @@ def tokenizer_of(model: ModelFiles | Path) -> TextTokenizer | None:
     if not isinstance(model, Path):
         path = model.tokenizer()
         return None if path is None else load_tokenizer(path)
+    from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
+
     # The state of a data module of text is there under the module's name.
     for part in load_checkpoint(model).values():
         state = part.get("tokenizer") if isinstance(part, dict) else None
@@ -93,6 +93,8 @@ def with_own_tokenizer(data: Any, model: ModelFiles | Path, folder: Path) -> Any
 
     Says so where it is another. folder: takes the tokenizer's file, which is read until the data is prepared.
     """
+    from lra_ssm.datamodules.language.module import LanguageDataModule  # loads lightning
+
     if not isinstance(data, LanguageDataModule) or not data.choice.is_trained:
         return data
     own = tokenizer_of(model)

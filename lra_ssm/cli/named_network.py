@@ -10,11 +10,9 @@ from torch import nn
 from lra_ssm.checkpoints import RUN_CONFIG, ModelFiles
 from lra_ssm.checkpoints.files import within
 from lra_ssm.checkpoints.known import headline
-from lra_ssm.cli.trust import check_trusted
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.models.pretrained import Pretrained, load_pretrained
-from lra_ssm.runs.checkpoints import load_checkpoint
 from lra_ssm.runs.record import read_record
 
 
@@ -129,6 +127,8 @@ def _saved(name: str, allow_pickle: bool, trust: Collection[str]) -> NamedNetwor
     config: dict[str, Any] = {}
     network = load_pretrained(files, nn.Module, allow_pickle=allow_pickle, trust=trust)
     if path := files.find(RUN_CONFIG):
+        from lra_ssm.cli.trust import check_trusted  # loads lightning
+
         config = read_config(path, f"{files.name}: {RUN_CONFIG}")
         check_trusted(files.name, config.get("data"), trust)  # nothing else of it is made
     stated = files.config()
@@ -152,6 +152,8 @@ def load_network(file: Path) -> tuple[nn.Module, dict[str, Any], int]:
 
     Raises InputError where it cannot be read, or is none of a task over a `network`.
     """
+    from lra_ssm.runs.checkpoints import load_checkpoint  # loads lightning
+
     state = load_checkpoint(file)
     settings = state.get("hyper_parameters")
     spec = settings.get("network") if isinstance(settings, dict) else None
