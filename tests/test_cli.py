@@ -165,9 +165,8 @@ def test_in_a_job_of_slurm_that_srun_did_not_start_one_line_says_the_command(tra
     with mock.patch.dict(os.environ, SLURM_JOB_ID="1"):
         said = succeed(["validate", *given], folder).err
     (line,) = [line for line in said.splitlines() if "srun" in line]
-    assert (
-        line == f"note: in a job of Slurm srun starts each process: srun lightning {shlex.join(['validate', *given])}"
-    )
+    started = shlex.join(["srun", "lightning", "validate", *given])
+    assert line == f"note: in a job of Slurm srun starts each process: {started}"
 
 
 def test_predict_takes_the_split_that_it_is_told(trained):

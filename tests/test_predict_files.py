@@ -83,13 +83,7 @@ def test_the_table_shows_the_best_class_and_the_next(at_pushed, tmp_path, capsys
     (written,) = rows_of(tmp_path / "03.predictions.csv")
     ranked = sorted(range(10), key=lambda digit: -float(written[f"p_{digit}"]))
     shown = [float(written[f"p_{digit}"]) for digit in ranked]
-    assert row.split() == [
-        "03.png",
-        str(ranked[0]),
-        f"{shown[0]:.4f}",
-        str(ranked[1]),
-        f"({shown[1]:.4f})",
-    ]
+    assert row.split() == ["03.png", str(ranked[0]), f"{shown[0]:.4f}", str(ranked[1]), f"({shown[1]:.4f})"]
     many = [f"{at_pushed}/digits"] * 3
     _, out, _ = in_process(["predict", str(at_pushed / "model"), *many, "--output=all.csv", "--batch_size=7"], capsys)
     assert "… and 10 more" in out and len(out.splitlines()) == 23 and len(rows_of(tmp_path / "all.csv")) == 30
@@ -156,8 +150,6 @@ def test_the_class_names_travel_with_the_model(at_pushed):
         (["fine.png", "--split=test"], "--split is a part of the model's own data: leave it out, or the files"),
         (["fine.png", "--output=no/where.csv"], "--output no/where.csv: its folder does not exist"),
         (["fine.png", "--output=folder"], "--output folder: is a folder"),
-        (["fine.png", "--batch_size=0"], "--batch_size: 0, but it must be at least 1"),
-        (["fine.png", "--device=abacus"], "--device abacus: "),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line_and_leaves_nothing(files, said, at_pushed, tmp_path, capsys):
@@ -262,6 +254,5 @@ def test_help_says_both_forms(capsys):
     own = printed(["predict", "model", "file.png", "--help"], capsys)
     assert "lra-ssm predict ./models/lru-mnist digits/*.png" in own
     both = printed(["predict", "--help"], capsys)
-    assert both.startswith(own.rstrip()) and "files of your own: lra-ssm predict NAME_OR_RUN FILE…" in " ".join(
-        both.split()
-    )
+    assert both.startswith(own.rstrip())
+    assert "files of your own: lra-ssm predict NAME_OR_RUN FILE…" in " ".join(both.split())

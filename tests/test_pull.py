@@ -233,9 +233,8 @@ def test_to_replaces_nothing_unasked(saved: Path, tmp_path: Path, capsys) -> Non
     assert torch.equal(logits(to), logits(saved)) and (to / "notes.txt").is_file()
     other.mkdir()
     (other / "thesis.tex").touch()
-    assert "is not empty and holds no saved model" in refused(
-        ["pull", str(saved), "--to", str(other), "--force"], capsys
-    )
+    said = refused(["pull", str(saved), "--to", str(other), "--force"], capsys)
+    assert "is not empty and holds no saved model" in said
     assert [p.name for p in other.iterdir()] == ["thesis.tex"]
 
 

@@ -177,9 +177,8 @@ def test_what_is_not_finished_or_tested_is_refused_unless_told(run: Path, capsys
     (run / "test.json").write_text(json.dumps({**json.loads(tested), "limit_batches": 1}))
     assert "no test of its best.ckpt on the whole split is recorded" in refused(["push", str(run), "./pushed"], capsys)
     (run / "test.json").write_text(tested)
-    assert "no test of its last.ckpt on the whole split is recorded" in refused(
-        ["push", str(run), "./pushed", "--last"], capsys
-    )
+    said = refused(["push", str(run), "./pushed", "--last"], capsys)
+    assert "no test of its last.ckpt on the whole split is recorded" in said
     os.utime(run / "checkpoints" / "best.ckpt")  # a copy of the folder has other times
     done(capsys, "push", str(run), "./copied")
     later = json.loads(whole)

@@ -128,13 +128,6 @@ def test_what_is_no_text_is_one_line(file, content, said, tmp_path, capsys, monk
     assert refused(["score", model(tmp_path), "good.txt", file], capsys) == said
 
 
-def test_what_is_no_language_model_is_one_line(tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("text")
-    said = refused(["score", "mnist-lru", str(tmp_path / "a.txt")], capsys)
-    assert said == "mnist-lru: is no language model; its network is a Classifier"
-    assert "required: FILE" in refused(["score", "mnist-lru"], capsys)
-
-
 # --- a run whose data has no test split ---
 
 
