@@ -6,6 +6,7 @@ import copy
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ from lightning.pytorch import seed_everything
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lra_ssm.cli.inspect_inputs import RandomInputs
+from lra_ssm.cli.inspect_inputs import RandomInputs, part_of
 from lra_ssm.cli.run_options import RunOptions
 from lra_ssm.datamodules.base import PreparedDataModule
 from lra_ssm.datamodules.loading.module import LoadedDataModule
@@ -112,12 +113,8 @@ class Check:
             why = "as asked for" if self.given.random else "as the data is not prepared here"
             return self._random(number), f"random inputs, {why}: {size}"
         data.setup("fit")
-        found: list[Any] = []
-        while len(found) < number:
-            for batch in data.train_dataloader():
-                found.append(shortened(batch, examples, length))
-                if len(found) == number:
-                    break
+        batches = chain.from_iterable(data.train_dataloader() for _ in range(number))  # an epoch has one at least
+        found = [part_of(batch, slice(examples), length) for batch in islice(batches, number)]
         data.teardown()
         return found, size
 
@@ -133,27 +130,6 @@ class Check:
                 labels = random.values(self.given.examples, *positions, random.num_outputs)
             found.append((inputs, torch.roll(inputs, -1, 1) if labels is None else labels))  # else the next token
         return found
-
-
-def shortened(batch: Any, examples: int, length: int) -> Any:
-    """The first examples and positions of a batch, a named tuple of ours or a plain one."""
-    if not hasattr(batch, "_fields"):
-        return tuple(x[:examples] if isinstance(x, Tensor) else x for x in batch)
-    inputs = batch.inputs[:examples]
-    axis = 2 if batch.lengths is not None and batch.lengths.dim() == 2 else 1
-    longest = inputs.shape[axis]
-    cut = {"inputs": inputs.narrow(axis, 0, min(length, longest))}
-    for name in set(batch._fields) - {"inputs"}:
-        value = getattr(batch, name)
-        if not isinstance(value, Tensor):
-            continue
-        value = value[:examples]
-        if name == "lengths":
-            value = value.clamp(max=length)
-        elif value.dim() > 1 and value.shape[1] == longest:
-            value = value[:, :length]
-        cut[name] = value
-    return batch._replace(**cut)
 
 
 def _listed(value: Any) -> int:

@@ -114,20 +114,34 @@ def examples_of(module: Any, count: int) -> tuple[list[Example], str]:
     """The first validation examples, and what the page says of them."""
     module.setup("validate")
     batch = next(iter(module.val_dataloader()))
-    labels = batch.labels if hasattr(batch, "labels") else batch.targets
-    by_position = labels.dim() > 1 and labels.shape[1] == batch.inputs.shape[1]
-    in_pairs = getattr(module, "per_example", 1) == 2
     found = []
     for i in range(min(count, len(batch.inputs))):
-        inputs, label = batch.inputs[i : i + 1], labels[i : i + 1]
-        lengths = longest = None
-        if batch.lengths is not None:
-            lengths = batch.lengths[i : i + 1]
-            longest = int(lengths.max())
-        inputs = inputs[:, :, :longest] if in_pairs else inputs[:, :longest]
-        found.append(Example(inputs, lengths, label[:, :longest] if by_position else label))
+        longest = batch.inputs.shape[1] if batch.lengths is None else int(batch.lengths[i].max())
+        one = part_of(batch, slice(i, i + 1), longest)
+        found.append(Example(one.inputs, one.lengths, one.labels if hasattr(one, "labels") else one.targets))
     module.teardown()
     return found, f"measured on {len(found)} validation example(s) of {type(module).__name__}"
+
+
+def part_of(batch: Any, examples: slice, length: int) -> Any:
+    """Some examples of a batch, a named tuple of ours or a plain one, and their first positions."""
+    if not hasattr(batch, "_fields"):
+        return tuple(x[examples] if isinstance(x, Tensor) else x for x in batch)
+    inputs = batch.inputs[examples]
+    axis = 2 if batch.lengths is not None and batch.lengths.dim() == 2 else 1
+    longest = inputs.shape[axis]
+    cut = {"inputs": inputs.narrow(axis, 0, min(length, longest))}
+    for name in set(batch._fields) - {"inputs"}:
+        value = getattr(batch, name)
+        if not isinstance(value, Tensor):
+            continue
+        value = value[examples]
+        if name == "lengths":
+            value = value.clamp(max=length)
+        elif value.dim() > 1 and value.shape[1] == longest:
+            value = value[:, :length]
+        cut[name] = value
+    return batch._replace(**cut)
 
 
 class RandomInputs:
