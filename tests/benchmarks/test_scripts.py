@@ -188,7 +188,9 @@ def test_the_gpu_script_goes_on_after_a_part_that_failed(tmp_path):
     python.write_text(f'#!/bin/sh\ncase $1 in benchmarks/*) exec sleep 60;; esac\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "DEVICE": "cpu", "LIMIT": "0.005"}
-    done = subprocess.run([FOLDER / "gpu", tmp_path, "wide", "published"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [FOLDER / "gpu", tmp_path, "wide", "published"], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stderr
     parts = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
     assert [(part["part"], part["exit code"]) for part in parts] == [("wide", 124), ("published", 124)]

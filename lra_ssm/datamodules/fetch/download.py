@@ -149,7 +149,8 @@ class _Transfer:
                     raise _Refused(f"{wrong}; what was downloaded is removed")
             except _Refused as error:
                 failures.append(f"{url}: {error}")
-                log.warning("%s", failures[-1])
+                if len(failures) < len(self.file.urls):  # the last one is raised below
+                    log.warning("%s; trying the next address", failures[-1])
             else:
                 note = replace(note, url=url)
                 write_note(self.path, note)  # first, so that no downloaded file is without
