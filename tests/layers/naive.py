@@ -1,8 +1,10 @@
 """The layers' equations as loops over time, written from the papers and not from the code under test."""
 
+import math
+
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import linear, softplus
 
 from lra_ssm.layers.hyena import HalfGLU
 
@@ -191,26 +193,54 @@ def deep_linear(unit, x: Tensor) -> Tensor:
     return x
 
 
+def leaky(unit, x: Tensor) -> Tensor:
+    """One direction of the tests' own recurrence."""
+    factor = torch.polar(unit.radius, unit.phase)
+    state, outputs = torch.zeros(len(x), x.shape[-1], dtype=factor.dtype), []
+    for t in range(x.shape[1]):
+        state = factor * state + unit.b * x[:, t] + unit.bias
+        outputs.append(state.real + x[:, t])
+    return torch.stack(outputs, 1)
+
+
+def attention(layer, x: Tensor) -> Tensor:
+    """Vaswani et al. 2017, eq. 1, one query and one head after another; Su et al. 2021, eq. 34, for what turns them."""
+    L, H, G, K = x.shape[1], layer.n_heads, layer.n_kv_heads, layer.d_head
+    if layer.position_embedding is not None:
+        x = x + layer.position_embedding.weight[:L]
+    qkv = linear(x, layer.qkv_proj.weight, layer.qkv_proj.bias)
+    q, k, v = (part.unflatten(-1, (-1, K)) for part in qkv.split([H * K, G * K, G * K], -1))
+    if layer.positions == "rope":  # channel j and j + K/2 are a complex number, turned by position times base^(-2j/K)
+        waves = torch.tensor([10_000 ** (-2 * j / K) for j in range(K // 2)], dtype=torch.float64)
+        turns = torch.polar(torch.ones(()).double(), torch.arange(L)[:, None, None] * waves)
+        turned = [torch.complex(*part.chunk(2, -1)) * turns for part in (q, k)]
+        q, k = (torch.cat([part.real, part.imag], -1) for part in turned)
+    heads = []
+    for h in range(H):
+        g, outputs = h // (H // G), []
+        for t in range(L):
+            seen = [s for s in range(L) if (s <= t or not layer.causal) and abs(s - t) < (layer.window or L)]
+            weights = (k[:, seen, g] @ q[:, t, h, :, None]).div(math.sqrt(K)).softmax(1)
+            outputs.append((weights * v[:, seen, g]).sum(1))
+        heads.append(torch.stack(outputs, 1))
+    return linear(torch.cat(heads, -1), layer.out_proj.weight, layer.out_proj.bias)
+
+
 DIRECTIONS = {
     "S6": s6, "B2S6": b2s6, "SSD": ssd, "LRU": lru, "_RealDiagonal": stable_ssm, "DeepLinearSSM": deep_linear,
+    "Leaky": leaky,
 }  # fmt: skip
 
 
-def selective(direction, layer, x: Tensor) -> Tensor:
-    y = direction(layer, x)
-    if layer.bidirectional:
-        y = y + direction(layer.reverse, x.flip(1)).flip(1)
-    return y
-
-
-def forward(layer, x: Tensor) -> Tensor:
-    """The naive output of any of our layers."""
-    name = type(layer).__name__
+def forward(module, x: Tensor) -> Tensor:
+    """The naive output of any of our layers and blocks."""
+    name = type(module).__name__
     if name == "StableSSM":
-        return forward(layer.system, x)
-    if name in ("S4D", "S5"):  # their directions share parameters
-        return {"S4D": s4d, "S5": s5}[name](layer, x)
-    return selective(DIRECTIONS[name], layer, x)
+        return forward(module.system, x)
+    if name in WHOLE:
+        return WHOLE[name](module, x)
+    y = DIRECTIONS[name](module, x)
+    return y + DIRECTIONS[name](module.reverse, x.flip(1)).flip(1) if module.bidirectional else y
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -221,61 +251,137 @@ def short_convolution(conv, u: Tensor) -> Tensor:
     """y_t = bias + Σ_j weight_{W-1-j} u_{t-j}, per channel."""
     W, outputs = conv.weight.shape[-1], []
     for t in range(u.shape[1]):
-        y = conv.bias
+        y = torch.zeros(()) if conv.bias is None else conv.bias
         for j in range(min(W, t + 1)):
             y = y + conv.weight[:, 0, W - 1 - j] * u[:, t - j]
         outputs.append(y)
     return torch.stack(outputs, 1)
 
 
+def normalized(norm, x: Tensor) -> Tensor:
+    """By channels: RMSNorm, or LayerNorm."""
+    if "RMS" in type(norm).__name__:
+        return rms_norm(x, norm.weight)
+    x = x - x.mean(-1, keepdim=True)
+    return rms_norm(x, norm.weight) + norm.bias
+
+
+def residual(block, norm, x: Tensor, f) -> Tensor:
+    """x + f(norm(x)), or norm(x + f(x))."""
+    return x + f(normalized(norm, x)) if block.prenorm else normalized(norm, x + f(x))
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * torch.special.ndtr(x)
+
+
+def gelu_by_tanh(x: Tensor) -> Tensor:
+    return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def gated(glu, x: Tensor) -> Tensor:
+    y, gate = linear(x, glu.weight, glu.bias).chunk(2, -1)
+    return y * torch.sigmoid(gate)
+
+
+def s4_block(block, x: Tensor) -> Tensor:
+    """The public S4 code's: GLU(GELU(layer))."""
+    return residual(block, block.norm, x, lambda h: gated(block.glu, gelu(forward(block.layer, h))))
+
+
+def s5_block(block, x: Tensor) -> Tensor:
+    """lindermanlab/S5, s5/layers.py: h · sigmoid(W g + b), h = g or y."""
+
+    def f(h: Tensor) -> Tensor:
+        y = forward(block.layer, h)
+        g = gelu_by_tanh(y)
+        gate = torch.sigmoid(linear(g, block.glu.weight, block.glu.bias))
+        return (g if block.activation == "half_glu1" else y) * gate
+
+    return residual(block, block.norm, x, f)
+
+
+def plain_block(block, x: Tensor) -> Tensor:
+    """Yu & Erichson 2025, eq. 5, and what `PlainBlock` may have around it."""
+    u = x if block.norm is None else normalized(block.norm, x)
+    y = forward(block.layer, u if block.linear_in is None else u @ block.linear_in.weight.T)
+    y = block.nonlinearity(y + block.bias)
+    y = gated(block.linear_out, y) if block.glu else y @ block.linear_out.weight.T
+    return x + y if block.residual else y
+
+
+def with_mlp(block, x: Tensor) -> Tensor:
+    """The second half of a Transformer's block or of Hyena's."""
+    if block.norm2 is None:
+        return x
+
+    def mlp(h: Tensor) -> Tensor:
+        y = linear(h, block.fc1.weight, block.fc1.bias)
+        if len(block.fc1.weight) == block.fc2.weight.shape[1]:
+            return linear(gelu_by_tanh(y), block.fc2.weight, block.fc2.bias)
+        a, b = y.chunk(2, -1)
+        return linear(silu(a) * b, block.fc2.weight, block.fc2.bias)
+
+    return residual(block, block.norm2, x, mlp)
+
+
+def transformer_block(block, x: Tensor) -> Tensor:
+    """Vaswani et al. 2017, section 3, any layer in attention's place."""
+    return with_mlp(block, residual(block, block.norm, x, lambda h: forward(block.layer, h)))
+
+
 def mamba_block(block, x: Tensor) -> Tensor:
-    """Gu & Dao 2023, figure 3: x + out_proj(Γ(silu(conv(u))) · silu(z)), (u, z) = in_proj(rms(x))."""
-    E = len(block.conv1d.weight)
-    u, z = (rms_norm(x, block.norm.weight) @ block.in_proj.weight.T).split(E, -1)
-    v = short_convolution(block.conv1d, u)
-    y = forward(block.layer, v * torch.sigmoid(v)) * z * torch.sigmoid(z)
-    y = y @ block.out_proj.weight.T
-    if block.glu is not None:
-        y, gate = (y * torch.special.ndtr(y) @ block.glu.weight.T + block.glu.bias).split(x.shape[-1], -1)
-        y = y * torch.sigmoid(gate)
-    return x + y
+    """Gu & Dao 2023, figure 3: x + out_proj(Γ(silu(conv(u))) · silu(z)), (u, z) = in_proj(norm(x))."""
+
+    def f(h: Tensor) -> Tensor:
+        u, z = linear(h, block.in_proj.weight, block.in_proj.bias).chunk(2, -1)
+        y = forward(block.layer, silu(short_convolution(block.conv1d, u))) * silu(z)
+        y = linear(y, block.out_proj.weight, block.out_proj.bias)
+        return y if block.glu is None else gated(block.glu, gelu(y))
+
+    return residual(block, block.norm, x, f)
 
 
 def mamba2_block(block, x: Tensor) -> Tensor:
     """Dao & Gu 2024, figure 6: x + out_proj(rms(Γ(silu(conv(u)), Δ) · silu(z))), (z, u) = in_proj(h), Δ of h too."""
-    E = block.out_proj.in_features
-    h = rms_norm(x, block.norm.weight)
-    z, u = (h @ block.in_proj.weight.T).tensor_split([E], -1)
-    v = short_convolution(block.conv1d, u)
-    v = v * torch.sigmoid(v)
-    if block.delta_proj is not None:
-        v = torch.cat([v, h @ block.delta_proj.weight.T], -1)
-    y = forward(block.layer, v) * z * torch.sigmoid(z)
-    weights = block.gated_norm.weight.chunk(block.gated_norm.groups)
-    y = torch.cat([rms_norm(part, w) for part, w in zip(y.chunk(len(weights), -1), weights, strict=True)], -1)
-    return x + y @ block.out_proj.weight.T
 
+    def f(h: Tensor) -> Tensor:
+        z, u = linear(h, block.in_proj.weight, block.in_proj.bias).tensor_split([block.out_proj.in_features], -1)
+        v = silu(short_convolution(block.conv1d, u))
+        if block.delta_proj is not None:
+            v = torch.cat([v, linear(h, block.delta_proj.weight, block.delta_proj.bias)], -1)
+        y = forward(block.layer, v) * silu(z)
+        weights = block.gated_norm.weight.chunk(block.gated_norm.groups)
+        y = torch.cat([rms_norm(part, w) for part, w in zip(y.chunk(len(weights), -1), weights, strict=True)], -1)
+        return linear(y, block.out_proj.weight, block.out_proj.bias)
 
-def layer_norm(x: Tensor, norm) -> Tensor:
-    x = x - x.mean(-1, keepdim=True)
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    return residual(block, block.norm, x, f)
 
 
 def hyena_block(block, x: Tensor) -> Tensor:
-    """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it; norms come first."""
-    linear = torch.nn.functional.linear
-    u = linear(layer_norm(x, block.norm), block.in_proj.weight, block.in_proj.bias)
-    q, k, v = short_convolution(block.conv1d, u).split(x.shape[-1], -1)
-    y = forward(block.layer, k * v)
-    y = y if block.D is None else y + block.D * k * v
-    if isinstance(block.activation, torch.nn.GELU):
-        y = y * torch.special.ndtr(y)
-    elif isinstance(block.activation, HalfGLU):
-        gate = linear(y * torch.special.ndtr(y), block.activation.gate.weight, block.activation.gate.bias)
-        y = y / (1 + torch.exp(-gate))
-    x = x + linear(q * y, block.out_proj.weight, block.out_proj.bias)
-    if block.norm2 is None:
-        return x
-    y = linear(layer_norm(x, block.norm2), block.fc1.weight, block.fc1.bias)
-    y = y / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
-    return x + linear(y, block.fc2.weight, block.fc2.bias)
+    """Poli et al. 2023, definition 3.1 at order 2, and the MLP of its public code after it."""
+
+    def f(h: Tensor) -> Tensor:
+        u = linear(h, block.in_proj.weight, block.in_proj.bias)
+        q, k, v = short_convolution(block.conv1d, u).chunk(3, -1)
+        y = forward(block.layer, k * v)
+        y = y if block.D is None else y + block.D * k * v
+        if isinstance(block.activation, torch.nn.GELU):
+            y = gelu(y)
+        elif isinstance(block.activation, HalfGLU):
+            y = y * torch.sigmoid(linear(gelu(y), block.activation.gate.weight, block.activation.gate.bias))
+        return linear(q * y, block.out_proj.weight, block.out_proj.bias)
+
+    return with_mlp(block, residual(block, block.norm, x, f))
+
+
+# What is no sum of two directions with parameters of their own.
+WHOLE = {
+    "S4D": s4d, "S5": s5, "Attention": attention, "S4Block": s4_block, "S5Block": s5_block, "PlainBlock": plain_block,
+    "MambaBlock": mamba_block, "Mamba2Block": mamba2_block, "HyenaBlock": hyena_block,
+    "TransformerBlock": transformer_block,
+}  # fmt: skip

@@ -11,12 +11,15 @@ from lra_ssm.layers import (
     LayerSpec,
     Mamba2Block,
     MambaBlock,
+    PlainBlock,
     S4Block,
     S5Block,
     TiedDropout,
+    TransformerBlock,
     make_norm,
-)  # fmt: skip
+)
 from lra_ssm.layers.masking import valid_mask
+from tests.helpers import Smooth
 
 
 class Identity(nn.Module):
@@ -80,27 +83,17 @@ def test_batch_norm_may_count_padding_as_the_public_code_does():
     assert (y[1, 2:] == 0).all() and (y[2, 3:] == 0).all()
 
 
+@pytest.mark.parametrize("kind", [S4Block, HyenaBlock])
 @pytest.mark.parametrize("norm", ["batch", "layer", "rms"])
 @pytest.mark.parametrize("prenorm", [False, True])
-def test_a_block_in_training_gives_the_same_in_any_padding(norm, prenorm):
+def test_a_block_in_training_gives_the_same_in_any_padding(kind, norm, prenorm):
     torch.manual_seed(0)
-    block = S4Block(4, LayerSpec(S4D, d_state=4, bidirectional=True), norm, prenorm)
+    block = kind(4, LayerSpec(S4D, d_state=4, bidirectional=True), norm=norm, prenorm=prenorm)
     x, lengths = padded()
     wider = torch.cat([x, torch.full((3, 5, 4), 7.0)], 1)
     a, b = block(x, lengths), block(wider, lengths)
     torch.testing.assert_close(a, b[:, :6], rtol=1e-5, atol=1e-6)
     assert (b[:, 6:] == 0).all() and (a[1, 2:] == 0).all()
-
-
-def test_pre_and_post_norm_stand_where_they_should():
-    torch.manual_seed(0)
-    x = torch.randn(2, 5, 4)
-    for prenorm in (True, False):
-        block = S4Block(4, Identity, "layer", prenorm)
-        inner = block.norm(x) if prenorm else x
-        inner = nn.functional.glu(block.glu(nn.functional.gelu(inner)), dim=-1)
-        expected = x + inner if prenorm else block.norm(x + inner)
-        torch.testing.assert_close(block(x), expected)
 
 
 def test_dropout_is_tied_over_length_and_keeps_the_mean():
@@ -115,28 +108,25 @@ def test_dropout_is_tied_over_length_and_keeps_the_mean():
         TiedDropout(1)
 
 
-def test_a_block_refuses_a_reset_its_layer_does_not_know():
-    x, reset = torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="Identity.forward takes no `reset`"):
-        S4Block(4, Identity)(x, reset=reset)
-    block = S4Block(4, LayerSpec(S4D, d_state=4), "layer")
-    reset[0, 2] = True
-    torch.testing.assert_close(block(x + 1, reset=reset)[:, 2:], block(x[:, 2:] + 1))
+@pytest.mark.parametrize("kind", [S4Block, S5Block, MambaBlock, Mamba2Block, HyenaBlock, TransformerBlock, PlainBlock])
+def test_a_layer_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something(kind):
+    block, x = kind(4, Smooth), torch.randn(2, 7, 4)
+    assert block(x, torch.tensor([7, 3])).shape == x.shape
+    assert block.layer.mix.in_channels == (8 if "Mamba" in kind.__name__ else 4)
+    with pytest.raises(ValueError, match="Smooth.forward takes no `reset`: documents cannot be packed with it"):
+        block(x, reset=torch.zeros(2, 7, dtype=torch.bool))
+    with pytest.raises(ValueError, match="Smooth.forward takes no `return_last_state`"):
+        block(x, return_last_state=True)
+    state = (block.conv1d.initial_state(2), None) if hasattr(block, "conv1d") else None
+    for call in (lambda: block.step(x[:, 0], state), lambda: block.initial_state(2)):
+        with pytest.raises(ValueError, match="Smooth has no `(step|initial_state)`: it cannot run step by step"):
+            call()
 
 
-@pytest.mark.parametrize("activation", ["half_glu1", "half_glu2"])
-def test_s5s_block_gates_half_as_its_public_code(activation):
-    """lindermanlab/S5, s5/layers.py: x + h · sigmoid(W g + b), GELU in its tanh form; no norm ends the stack."""
-    torch.manual_seed(0)
-    block = S5Block(4, LayerSpec(S4D, d_state=4, bidirectional=True), activation, norm="layer").double()
-    x, lengths = (each.double() if each.is_floating_point() else each for each in padded())
-    y = block.layer(block.norm(x), lengths)
-    g = nn.functional.gelu(y, approximate="tanh")
-    h = g if activation == "half_glu1" else y
-    expected = x + h * (g @ block.glu.weight.T + block.glu.bias).sigmoid()
-    torch.testing.assert_close(block(x, lengths), expected.masked_fill(~valid_mask(lengths, 6), 0))
+def test_s5s_block_starts_as_its_public_code_and_no_norm_ends_the_stack():
+    block = S5Block(4, Identity)
+    assert block.norm.norm.momentum == pytest.approx(0.05)
     assert block.glu.weight.shape == (4, 4) and block.final_norm(4) is None
-    assert S5Block(4, Identity).norm.norm.momentum == pytest.approx(0.05)
     with pytest.raises(ValueError, match="activation is 'full_glu'; it must be half_glu1 or half_glu2"):
         S5Block(4, Identity, "full_glu")
     with pytest.raises(ValueError, match="norm_momentum is 1.5"):
@@ -175,12 +165,3 @@ def nothing() -> None: ...
 def test_layer_specs_that_mean_nothing(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize("kind", [S4Block, S5Block, MambaBlock, Mamba2Block, HyenaBlock])
-def test_an_empty_batch_is_empty_and_no_position_is_one_line(kind):
-    block = kind(4, LayerSpec(S4D, d_state=4))
-    for training in (True, False):
-        assert block.train(training)(torch.zeros(0, 5, 4)).shape == (0, 5, 4)
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: x has the shape \(2, 0, 4\); expected .*length at least"):
-        block(torch.zeros(2, 0, 4))

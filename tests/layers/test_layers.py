@@ -1,4 +1,4 @@
-"""Every layer against its paper's equations as loops; padding, steps, states, document boundaries."""
+"""What each layer has of its own: how it starts, its roles, what it is refused. test_contract.py has what all keep."""
 
 import pytest
 import torch
@@ -7,186 +7,7 @@ from lra_ssm.layers import B2S6, LRU, S4D, S5, S6, SSD, DeepLinearSSM, StableSSM
 from lra_ssm.layers.recurrent import linear_recurrence
 from lra_ssm.ops import hippo_legs_normal
 from tests.each import each
-from tests.layers import contract_checks as contract
-from tests.layers import naive
-from tests.layers.contract_checks import assert_same, check_steps, gradients
-from tests.pairwise import pairwise
-
-D = 6
-LAYERS = {
-    "s4d": lambda **k: S4D(D, d_state=8, **k),
-    "s4d-tied": lambda **k: S4D(D, d_state=4, init="inv", tie_A=True, tie_B=True, tie_C=True, **k),
-    "s4d-real-init": lambda **k: S4D(D, d_state=4, init="real", **k),
-    "s6": lambda **k: S6(D, d_state=4, **k),
-    "s6-paper": lambda **k: S6(D, d_state=3, form="paper", **k),
-    "ssd": lambda **k: SSD(D, d_state=4, head_dim=2, A_max=8, **k),
-    "ssd-groups": lambda **k: SSD(D, d_state=3, head_dim=1, n_groups=3, chunk_size=4, **k),
-    "b2s6": lambda **k: B2S6(D, num_blocks=3, d_state=8, **k),
-    "b2s6-one-block": lambda **k: B2S6(D, num_blocks=1, d_state=4, init="lin", **k),
-    "b2s6-no-bias": lambda **k: B2S6(D, num_blocks=2, d_state=4, bias=False, **k),
-    "b2s6-real": lambda **k: B2S6(D, num_blocks=2, d_state=3, complex_A=False, **k),
-    "b2s6-complex-C": lambda **k: B2S6(D, num_blocks=6, d_state=4, complex_C=True, **k),
-    "s4d-best": lambda **k: S4D(D, d_state=4, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **k),
-    "s6-softplus": lambda **k: S6(D, d_state=4, parameterization="softplus", **k),
-    "stable": lambda **k: StableSSM(D, d_state=4, **k),
-    "stable-real": lambda **k: StableSSM(D, d_state=5, form="real", **k),
-    "stable-real-held": lambda **k: StableSSM(D, d_state=4, form="real", readout="relu", delta=0.1, **k),
-    "s5": lambda **k: S5(D, d_state=8, num_blocks=2, **k),
-    "s5-clip": lambda **k: S5(D, d_state=4, num_blocks=1, C_init="complex_normal", parameterization="clip", **k),
-    "lru": lambda **k: LRU(D, d_state=5, **k),
-    "lru-best": lambda **k: LRU(D, d_state=4, r_min=0.3, r_max=0.9, parameterization="best", **k),
-    "deep-linear": lambda **k: DeepLinearSSM(D, n_layers=3, d_state=2, **k),
-    "deep-linear-relu": lambda **k: DeepLinearSSM(D, relu=True, normalize=True, trained="AB", **k),
-    "b2s6-relu": lambda **k: B2S6(D, num_blocks=2, d_state=4, parameterization="relu", **k),
-}
-every_layer = each("name", LAYERS)
-either_way = each("bidirectional", [False, True])
-
-
-def build(name, bidirectional=False):
-    torch.manual_seed(0)
-    # Larger Δ than at initialization, so that states forget within a test's length.
-    steps = {} if name.startswith(("lru", "deep")) else {"delta_min": 0.05, "delta_max": 0.5}
-    return LAYERS[name](bidirectional=bidirectional, **steps).double()
-
-
-def sequences(B=2, L=7):
-    return contract.sequences(B, L, D)
-
-
-@each(*pairwise(name=LAYERS, bidirectional=[False, True], L=[1, 2, 63], rest=False).args)
-def test_equals_the_papers_equations_with_every_gradient(name, bidirectional, L):
-    layer = build(name, bidirectional)
-    x = sequences(L=L).requires_grad_()
-    inputs = dict(layer.named_parameters()) | {"x": x}
-    fast, slow = layer(x), naive.forward(layer, x)
-    assert_same(fast, slow)
-    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
-        assert a.abs().sum() > 0 or L == 1, f"{key} has no gradient"
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
-
-
-@every_layer
-@either_way
-def test_padding_never_leaks(name, bidirectional):
-    layer = build(name, bidirectional)
-    x = sequences(B=3, L=9)
-    lengths = torch.tensor([9, 4, 1])
-    x[1, 4:], x[2, 1:] = 1e3, torch.nan  # whatever stands at padding, it must not be seen
-    y = layer(x, lengths)
-    for i, n in enumerate(lengths.tolist()):
-        assert_same(y[i, :n], layer(x[i : i + 1, :n])[0])
-        assert (y[i, n:] == 0).all()
-
-
-@every_layer
-def test_steps_equal_the_parallel_form_with_gradients(name):
-    layer = build(name)
-    state, last, inputs = check_steps(layer, sequences(L=11))
-    # the last state carries gradients too
-    for a, b in zip(
-        torch.autograd.grad(state.abs().sum(), inputs, materialize_grads=True),  # C and D have none
-        torch.autograd.grad(last.abs().sum(), inputs, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
-
-
-@every_layer
-def test_a_prefix_and_its_state_go_on_as_the_whole(name):
-    layer = build(name)
-    x = sequences(L=12)
-    whole = layer(x)
-    y, state = layer(x[:, :5], return_last_state=True)
-    rest, end = layer(x[:, 5:], initial_state=state, return_last_state=True)
-    assert_same(torch.cat([y, rest], 1), whole)
-    assert_same(end, layer(x, return_last_state=True)[1])
-    assert_same(layer.step(x[:, 5], state)[0], whole[:, 5])
-
-
-@every_layer
-def test_the_last_state_is_the_one_after_the_last_real_position(name):
-    layer = build(name)
-    x = sequences(B=2, L=9)
-    lengths = torch.tensor([9, 4])
-    y, state = layer(x, lengths, return_last_state=True)
-    alone, own = layer(x[1:, :4], return_last_state=True)
-    assert_same(state[1:], own)
-    assert_same(y[1:, :4], alone)
-
-
-@every_layer
-@either_way
-def test_a_reset_separates_documents(name, bidirectional):
-    layer = build(name, bidirectional)
-    x = sequences(B=2, L=10)
-    reset = torch.zeros(2, 10, dtype=torch.bool)
-    reset[0, 4] = reset[1, 0] = reset[1, 7] = True
-    y = layer(x, reset=reset)
-    assert_same(y[0], torch.cat([layer(x[:1, :4])[0], layer(x[:1, 4:])[0]]))
-    assert_same(y[1], torch.cat([layer(x[1:, :7])[0], layer(x[1:, 7:])[0]]))
-
-
-LONG = [
-    *("s4d", "s6", "ssd", "lru"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("b2s6", "stable", "stable-real", "deep-linear")),
-]
-
-
-@each("name", LONG)
-def test_long_sequences_equal_the_papers_equations(name):
-    layer, x = build(name, bidirectional=True), sequences(B=1, L=1024)
-    assert_same(layer(x), naive.forward(layer, x))
-
-
-@every_layer
-def test_a_reset_at_padding_starts_nothing(name):
-    layer, x = build(name), sequences(B=2, L=9)
-    lengths = torch.tensor([9, 4])
-    reset = torch.zeros(2, 9, dtype=torch.bool)
-    reset[1, 6] = True
-    y, state = layer(x, lengths, reset=reset, return_last_state=True)
-    expected, own = layer(x[1:, :4], return_last_state=True)
-    assert_same(y[1:, :4], expected)
-    assert_same(state[1:], own)
-
-
-@every_layer
-def test_a_reset_drops_the_initial_state(name):
-    layer = build(name)
-    x = sequences(L=5)
-    state = layer(x, return_last_state=True)[1]
-    first = torch.zeros(2, 5, dtype=torch.bool)
-    first[:, 0] = True
-    assert_same(layer(x, reset=first, initial_state=state), layer(x))
-    assert not torch.allclose(layer(x, initial_state=state), layer(x))
-
-
-@every_layer
-def test_a_bidirectional_layer_refuses_states(name):
-    layer, x = build(name, bidirectional=True), sequences()
-    state = build(name).initial_state(2)
-    for call in (
-        lambda: layer(x, initial_state=state),
-        lambda: layer(x, return_last_state=True),
-        lambda: layer.initial_state(2),
-        lambda: layer.step(x[:, 0], state),
-    ):
-        with pytest.raises(ValueError, match="is bidirectional"):
-            call()
-
-
-@every_layer
-@either_way
-def test_roles_name_parameters(name, bidirectional):
-    layer = build(name, bidirectional)
-    roles = layer.optim_roles()
-    assert set(roles) <= {n for n, _ in layer.named_parameters()}
-    assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
-    if bidirectional and not name.startswith(("s4d", "s5", "stable")):  # whose directions share everything but C
-        assert roles == {
-            f"{way}{key}": role for way in ("", "reverse.") for key, role in build(name).optim_roles().items()
-        }
+from tests.layers.cases import LAYERS, sequences
 
 
 def test_s5_starts_as_real_matrices_in_the_basis_of_blocks_of_hippo():
@@ -231,39 +52,6 @@ def test_a_layer_tells_its_sizes(layer, expected):
     assert repr(layer) == expected
 
 
-@every_layer
-@either_way
-def test_lengths_above_the_sequence_are_one_line(name, bidirectional):
-    layer, x = build(name, bidirectional), sequences()
-    for wrong in ([7, 8], [-1, 7]):
-        with pytest.raises(ValueError, match=r"among them; expected 0 to L = 7"):
-            layer(x, torch.tensor(wrong))
-    assert not layer(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
-
-
-@every_layer
-@either_way
-def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectional):
-    layer, x = build(name, bidirectional), sequences()[:0].requires_grad_()
-    y = layer(x)
-    assert y.shape == layer(x, torch.ones(0, dtype=torch.int64)).shape == (0, 7, D) and y.dtype == x.dtype
-    y.sum().backward()
-    assert x.grad.shape == x.shape and not any(p.grad.any() for p in layer.parameters() if p.grad is not None)
-    if not bidirectional:
-        assert layer(x, return_last_state=True)[1].shape == layer.initial_state(0).shape
-
-
-@every_layer
-@either_way
-def test_no_position_is_one_line_that_names_the_layers_x(name, bidirectional):
-    layer = build(name, bidirectional)
-    for shape in ((2, 0, D), (0, 0, D), (7, D)):
-        with pytest.raises(ValueError) as error:
-            layer(torch.zeros(shape, dtype=torch.float64))
-        expected = "expected (batch, length, d_model), length at least 1"
-        assert str(error.value) == f"{type(layer).__name__}: x has the shape {shape}; {expected}"
-
-
 def test_roles_are_the_documented_ones():
     assert S4D(4).optim_roles() == {
         "A_log": "recurrent", "A_imag": "recurrent", "B": "recurrent", "log_delta": "delta",
@@ -289,28 +77,6 @@ def test_roles_are_the_documented_ones():
         "system.reverse.eigenvalue_weight": "recurrent", "system.reverse.b": "no_decay",
     }  # fmt: skip
     assert DeepLinearSSM(4).optim_roles() == {"eigenvalue_weight": "recurrent"}
-
-
-@every_layer
-def test_bfloat16_autocast_stays_near_float32(name):
-    layer, x = build(name).float(), sequences(L=32).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = layer(x)
-    full = layer(x)
-    assert (low.float() - full).norm() < 0.05 * full.norm()
-
-
-@every_layer
-@either_way
-def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
-    full = build(name, bidirectional).float()
-    low = build(name, bidirectional).bfloat16()
-    x = sequences(L=16)
-    y = low(x.bfloat16())
-    assert y.dtype == torch.bfloat16
-    assert (y.float() - full(x.float())).norm() < 0.1 * full(x.float()).norm()
-    y.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.parameters())
 
 
 @each(
@@ -353,13 +119,6 @@ def test_settings_that_do_not_fit_are_refused(call, message):
 
 
 CONTINUOUS = ["exp", "softplus", "best", "relu", "direct", "clip"]
-
-
-@every_layer
-def test_it_can_be_built_on_the_meta_device(name):
-    with torch.device("meta"):
-        layer = LAYERS[name]()
-        assert layer(torch.randn(2, 9, D)).shape == (2, 9, D)
 
 
 @each("form", CONTINUOUS)

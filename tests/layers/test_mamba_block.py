@@ -1,95 +1,12 @@
-"""Mamba's block around S6, S4D and B2S6: its equations as a loop, states, padding, documents."""
+"""What Mamba's and Mamba-2's blocks have of their own; test_contract.py has what all blocks keep."""
 
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, S4D, S6, SSD, LayerSpec, MambaBlock
+from lra_ssm.layers import S6, SSD, LayerSpec, Mamba2Block, MambaBlock, parameter_roles
 from tests.each import each
 from tests.helpers import Smooth
-from tests.layers import contract_checks as contract
-from tests.layers import naive
-from tests.layers.contract_checks import assert_same, sequences
-from tests.pairwise import pairwise
-
-D = 4
-LAYERS = {
-    "s6": lambda **k: LayerSpec(S6, d_state=3, delta_rank=2, **k),
-    "s4d": lambda **k: LayerSpec(S4D, d_state=4, **k),
-    "ssd": lambda **k: LayerSpec(SSD, d_state=3, head_dim=2, **k),
-    "b2s6": lambda **k: LayerSpec(B2S6, num_blocks=2, d_state=4, **k),
-}
-every_layer = each("name", LAYERS)
-
-
-def build(name, bidirectional=False, **settings):
-    torch.manual_seed(0)
-    # Larger Δ than at initialization, so that states forget within a test's length.
-    layer = LAYERS[name](bidirectional=bidirectional, delta_min=0.05, delta_max=0.5)
-    block = MambaBlock(D, layer, **settings).double()
-    torch.nn.init.normal_(block.norm.weight, 1, 0.1)
-    return block
-
-
-@each(*pairwise(name=LAYERS, settings=[{}, {"bidirectional": True}, {"glu": True}], L=[1, 2, 63], rest=False).args)
-def test_equals_the_equations_with_every_gradient(name, settings, L):
-    contract.check_equations(build(name, **settings), naive.mamba_block, L)
-
-
-@every_layer
-@each("settings", [{}, {"expand": 1.5, "d_conv": 1}, {"norm": "layer", "prenorm": False, "bias": True, "glu": True}])
-def test_steps_equal_the_parallel_form_with_gradients(name, settings):
-    contract.check_steps(build(name, **settings), sequences(L=9))
-
-
-@every_layer
-@each("cut", [1, 2, 5])
-def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
-    contract.check_prefix(build(name), cut)
-
-
-@every_layer
-@each("bidirectional", [False, True])
-def test_padding_never_leaks(name, bidirectional):
-    block, x, lengths = build(name, bidirectional), sequences(B=3, L=9), torch.tensor([9, 4, 1])
-    x[1, 4:], x[2, 1:] = 1e3, torch.nan
-    y = block(x, lengths)
-    for i, n in enumerate(lengths.tolist()):
-        assert_same(y[i, :n], block(x[i : i + 1, :n])[0])
-        assert (y[i, n:] == 0).all()
-
-
-@every_layer
-def test_the_last_state_is_the_one_after_the_last_real_position(name):
-    contract.check_last_state(build(name))
-
-
-@every_layer
-@each("bidirectional", [False, True])
-def test_a_reset_separates_documents_through_scan_and_convolution(name, bidirectional):
-    contract.check_reset(build(name, bidirectional), bidirectional)
-
-
-def test_a_bidirectional_layer_refuses_states():
-    block = build("s6", bidirectional=True)
-    for call in (
-        lambda: block(sequences(), return_last_state=True),
-        lambda: block.initial_state(2),
-        lambda: block.step(sequences()[:, 0], (torch.zeros(2, 8, 3), None)),
-    ):
-        with pytest.raises(ValueError, match="S6 is bidirectional"):
-            call()
-
-
-def test_a_layer_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something():
-    block, x = MambaBlock(D, Smooth), sequences().float()
-    assert block(x, torch.tensor([7, 3])).shape == x.shape
-    assert block.layer.mix.in_channels == 2 * D
-    with pytest.raises(ValueError, match="Smooth.forward takes no `reset`: documents cannot be packed with it"):
-        block(x, reset=torch.zeros(2, 7, dtype=torch.bool))
-    with pytest.raises(ValueError, match="Smooth.forward takes no `return_last_state`"):
-        block(x, return_last_state=True)
-    with pytest.raises(ValueError, match="Smooth has no `step`: it cannot run step by step"):
-        block.step(x[:, 0], (torch.zeros(2, 8, 3), None))
+from tests.layers.cases import sequences
 
 
 def test_sizes_and_roles():
@@ -100,28 +17,6 @@ def test_sizes_and_roles():
     assert MambaBlock(4, S6).optim_roles() == {"conv1d.bias": "no_decay"}
     assert isinstance(MambaBlock(4, S6).final_norm(4), torch.nn.RMSNorm)
     assert MambaBlock(4, S6, prenorm=False).final_norm(4) is None
-    for settings, message in (
-        ({"expand": 1.3}, "expand 1.3: times d_model 4 it must be a positive whole number"),
-        ({"expand": 0}, "expand 0"),
-        ({"d_conv": 0}, "d_conv is 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            MambaBlock(4, S6, **settings)
-
-
-def test_bfloat16_autocast_stays_near_float32():
-    for name in LAYERS:
-        block, x = build(name).float(), sequences(L=32).float()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            low = block(x)
-        assert (low.float() - block(x)).norm() < 0.05 * block(x).norm()
-
-
-@pytest.mark.slow
-def test_compiles_as_one_graph():
-    torch._dynamo.reset()
-    block, x = build("s6"), sequences()
-    torch.testing.assert_close(torch.compile(block, backend="eager", fullgraph=True)(x), block(x))
 
 
 @pytest.mark.slow
@@ -134,16 +29,12 @@ def test_what_a_wrapper_or_a_compiled_layer_takes_is_not_refused():
         def forward(self, x, lengths=None, **given):
             return self.inner(x, lengths, **given)
 
-    x = sequences().float()
-    assert len(MambaBlock(D, Wrapped)(x, return_last_state=True)) == 2
-    block = MambaBlock(D, S6)
+    x = sequences(D=4).float()
+    assert len(MambaBlock(4, Wrapped)(x, return_last_state=True)) == 2
+    block = MambaBlock(4, S6)
     block.layer = torch.compile(block.layer, backend="eager")
     y, (taps, state) = block(x, return_last_state=True)
     assert y.shape == x.shape and state.shape == (2, 8, 16)
-
-
-def test_chunks_of_one_with_lengths_resets_and_a_state():
-    contract.check_chunks(build("b2s6"))
 
 
 @each(("expand", "d_model"), [(2.3, 100), (2.2, 25), (1.1, 50), (0.5, 8)])
@@ -151,6 +42,28 @@ def test_fractions_that_floats_only_nearly_hold(expand, d_model):
     assert MambaBlock(d_model, Smooth, expand=expand).out_proj.in_features == round(expand * d_model)
 
 
-def test_no_number_is_no_expansion():
-    with pytest.raises(ValueError, match="expand nan"):
-        MambaBlock(4, S6, expand=float("nan"))
+@each("block", [MambaBlock, Mamba2Block])
+@each("settings, message", [
+    ({"expand": 1.3}, "expand 1.3: times d_model 4 it must be a positive whole number"),
+    ({"expand": 0}, "expand 0"),
+    ({"expand": float("nan")}, "expand nan"),
+    ({"d_conv": 0}, "d_conv is 0"),
+])  # fmt: skip
+def test_settings_that_mean_nothing(block, settings, message):
+    with pytest.raises(ValueError, match=f"^{block.__name__} {message}"):
+        block(4, S6, **settings)
+
+
+def test_sizes_and_roles_of_mamba2():
+    block = Mamba2Block(4, LayerSpec(SSD, d_state=3, head_dim=2, n_groups=3), expand=3, d_conv=3, bias=True)
+    assert block.in_proj.weight.shape == (2 * 12 + 2 * 3 * 3, 4) and block.delta_proj.weight.shape == (6, 4)
+    assert block.conv1d.weight.shape == (12 + 18, 1, 3) and block.gated_norm.groups == 3
+    assert {name for name, _ in block.layer.named_parameters()} == {"A_log", "delta_bias", "D"}
+    assert parameter_roles(block) == {
+        "norm.weight": "norm", "gated_norm.weight": "norm", "layer.A_log": "recurrent", "layer.delta_bias": "delta",
+        "layer.D": "no_decay", "in_proj.weight": "base", "in_proj.bias": "no_decay", "delta_proj.weight": "delta",
+        "delta_proj.bias": "delta", "conv1d.weight": "base", "conv1d.bias": "no_decay", "out_proj.weight": "base",
+        "out_proj.bias": "no_decay",
+    }  # fmt: skip
+    assert Mamba2Block(4, S6).in_proj.weight.shape == (16, 4)
+    assert isinstance(Mamba2Block(4, S6).final_norm(4), torch.nn.RMSNorm)

@@ -7,9 +7,8 @@ from lra_ssm.layers import StableSSM
 from lra_ssm.layers.roles import parameter_roles
 from lra_ssm.ops.parameterization import FORMS
 from tests.each import each
-from tests.layers import naive
-from tests.layers.contract_checks import assert_same, gradients
-from tests.layers.test_layers import D, sequences
+from tests.layers.cases import D, sequences
+from tests.layers.test_contract import assert_same, check_equations
 
 
 @each(("form", "time"), FORMS)
@@ -19,21 +18,7 @@ def test_the_real_form_equals_the_equations_under_every_f_with_every_gradient(fo
     delta = None if time == "discrete" else 0.1
     layer = StableSSM(D, 5, "real", parameterization=form, readout="identity", delta=delta).double()
     torch.nn.init.normal_(layer.system.b)
-    x = sequences(L=L).requires_grad_()
-    inputs = dict(layer.named_parameters()) | {"x": x}
-    fast, slow = layer(x), naive.forward(layer, x)
-    assert_same(fast, slow)
-    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
-        assert a.abs().sum() > 0 or L == 1, f"{key} has no gradient"
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
-
-
-def test_every_f_starts_at_the_same_eigenvalues():
-    names = [name for name, time in FORMS if time == "discrete"]
-    layers = [StableSSM(D, 16, "real", parameterization=name).double().system for name in names]
-    eigenvalues = [layer.parameterization.f(layer.eigenvalue_weight) for layer in layers]
-    for other in eigenvalues[1:]:
-        torch.testing.assert_close(1 - other, 1 - eigenvalues[0], rtol=1e-3, atol=0)  # of the time until it forgets
+    check_equations(layer, sequences(L=L))
 
 
 @each("bidirectional", [False, True])

@@ -4,22 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lra_ssm.layers import (
-    B2S6,
-    LRU,
-    S4D,
-    S6,
-    BlockSpec,
-    DeepLinearSSM,
-    LayerSpec,
-    MambaBlock,
-    PlainBlock,
-    RMSNorm,
-    S4Block,
-    StableSSM,
-)
+from lra_ssm.layers import LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock, PlainBlock, RMSNorm, S4Block, StableSSM
 from lra_ssm.models import Backbone
-from tests.helpers import Smooth
+from tests import helpers
 
 BLOCKS = {
     "s4-pre": BlockSpec(S4Block, norm="layer", prenorm=True),
@@ -30,11 +17,7 @@ BLOCKS = {
 }
 LAYERS = {
     "s4d": LayerSpec(S4D, d_state=4),
-    "s6": LayerSpec(S6, d_state=3),
-    "b2s6": LayerSpec(B2S6, num_blocks=2),
     "stable_ssm": LayerSpec(StableSSM, d_state=3, form="real", parameterization={"name": "best", "b": 0.6}),
-    "lru": LayerSpec(LRU, d_state=3),
-    "deep_linear": LayerSpec(DeepLinearSSM, n_layers=2),
     "two kinds": [LayerSpec(S6, d_state=3), LayerSpec(LRU, d_state=2)],
 }
 every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
@@ -93,27 +76,16 @@ def test_the_block_says_what_the_stack_ends_with():
     assert build(S4D, BLOCKS["s4-post"]).norm is None
 
 
-class OwnBlock(nn.Module):
-    """All that a user's block needs."""
-
-    def __init__(self, d_model: int, layer, scale: float = 1.0) -> None:
-        super().__init__()
-        self.layer, self.scale = layer(d_model), scale
-
-    def forward(self, x, lengths=None):
-        return x + self.scale * self.layer(x, lengths)
-
-
 def test_a_block_of_ones_own_needs_forward_alone_and_is_named_where_it_lacks_something():
-    model, tokens = build(Smooth, BlockSpec(OwnBlock, scale=0.5)), ids()
+    model, tokens = build(helpers.Smooth, BlockSpec(helpers.PlainBlock, scale=0.5)), ids()
     y = model(tokens, torch.tensor([8, 3]))
     assert y.shape == (2, 8, 4) and model.blocks[1].scale == 0.5 and model.norm is None
     y.sum().backward()
-    with pytest.raises(ValueError, match="OwnBlock.forward takes no `reset`"):
+    with pytest.raises(ValueError, match="PlainBlock.forward takes no `reset`"):
         model(tokens, reset=torch.zeros(2, 8, dtype=torch.bool))
-    with pytest.raises(ValueError, match="OwnBlock.forward takes no `return_last_state`"):
+    with pytest.raises(ValueError, match="PlainBlock.forward takes no `return_last_state`"):
         model(tokens, return_last_state=True)
-    with pytest.raises(ValueError, match="OwnBlock has no `initial_state`"):
+    with pytest.raises(ValueError, match="PlainBlock has no `initial_state`"):
         model.initial_state(2)
 
 

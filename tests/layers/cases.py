@@ -1,0 +1,170 @@
+"""Every layer and block of ours, in the settings that differ in how they compute: for tests of what all of them keep.
+
+Each is built small, in double precision, its Δ larger than at initialization, so that states forget within a test's
+length, and its norms' weights away from 1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lra_ssm.layers import (
+    B2S6,
+    LRU,
+    S4D,
+    S5,
+    S6,
+    SSD,
+    Attention,
+    DeepLinearSSM,
+    HyenaBlock,
+    LayerSpec,
+    Mamba2Block,
+    MambaBlock,
+    PlainBlock,
+    RecurrentLayer,
+    S4Block,
+    S5Block,
+    StableSSM,
+    TransformerBlock,
+)
+from lra_ssm.ops import linear_scan
+
+D = 6
+Build = Callable[..., nn.Module]  # takes bidirectional
+
+
+class Leaky(RecurrentLayer):
+    """A recurrence of a user's own, on the plain scan: x_t = λ x_{t-1} + b · u_t + bias, complex λ; y = Re x + u."""
+
+    def __init__(self, d_model: int, bidirectional: bool = False) -> None:
+        super().__init__()
+        self.state_shape, self.complex_state = (d_model,), True
+        self.radius = nn.Parameter(torch.linspace(0.5, 0.95, d_model))
+        self.phase = nn.Parameter(torch.linspace(0.1, 2, d_model))
+        self.b = nn.Parameter(torch.randn(d_model))
+        self.bias = nn.Parameter(torch.randn(d_model))  # input 0 does not leave the state at 0
+        if bidirectional:
+            self.reverse = Leaky(d_model)
+
+    def scan(self, x, valid=None, reset=None, initial_state=None, return_last_state=False):
+        a, b = torch.polar(self.radius, self.phase), (x * self.b + self.bias).transpose(1, 2)
+        if valid is not None:
+            valid = valid.transpose(1, 2)
+            a, b = torch.where(valid, a[:, None], 1), b.masked_fill(~valid, 0)
+        states, last = linear_scan(a, b, initial_state=initial_state, reset=reset, return_last_state=True)
+        return states.real.transpose(1, 2) + x, last
+
+    def roles(self):
+        return {"radius": "recurrent", "phase": "recurrent"}
+
+
+STEPS = {"delta_min": 0.05, "delta_max": 0.5}
+OF_S4D = {"d_state": 4, **STEPS}
+
+
+def of(kind: type[nn.Module], *sizes: Any, **settings: Any) -> Build:
+    return lambda bidirectional=False, **more: kind(D, *sizes, bidirectional=bidirectional, **settings, **more)
+
+
+def around(kind: type[nn.Module], layer: type[nn.Module], given: dict[str, Any], **settings: Any) -> Build:
+    """A block, of as many channels as its layer's sizes divide."""
+    return lambda bidirectional=False: kind(4, LayerSpec(layer, bidirectional=bidirectional, **given), **settings)
+
+
+def attending(**settings: Any) -> Build:
+    return lambda bidirectional=False: Attention(8, 4, causal=not bidirectional, **settings)
+
+
+LAYERS: dict[str, Build] = {
+    "s4d": of(S4D, d_state=8, **STEPS),
+    "s4d-tied": of(S4D, init="inv", tie_A=True, tie_B=True, tie_C=True, **OF_S4D),
+    "s4d-real-init": of(S4D, init="real", **OF_S4D),
+    "s4d-best": of(S4D, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **OF_S4D),
+    "s6": of(S6, 4, **STEPS),
+    "s6-paper": of(S6, 3, form="paper", **STEPS),
+    "s6-softplus": of(S6, 4, parameterization="softplus", **STEPS),
+    "ssd": of(SSD, 4, 2, A_max=8, **STEPS),
+    "ssd-groups": of(SSD, 3, 1, n_groups=3, chunk_size=4, **STEPS),
+    "b2s6": of(B2S6, 3, 8, **STEPS),
+    "b2s6-one-block": of(B2S6, 1, 4, init="lin", **STEPS),
+    "b2s6-no-bias": of(B2S6, 2, 4, bias=False, **STEPS),
+    "b2s6-real": of(B2S6, 2, 3, complex_A=False, **STEPS),
+    "b2s6-complex-C": of(B2S6, 6, 4, complex_C=True, **STEPS),
+    "b2s6-relu": of(B2S6, 2, 4, parameterization="relu", **STEPS),
+    "stable": of(StableSSM, 4, **STEPS),
+    "stable-real": of(StableSSM, 5, form="real"),
+    "stable-real-held": of(StableSSM, 4, form="real", readout="relu", delta=0.1),
+    "s5": of(S5, 8, 2, **STEPS),
+    "s5-clip": of(S5, 4, 1, C_init="complex_normal", parameterization="clip", **STEPS),
+    "lru": of(LRU, 5),
+    "lru-best": of(LRU, 4, r_min=0.3, r_max=0.9, parameterization="best"),
+    "deep-linear": of(DeepLinearSSM, 3, 2),
+    "deep-linear-relu": of(DeepLinearSSM, relu=True, normalize=True, trained="AB"),
+    "a user's own": of(Leaky),
+}
+ATTENTION: dict[str, Build] = {
+    "attention": attending(),
+    "attention-shared keys": attending(n_kv_heads=2),
+    "attention-window": attending(window=3),
+    "attention-window of one": attending(window=1, positions="none"),
+    "attention-learned": attending(positions="learned", max_length=70, bias=True),
+    "attention-none": attending(positions="none", n_kv_heads=1),
+    "attention-wide heads": attending(d_head=6),
+}
+OF_S6, OF_SSD = {"d_state": 3, "delta_rank": 2, **STEPS}, {"d_state": 3, "head_dim": 2, **STEPS}
+OF_GROUPS = {"d_state": 2, "head_dim": 2, "n_groups": 2, "chunk_size": 4, **STEPS}
+OF_REAL = {"d_state": 5, "form": "real", "readout": "identity"}
+# S5's form of Hyena's block, of Wang & Li's experiments; and its form for associative recall; both with a small MLP.
+OF_WIKITEXT = {"activation": "gelu", "mlp_factor": 1.5}
+OF_RECALL = {"activation": "half_glu2", "skip": False, "mlp_factor": 1.5}
+BLOCKS: dict[str, Build] = {
+    "s4block": around(S4Block, S4D, OF_S4D, norm="layer", prenorm=True),
+    "s4block-behind": around(S4Block, S6, OF_S6, norm="rms"),
+    "s5block": around(S5Block, S5, {"d_state": 4, "num_blocks": 1, **STEPS}, norm="layer"),
+    "s5block-behind": around(S5Block, S4D, OF_S4D, activation="half_glu2", norm="rms", prenorm=False),
+    "mamba": around(MambaBlock, S6, OF_S6),
+    "mamba-s4d": around(MambaBlock, S4D, OF_S4D, expand=1.5, d_conv=1),
+    "mamba-ssd": around(MambaBlock, SSD, OF_SSD, glu=True),
+    "mamba-b2s6": around(MambaBlock, B2S6, {"num_blocks": 2, **OF_S4D}),
+    "mamba-behind": around(MambaBlock, B2S6, {"num_blocks": 2, **OF_S4D}, norm="layer", prenorm=False, bias=True),
+    "mamba2": around(Mamba2Block, SSD, OF_SSD),
+    "mamba2-groups": around(Mamba2Block, SSD, OF_GROUPS, expand=3.0, d_conv=1),
+    "mamba2-s6": around(Mamba2Block, S6, OF_S6),
+    "mamba2-s4d": around(Mamba2Block, S4D, OF_S4D),
+    "mamba2-behind": around(Mamba2Block, SSD, OF_SSD, norm="layer", prenorm=False, bias=True),
+    "hyena": around(HyenaBlock, StableSSM, OF_REAL, **OF_WIKITEXT),
+    "hyena-recall": around(HyenaBlock, S4D, OF_S4D, **OF_RECALL),
+    "hyena-bare": around(HyenaBlock, S4D, OF_S4D, skip=False, mlp_factor=0, d_conv=1),
+    "hyena-behind": around(HyenaBlock, StableSSM, OF_REAL, norm="rms", prenorm=False, bias=False),
+    "transformer": lambda bidirectional=False: TransformerBlock(
+        8, LayerSpec(Attention, n_heads=4, causal=not bidirectional), 2.0, norm="rms"
+    ),
+    "transformer-swiglu": around(TransformerBlock, LRU, {"d_state": 3}, mlp_activation="swiglu", prenorm=False),
+    "plain": around(PlainBlock, S4D, OF_S4D, norm="rms", residual=True, glu=True),
+    "plain-bare": around(PlainBlock, LRU, {"d_state": 3}, nonlinearity="tanh", linear_in=False),
+}
+ALL = {**LAYERS, **ATTENTION, **BLOCKS}
+
+
+def build(name: str, bidirectional: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    built = ALL[name](bidirectional=bidirectional).double()
+    for module in built.modules():
+        if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None:
+            nn.init.normal_(module.weight, 1, 0.1)
+    return built
+
+
+def attends(name: str) -> bool:
+    return name in ATTENTION or name == "transformer"
+
+
+def width(name: str) -> int:
+    return 8 if attends(name) else D if name in LAYERS else 4
+
+
+def sequences(B: int = 2, L: int = 7, D: int = D) -> Tensor:
+    return torch.randn(B, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,271 @@
+"""What every layer and block of ours keeps: its equations as loops with every gradient; steps, states, documents,
+padding, both directions; precisions, empty batches, and what is refused."""
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lra_ssm.layers.contract import check_call
+from tests.each import each
+from tests.layers import naive
+from tests.layers.cases import ALL, BLOCKS, LAYERS, attends, build, sequences, width
+from tests.pairwise import pairwise
+
+every_one = each("name", ALL)
+either_way = each("bidirectional", [False, True])
+
+
+def of(name, B=2, L=7):
+    return sequences(B, L, width(name))
+
+
+def gradients(y, inputs):
+    weights = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
+    return torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True)
+
+
+def assert_same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def assert_states(name, module, a, b):
+    """Two states are one, and go on alike. (Attention's may hold, beside what is seen, what nobody sees.)"""
+    x = of(name, len(tree_leaves(a)[0]), 3)
+    assert_same(module(x, initial_state=a), module(x, initial_state=b))
+    for ours, theirs in () if attends(name) else zip(tree_leaves(a), tree_leaves(b), strict=True):
+        assert_same(ours, theirs)
+
+
+def rows(state, i):
+    return tree_map(lambda part: part[i : i + 1], state)
+
+
+def state_of(name, module, B):
+    """Some state, that of other sequences."""
+    return module(of(name, B, 2).flip(1) + 1, return_last_state=True)[1]
+
+
+def check_equations(module, x):
+    """The module is what its equations, as a loop, say, and so is every gradient."""
+    inputs = dict(module.named_parameters()) | {"x": x.requires_grad_()}
+    fast, slow = module(x), naive.forward(module, x)
+    assert_same(fast, slow)
+    for key, a, b in zip(inputs, *(gradients(y, list(inputs.values())) for y in (fast, slow)), strict=True):
+        assert a.abs().sum() > 0 or x.shape[1] == 1, f"{key} has no gradient"
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@each(*pairwise(name=ALL, bidirectional=[False, True], L=[1, 2, 63], rest=False).args)
+def test_equals_its_equations_with_every_gradient(name, bidirectional, L):
+    check_equations(build(name, bidirectional), of(name, L=L))
+
+
+LONG = [
+    *("s4d", "s6", "ssd", "lru"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("b2s6", "stable", "stable-real", "deep-linear")),
+]
+
+
+@each("name", LONG)
+def test_long_sequences_equal_the_equations(name):
+    layer, x = build(name, bidirectional=True), of(name, B=1, L=1024)
+    assert_same(layer(x), naive.forward(layer, x))
+
+
+@every_one
+def test_steps_equal_the_parallel_form_with_gradients(name):
+    module, x = build(name), of(name, L=11).requires_grad_()
+    check_call(module, "layer", "x", "lengths")
+    whole, last = module(x, return_last_state=True)
+    assert_same(whole, module(x))
+    state, outputs = module.initial_state(2), []
+    for t in range(11):
+        y, state = module.step(x[:, t], state)
+        outputs.append(y)
+    assert_same(torch.stack(outputs, 1), whole)
+    assert_states(name, module, state, last)
+    inputs = [x, *module.parameters()]
+    # of the outputs, and of the last state, which C and D have no part in
+    of_states = [sum(part.abs().sum() for part in tree_leaves(s) if part.requires_grad) for s in (state, last)]
+    for stepped, parallel in ((gradients(torch.stack(outputs, 1), inputs), gradients(whole, inputs)),
+                              [torch.autograd.grad(s, inputs, materialize_grads=True) for s in of_states]):  # fmt: skip
+        for a, b in zip(stepped, parallel, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@every_one
+@each("cut", [1, 2, 5])
+def test_a_prefix_and_its_state_go_on_as_the_whole(name, cut):
+    module, x = build(name), of(name, L=12)
+    whole, end = module(x, return_last_state=True)
+    y, state = module(x[:, :cut], return_last_state=True)
+    rest, last = module(x[:, cut:], initial_state=state, return_last_state=True)
+    assert_same(torch.cat([y, rest], 1), whole)
+    assert_states(name, module, last, end)
+    assert_same(module.step(x[:, cut], state)[0], whole[:, cut])
+
+
+@every_one
+@either_way
+def test_padding_never_leaks(name, bidirectional):
+    module, x, lengths = build(name, bidirectional), of(name, B=3, L=9), torch.tensor([9, 4, 1])
+    x[1, 4:], x[2, 1:] = 1e3, 1e4 if attends(name) else torch.nan  # whatever stands there, it must not be seen
+    y = module(x, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        assert_same(y[i, :n], module(x[i : i + 1, :n])[0])
+        assert (y[i, n:] == 0).all()
+
+
+@every_one
+def test_the_last_state_is_the_one_after_the_last_real_position(name):
+    """Where documents start within the padding, too."""
+    module, x, lengths = build(name), of(name, B=3, L=9), torch.tensor([9, 4, 1])
+    before, reset = state_of(name, module, 3), torch.zeros(3, 9, dtype=torch.bool)
+    reset[1, 6] = reset[2, 1] = True
+    y, state = module(x, lengths, reset=reset, initial_state=before, return_last_state=True)
+    for i, n in enumerate(lengths.tolist()):
+        expected, own = module(x[i : i + 1, :n], initial_state=rows(before, i), return_last_state=True)
+        assert_same(y[i : i + 1, :n], expected)
+        assert_states(name, module, rows(state, i), own)
+
+
+@every_one
+@either_way
+def test_a_reset_separates_documents(name, bidirectional):
+    """Through recurrence and convolution, and in the state; the one before the first is dropped too."""
+    module, x = build(name, bidirectional), of(name, L=10)
+    reset = torch.zeros(2, 10, dtype=torch.bool)
+    reset[0, 4] = reset[1, 0] = reset[1, 7] = reset[1, 8] = True
+    y = module(x, reset=reset)
+    assert_same(y[0], torch.cat([module(x[:1, :4])[0], module(x[:1, 4:])[0]]))
+    assert_same(y[1], torch.cat([module(x[1:, a:b])[0] for a, b in [(0, 7), (7, 8), (8, 10)]]))
+    changed = x.clone()
+    changed[0, 3] += 1  # the last token of a document
+    rounding = 1e-14 if "ssd" in name else 0  # of SSD's sums over a chunk
+    torch.testing.assert_close(module(changed, reset=reset)[0, 4:], y[0, 4:], rtol=0, atol=rounding)
+    if not bidirectional:
+        for row, begin in ((0, 4), (1, 8)):
+            state = module(x[row : row + 1], reset=reset[row : row + 1], return_last_state=True)[1]
+            assert_states(name, module, state, module(x[row : row + 1, begin:], return_last_state=True)[1])
+        before = state_of(name, module, 2)
+        from_a_state = module(x, reset=reset, initial_state=before)
+        assert_same(from_a_state[1], y[1])
+        if name != "attention-window of one":  # which sees nothing of it
+            assert not torch.allclose(from_a_state[0, :4], y[0, :4])
+
+
+@every_one
+def test_chunks_with_lengths_resets_and_a_state_give_the_whole(name):
+    module, x, lengths = build(name), of(name, B=4, L=9), torch.tensor([9, 5, 1, 0])
+    before, reset = state_of(name, module, 4), torch.zeros(4, 9, dtype=torch.bool)
+    reset[0, 4] = reset[1, 0] = reset[1, 3] = reset[1, 7] = reset[3, 2] = True
+    whole, last = module(x, lengths, reset=reset, initial_state=before, return_last_state=True)
+    for size in (1, 2):
+        state, outputs = before, []
+        for t in range(0, 9, size):
+            piece = slice(t, t + size)
+            real = (lengths - t).clamp(0, min(size, 9 - t))
+            y, state = module(x[:, piece], real, reset=reset[:, piece], initial_state=state, return_last_state=True)
+            outputs.append(y)
+        assert_same(torch.cat(outputs, 1), whole)
+        assert_states(name, module, state, last)
+
+
+@each("name", [*LAYERS, *BLOCKS])
+def test_what_is_bidirectional_refuses_states(name):
+    module, x = build(name, bidirectional=True), of(name)
+    state = build(name).initial_state(2)
+    calls = [
+        lambda: module(x, initial_state=state),
+        lambda: module(x, return_last_state=True),
+        lambda: module.step(x[:, 0], state),
+        lambda: module.initial_state(2),
+    ]
+    for call in calls[:3] if attends(name) else calls:
+        with pytest.raises(ValueError, match="is bidirectional|is not causal"):
+            call()
+
+
+@every_one
+@either_way
+def test_lengths_above_the_sequence_are_one_line(name, bidirectional):
+    module, x = build(name, bidirectional), of(name)
+    for wrong in ([7, 8], [-1, 7]):
+        with pytest.raises(ValueError, match=r"among them; expected 0 to L = 7"):
+            module(x, torch.tensor(wrong))
+    assert not module(x, torch.tensor([0, 7]))[0].any()  # a sequence that has ended
+
+
+@every_one
+@either_way
+def test_an_empty_batch_gives_an_empty_output_and_no_gradient(name, bidirectional):
+    module, x = build(name, bidirectional), of(name)[:0].requires_grad_()
+    for training in (False, True):
+        y = module.train(training)(x)
+    assert y.shape == module(x, torch.ones(0, dtype=torch.int64)).shape == x.shape and y.dtype == x.dtype
+    y.sum().backward()
+    assert x.grad.shape == x.shape and not any(p.grad.any() for p in module.parameters() if p.grad is not None)
+    if not bidirectional and not attends(name):
+        states = module(x, return_last_state=True)[1], module.initial_state(0)
+        assert [part.shape for part in tree_leaves(states[0])] == [part.shape for part in tree_leaves(states[1])]
+
+
+@every_one
+@either_way
+def test_no_position_is_one_line_that_names_whose_x_it_is(name, bidirectional):
+    module, D = build(name, bidirectional), width(name)
+    for shape in ((2, 0, D), (0, 0, D), (7, D)):
+        with pytest.raises(ValueError) as error:
+            module(torch.zeros(shape, dtype=torch.float64))
+        expected = "expected (batch, length, d_model), length at least 1"
+        assert str(error.value) == f"{type(module).__name__}: x has the shape {shape}; {expected}"
+
+
+@each("name", LAYERS)
+@either_way
+def test_roles_name_parameters(name, bidirectional):
+    layer = build(name, bidirectional)
+    roles = layer.optim_roles()
+    assert set(roles) <= {n for n, _ in layer.named_parameters()}
+    assert set(roles.values()) <= {"recurrent", "delta", "no_decay"}
+    if bidirectional and not name.startswith(("s4d", "s5", "stable")):  # whose directions share everything but C
+        own = build(name).optim_roles()
+        assert roles == {f"{way}{key}": role for way in ("", "reverse.") for key, role in own.items()}
+
+
+@every_one
+def test_bfloat16_autocast_stays_near_float32(name):
+    module, x = build(name).float(), of(name, L=32).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = module(x)
+    full = module(x)
+    assert (low.float() - full).norm() < 0.05 * full.norm()
+
+
+@each("name", LAYERS.keys() - {"a user's own"})  # polar form has no bfloat16
+@either_way
+def test_bfloat16_parameters_give_bfloat16_and_gradients(name, bidirectional):
+    full, low = build(name, bidirectional).float(), build(name, bidirectional).bfloat16()
+    x = of(name, L=16)
+    y = low(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert (y.float() - full(x.float())).norm() < 0.1 * full(x.float()).norm()
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.parameters())
+
+
+@every_one
+def test_it_can_be_built_on_the_meta_device(name):
+    with torch.device("meta"):
+        assert ALL[name]()(torch.randn(2, 9, width(name))).shape == (2, 9, width(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "hyena"])
+def test_a_block_compiles_as_one_graph(name):
+    torch._dynamo.reset()
+    block, x = build(name), of(name)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), block(x))
+    own, theirs = (torch.autograd.grad(f(x).square().sum(), list(block.parameters())) for f in (block, compiled))
+    torch.testing.assert_close(theirs, own)
