@@ -1,15 +1,15 @@
 """Blocks: a recurrent layer with what stands around it, as models stack them.
 
 A block is built as `Block(d_model, layer, …)`, `layer` a specification, and is called as layers are. A block of your
-own needs `forward(x, lengths=None)` alone; `Block` gives norm, residual, padding and final norm for an `inner` and an
-`inner_step` of yours.
+own needs `forward(x, lengths=None)` alone; `Block` gives norm, residual, padding, states, steps and final norm for an
+`f` of yours.
 
 Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of the convolution.
 """
 
 import inspect
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -91,39 +91,84 @@ def inner_width(name: str, factor: float, d_model: int) -> int:
     return whole
 
 
-def step_through(linear: nn.Module, x_t: Tensor) -> Tensor:
-    """A linear map of one position: x_t (B, D) -> (B, D'). What stands in an nn.Linear's place is called as it is."""
+def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
+    """(…, D) -> (…, D'), of one position the fast way. What stands in an nn.Linear's place is called as it is."""
     if _is_plain(linear, nn.Linear):
-        return step_linear(x_t, linear.weight, linear.bias)
-    return linear(x_t)
+        return step_linear(x, linear.weight, linear.bias)
+    return linear(x)
 
 
-def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
+def _is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
     """Whether its parameters say all that calling it does."""
     return type(module) is kind and not module._forward_hooks and not module._forward_pre_hooks
 
 
-class Block(nn.Module, ABC):
-    """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; f is a subclass's `inner`. Output is 0 at padding."""
+class Block(nn.Module):
+    """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a subclass gives `f`. Output is 0 at padding.
 
-    def __init__(self, d_model: int, norm: NormName, prenorm: bool) -> None:
+    `stateful` names the parts that keep a state, in the order in which f takes x through them; the block's state is
+    that of the one, or a tuple of theirs.
+    """
+
+    stateful: tuple[str, ...] = ("layer",)
+
+    def __init__(self, d_model: int, norm: NormName | None, prenorm: bool) -> None:
         super().__init__()
-        self.norm = make_norm(norm, d_model)
+        self.norm: nn.Module | None = None if norm is None else make_norm(norm, d_model)
         self.norm_name, self.prenorm = norm, prenorm
 
-    @abstractmethod
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        """x (B, L, D), or one position of it (B, D) -> the same shape.
+
+        `through(part, u)` is what a stateful part makes of u; its state, documents and padding are looked after.
+        width: of what it makes, where that is not u's.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `f`")
+
     def inner(
         self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
     ) -> tuple[Tensor, State]:
-        """f: x (B, L, D) -> (y (B, L, D), state or None); arguments as in `forward`."""
+        """f of a sequence: x (B, L, D) -> (y (B, L, D), state or None); arguments as in `forward`."""
+        before, after = self._parts(initial_state), list[State]()
 
-    @abstractmethod
+        def through(part: nn.Module, u: Tensor, width: int | None = None) -> Tensor:
+            state = before[len(after)]
+            y, state = run_with_state(part, u, lengths, reset, state, return_last_state, width)
+            after.append(state)
+            return y
+
+        return self.f(x, through), self._joined(after)
+
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """f at one position: x_t (B, D), state -> (y_t (B, D), state)."""
+        before, after = self._parts(state), list[State]()
 
-    @abstractmethod
+        def through(part: nn.Module, u: Tensor, width: int | None = None) -> Tensor:
+            y, one = need(part, "step")(u, before[len(after)])
+            after.append(one)
+            return y
+
+        return self.f(x_t, through), self._joined(after)
+
     def initial_state(self, batch_size: int) -> State:
         """The state before the first position."""
+        return self._joined([need(getattr(self, name), "initial_state")(batch_size) for name in self.stateful])
+
+    def _parts(self, state: State) -> Sequence[State]:
+        if state is None:
+            return [None] * len(self.stateful)
+        return state if len(self.stateful) > 1 else [state]
+
+    def _joined(self, states: list[State]) -> State:
+        return tuple(states) if len(self.stateful) > 1 else states[0]
+
+    def before(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What f reads."""
+        return self.norm(x, lengths) if self.norm is not None and self.prenorm else x
+
+    def behind(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What is made of x and of f's y."""
+        return x + y if self.norm is None or self.prenorm else self.norm(x + y, lengths)
 
     def forward(
         self,
@@ -139,27 +184,21 @@ class Block(nn.Module, ABC):
         of another shape or without a position, and for lengths that it cannot have."""
         check_sequence(x, self)
         check_lengths(lengths, x)
-        y = self.norm(x, lengths) if self.prenorm else x
-        y, state = self.inner(y, lengths, reset, initial_state, return_last_state)
-        y = x + y
-        if not self.prenorm:
-            y = self.norm(y, lengths)
-        y = mask_padding(y, lengths)
+        y, state = self.inner(self.before(x, lengths), lengths, reset, initial_state, return_last_state)
+        y = mask_padding(self.behind(x, y, lengths), lengths)
         return (y, state) if return_last_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """One position: x_t (B, D), state -> (y_t (B, D), state)."""
-        y = self.norm(x_t[:, None])[:, 0] if self.prenorm else x_t
-        y, state = self.inner_step(y, state)
-        y = x_t + y
-        return (y if self.prenorm else self.norm(y[:, None])[:, 0]), state
+        y, state = self.inner_step(self.before(x_t), state)
+        return self.behind(x_t, y), state
 
     def extra_repr(self) -> str:
         return f"prenorm={self.prenorm}"
 
     def final_norm(self, d_model: int) -> nn.Module | None:
         """What a stack of such blocks ends with: with `prenorm` a norm of the same kind, without nothing."""
-        return make_norm(self.norm_name, d_model) if self.prenorm else None
+        return make_norm(self.norm_name, d_model) if self.norm_name is not None and self.prenorm else None
 
 
 class S4Block(Block):
@@ -186,22 +225,9 @@ class S4Block(Block):
         self.dropout = TiedDropout(dropout)
         self.glu = nn.Linear(d_model, 2 * d_model)
 
-    def inner(
-        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
-    ) -> tuple[Tensor, State]:
-        y, state = run_with_state(self.layer, x, lengths, reset, initial_state, return_last_state)
-        return self._after(y), state
-
-    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = need(self.layer, "step")(x_t, state)
-        return self._after(y[:, None])[:, 0], state
-
-    def _after(self, y: Tensor) -> Tensor:
-        y = self.dropout(F.gelu(y))
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        y = self.dropout(F.gelu(through(self.layer, x)))
         return self.dropout(F.glu(self.glu(y), dim=-1))
-
-    def initial_state(self, batch_size: int) -> State:
-        return need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         return {"glu.bias": "no_decay"}
@@ -233,6 +259,8 @@ class MambaBlock(Block):
         ValueError: E is no whole number, or there is no tap.
     """
 
+    stateful = ("conv1d", "layer")
+
     def __init__(
         self,
         d_model: int,
@@ -257,14 +285,11 @@ class MambaBlock(Block):
         self.glu = nn.Linear(d_model, 2 * d_model) if glu else None
         self.dropout = TiedDropout(dropout)
 
-    def inner(
-        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
-    ) -> tuple[Tensor, State]:
-        taps, state = (None, None) if initial_state is None else initial_state
-        u, z = self.in_proj(x).chunk(2, dim=-1)
-        v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
-        y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state)
-        return self._after(self.out_proj(silu_gate(y, z))), (taps, state)
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        u, z = apply_linear(self.in_proj, x).chunk(2, dim=-1)
+        y = through(self.layer, through(self.conv1d, u))
+        y = apply_linear(self.out_proj, silu_gate(y, z))
+        return self.dropout(y if self.glu is None else F.glu(self.glu(self.dropout(F.gelu(y))), dim=-1))
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """See `Block.step`; with S6, as Mamba has it, one call where `ops.mamba_step` can."""
@@ -290,25 +315,10 @@ class MambaBlock(Block):
             self.out_proj.weight, *state,
         )  # fmt: skip
 
-    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        taps, inner_state = state
-        u, z = step_through(self.in_proj, x_t).chunk(2, dim=-1)
-        v, taps = self.conv1d.step(u, taps)
-        y, inner_state = need(self.layer, "step")(v, inner_state)
-        y = step_through(self.out_proj, y * F.silu(z))
-        return self._after(y[:, None])[:, 0], (taps, inner_state)
-
-    def _after(self, y: Tensor) -> Tensor:
-        return self.dropout(y if self.glu is None else F.glu(self.glu(self.dropout(F.gelu(y))), dim=-1))
-
     @torch.no_grad()
     def scale_residual(self, factor: float) -> None:
         """Scales what f adds to the residual at initialization, where many blocks add up."""
         self.out_proj.weight *= factor
-
-    def initial_state(self, batch_size: int) -> State:
-        """(the W - 1 inputs of the convolution before the first position (B, E, W - 1), Γ's state), all zeros."""
-        return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "glu.bias")

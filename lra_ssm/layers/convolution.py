@@ -36,8 +36,8 @@ class ShortConvolution(nn.Conv1d):
         reset: Tensor | None = None,
         initial_state: Tensor | None = None,
         return_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """x (B, L, D) -> (y (B, L, D), the state after the last real position where it is asked for).
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x (B, L, D) -> y (B, L, D), or with the state after the last real position.
 
         lengths (B,); reset (B, L) bool: no tap reaches across a document's start; initial_state (B, D, W - 1).
         """
@@ -45,17 +45,16 @@ class ShortConvolution(nn.Conv1d):
         y = causal_depthwise_convolution(
             u, self.weight.squeeze(1), self.bias, initial=initial_state, reset=reset, silu=self.silu
         )
-        state = None
-        if return_last_state:
-            state = last_taps(u, self.weight.shape[-1], lengths, initial=initial_state, reset=reset)
-            state = state.to(torch.promote_types(state.dtype, torch.float32))
-        return y.transpose(1, 2), state
+        if not return_last_state:
+            return y.transpose(1, 2)
+        state = last_taps(u, self.weight.shape[-1], lengths, initial=initial_state, reset=reset)
+        return y.transpose(1, 2), state.to(torch.promote_types(state.dtype, torch.float32))
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One position: x_t (B, D), state (B, D, W - 1) -> (y_t (B, D), state)."""
         window = torch.cat([state, x_t.unsqueeze(-1).to(state.dtype)], dim=-1)
         if x_t.device.type != "cpu":  # where launches cost more than sums
-            return self(x_t.unsqueeze(1), initial_state=state)[0].squeeze(1), window[..., 1:]
+            return self(x_t.unsqueeze(1), initial_state=state).squeeze(1), window[..., 1:]
         y = (window * self.weight.squeeze(1)).sum(-1)
         y = y if self.bias is None else y + self.bias
         return (F.silu(y) if self.silu else y).to(x_t.dtype), window[..., 1:]

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 
 class TiedDropout(nn.Module):
-    """x (B, L, D) -> same; in training each (sample, channel) is zero with probability p, else scaled by 1/(1 - p)."""
+    """x (B, L, D) -> same; in training each (sample, channel) is zero with probability p, else scaled by 1/(1 - p).
+
+    x (B, D) is one position."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -21,7 +23,8 @@ class TiedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p)
+        one_position = (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1])
+        return x * F.dropout(x.new_ones(one_position), self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

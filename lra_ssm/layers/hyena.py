@@ -6,13 +6,13 @@ HazyResearch/safari, for it and for what stands around it: norms, MLP, dropout; 
 and appendix F.2, for a real diagonal state-space model in the place of the implicit filter.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.blocks import State, need, run_with_state
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.mlp import MLPBlock
 from lra_ssm.layers.norms import NormName
@@ -66,6 +66,8 @@ class HyenaBlock(MLPBlock):
         ValueError: F is no whole number, there is no tap, or there is no such activation.
     """
 
+    stateful = ("conv1d", "layer")
+
     def __init__(
         self,
         d_model: int,
@@ -99,40 +101,16 @@ class HyenaBlock(MLPBlock):
         self.dropout, self.gate_dropout = nn.Dropout(dropout), nn.Dropout(gate_dropout)
         self.add_mlp(d_model, mlp_factor, bias)
 
-    def inner(
-        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
-    ) -> tuple[Tensor, State]:
-        taps, state = (None, None) if initial_state is None else initial_state
-        u, taps = self.conv1d(
-            self.in_proj(x), lengths, reset=reset, initial_state=taps, return_last_state=return_last_state
-        )
-        q, v = self._gate(u)
-        y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state)
-        return self._read(q, v, y), (taps, state)
-
-    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        taps, inner_state = state
-        u, taps = self.conv1d.step(self.in_proj(x_t), taps)
-        q, v = self._gate(u)
-        y, inner_state = need(self.layer, "step")(v, inner_state)
-        return self._read(q, v, y), (taps, inner_state)
-
-    def _gate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """u (…, 3 D) -> (q, k · v), both (…, D)."""
-        q, k, v = u.chunk(3, dim=-1)
-        return q, self.gate_dropout(k * v)
-
-    def _read(self, q: Tensor, v: Tensor, y: Tensor) -> Tensor:
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        q, k, v = through(self.conv1d, self.in_proj(x)).chunk(3, dim=-1)
+        v = self.gate_dropout(k * v)
+        y = through(self.layer, v)
         y = y if self.D is None else y + self.D.to(v.dtype) * v
         return self.dropout(self.out_proj(q * self.activation(y)))
 
     @torch.no_grad()
     def scale_inner(self, factor: float) -> None:
         self.out_proj.weight *= factor
-
-    def initial_state(self, batch_size: int) -> State:
-        """(the W - 1 inputs of the convolution before the first position (B, 3 D, W - 1), Γ's state), all zeros."""
-        return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias", "fc1.bias", "fc2.bias", "activation.gate.bias", "D")

@@ -4,10 +4,12 @@ Shapes: B batch, L length, D channels, E = expand · D inner channels, W taps of
 selection, through the convolution and beside it.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.blocks import Block, State, inner_width, need, run_with_state, step_through
+from lra_ssm.layers.blocks import Block, apply_linear, inner_width
 from lra_ssm.layers.convolution import ShortConvolution
 from lra_ssm.layers.dropout import TiedDropout
 from lra_ssm.layers.norms import GatedRMSNorm, NormName
@@ -40,6 +42,8 @@ class Mamba2Block(Block):
         ValueError: E is no whole number, or there is no tap.
     """
 
+    stateful = ("conv1d", "layer")
+
     def __init__(
         self,
         d_model: int,
@@ -67,38 +71,18 @@ class Mamba2Block(Block):
         self.out_proj = nn.Linear(E, d_model, bias=bias)
         self.dropout = TiedDropout(dropout)
 
-    def inner(
-        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
-    ) -> tuple[Tensor, State]:
-        taps, state = (None, None) if initial_state is None else initial_state
-        z, u = self._split(self.in_proj(x))
-        v, taps = self.conv1d(u, lengths, reset=reset, initial_state=taps, return_last_state=return_last_state)
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        z, u = apply_linear(self.in_proj, x).tensor_split([self.E], dim=-1)
+        v = through(self.conv1d, u)
         if self.delta_proj is not None:
-            v = torch.cat([v, self.delta_proj(x)], dim=-1)
-        y, state = run_with_state(self.layer, v, lengths, reset, state, return_last_state, width=self.E)
-        return self.dropout(self.out_proj(self.gated_norm(y, z))), (taps, state)
-
-    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        taps, inner_state = state
-        z, u = self._split(step_through(self.in_proj, x_t))
-        v, taps = self.conv1d.step(u, taps)
-        if self.delta_proj is not None:
-            v = torch.cat([v, step_through(self.delta_proj, x_t)], dim=-1)
-        y, inner_state = need(self.layer, "step")(v, inner_state)
-        y = step_through(self.out_proj, self.gated_norm(y, z))
-        return self.dropout(y[:, None])[:, 0], (taps, inner_state)
-
-    def _split(self, zu: Tensor) -> tuple[Tensor, Tensor]:
-        return zu[..., : self.E], zu[..., self.E :]
+            v = torch.cat([v, apply_linear(self.delta_proj, x)], dim=-1)
+        y = through(self.layer, v, width=self.E)
+        return self.dropout(apply_linear(self.out_proj, self.gated_norm(y, z)))
 
     @torch.no_grad()
     def scale_residual(self, factor: float) -> None:
         """Scales what f adds to the residual at initialization, where many blocks add up."""
         self.out_proj.weight *= factor
-
-    def initial_state(self, batch_size: int) -> State:
-        """(the W - 1 inputs of the convolution before the first position (B, E + S, W - 1), Γ's state), all zeros."""
-        return self.conv1d.initial_state(batch_size), need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         own = ("in_proj.bias", "conv1d.bias", "out_proj.bias")

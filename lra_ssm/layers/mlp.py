@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.blocks import Block, State, inner_width
+from lra_ssm.layers.blocks import Block, inner_width
 from lra_ssm.layers.masking import mask_padding
 from lra_ssm.layers.norms import make_norm
 from lra_ssm.layers.roles import WidthRole, linear_roles
@@ -38,32 +38,14 @@ class MLPBlock(Block):
         self.norm2 = None
         if factor:
             width = inner_width(f"{type(self).__name__} mlp_factor", factor, d_model)
+            assert self.norm_name is not None
             self.norm2 = make_norm(self.norm_name, d_model)
             self.fc1 = nn.Linear(d_model, width * (2 if self._gated else 1), bias=bias)
             self.fc2 = nn.Linear(width, d_model, bias=bias)
             self.mlp_dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        reset: Tensor | None = None,
-        initial_state: State = None,
-        return_last_state: bool = False,
-    ) -> Tensor | tuple[Tensor, State]:
-        """As `Block.forward`."""
-        out = super().forward(x, lengths, reset=reset, initial_state=initial_state, return_last_state=return_last_state)
-        y, state = out if return_last_state else (out, None)
-        assert isinstance(y, Tensor)
-        y = mask_padding(self._mlp(y, lengths), lengths)
-        return (y, state) if return_last_state else y
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = super().step(x_t, state)
-        return self._mlp(y[:, None])[:, 0], state
-
-    def _mlp(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def behind(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = mask_padding(super().behind(x, y, lengths), lengths)
         if self.norm2 is None:
             return x
         y = self.fc1(self.norm2(x, lengths) if self.prenorm else x)

@@ -3,16 +3,16 @@
 Shapes: B batch, L length, D channels.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lra_ssm.layers.blocks import State, need, run_with_state
+from lra_ssm.layers.blocks import Block
 from lra_ssm.layers.dropout import TiedDropout
-from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
-from lra_ssm.layers.norms import NormName, make_norm
+from lra_ssm.layers.norms import NormName
 from lra_ssm.layers.roles import Role, WidthRole, linear_roles
 from lra_ssm.layers.spec import LayerFactory, LayerSpec
 
@@ -20,7 +20,7 @@ Nonlinearity = Literal["none", "relu", "gelu", "tanh"]
 NONLINEARITIES = {"none": nn.Identity, "relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
-class PlainBlock(nn.Module):
+class PlainBlock(Block):
     """N σ(Γ(M x) + θ), Γ any layer: the network of Yu & Erichson 2025, eq. 5, at every position.
 
     Args:
@@ -52,13 +52,12 @@ class PlainBlock(nn.Module):
         residual: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(d_model, norm, prenorm=False)
         if nonlinearity not in NONLINEARITIES:
             known = ", ".join(NONLINEARITIES)
             raise ValueError(f"PlainBlock nonlinearity is {nonlinearity!r}; it must be one of {known}")
         if glu and not linear_out:
             raise ValueError("PlainBlock glu is a form of the linear map out, which linear_out leaves away")
-        self.norm = None if norm is None else make_norm(norm, d_model)
         self.linear_in = nn.Linear(d_model, d_model, bias=False) if linear_in else None
         self.layer = LayerSpec.of(layer)(d_model)
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
@@ -66,43 +65,23 @@ class PlainBlock(nn.Module):
         self.linear_out = nn.Linear(d_model, d_model * (2 if glu else 1), bias=False) if linear_out else None
         self.glu, self.residual, self.dropout = glu, residual, TiedDropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        reset: Tensor | None = None,
-        initial_state: State = None,
-        return_last_state: bool = False,
-    ) -> Tensor | tuple[Tensor, State]:
-        """x (B, L, D) -> (B, L, D), or with the layer's state; arguments and errors as of `Block.forward`."""
-        check_sequence(x, self)
-        check_lengths(lengths, x)
-        u = self._before(x, lengths)
-        y, state = run_with_state(self.layer, u, lengths, reset, initial_state, return_last_state)
-        y = mask_padding(self._after(x, y), lengths)
-        return (y, state) if return_last_state else y
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        """One position: x_t (B, D), state -> (y_t (B, D), state)."""
-        x = x_t[:, None]
-        y, state = need(self.layer, "step")(self._before(x)[:, 0], state)
-        return self._after(x, y[:, None])[:, 0], state
-
-    def initial_state(self, batch_size: int) -> State:
-        """The layer's state before the first position."""
-        return need(self.layer, "initial_state")(batch_size)
-
-    def _before(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = x if self.norm is None else self.norm(x, lengths)
-        return x if self.linear_in is None else self.linear_in(x)
-
-    def _after(self, x: Tensor, y: Tensor) -> Tensor:
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        y = through(self.layer, x if self.linear_in is None else self.linear_in(x))
         y = self.dropout(self.nonlinearity(y if self.bias is None else y + self.bias))
         if self.linear_out is not None:
             y = self.linear_out(y)
             y = self.dropout(F.glu(y, dim=-1) if self.glu else y)
+        return y
+
+    def before(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return x if self.norm is None else self.norm(x, lengths)
+
+    def behind(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
         return x + y if self.residual else y
+
+    def final_norm(self, d_model: int) -> None:
+        """None: such blocks end with what N gives."""
+        return None
 
     def optim_roles(self) -> dict[str, Role]:
         return {} if self.bias is None else {"bias": "no_decay"}

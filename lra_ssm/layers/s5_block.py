@@ -5,6 +5,7 @@ Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling"
 lindermanlab/S5, s5/layers.py.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, nn
@@ -55,7 +56,8 @@ class S5Block(S4Block):
         if isinstance(self.norm, BatchNorm):
             self.norm.norm.momentum = 1 - norm_momentum  # torch's is the share of the new batch
 
-    def _after(self, y: Tensor) -> Tensor:
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        y = through(self.layer, x)
         g = self.dropout(F.gelu(y, approximate="tanh"))
         return self.dropout((g if self.activation == "half_glu1" else y) * self.glu(g).sigmoid())
 

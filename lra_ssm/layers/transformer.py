@@ -3,10 +3,11 @@
 Shapes: B batch, L length, D channels.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from lra_ssm.layers.blocks import State, need, run_with_state
 from lra_ssm.layers.mlp import Activation, MLPBlock
 from lra_ssm.layers.norms import NormName
 from lra_ssm.layers.roles import Role
@@ -54,24 +55,14 @@ class TransformerBlock(MLPBlock):
         self.dropout = nn.Dropout(dropout)
         self.add_mlp(d_model, mlp_factor, bias, mlp_activation, mlp_dropout)
 
-    def inner(
-        self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
-    ) -> tuple[Tensor, State]:
-        y, state = run_with_state(self.layer, x, lengths, reset, initial_state, return_last_state)
-        return self.dropout(y), state
-
-    def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        y, state = need(self.layer, "step")(x_t, state)
-        return self.dropout(y), state
+    def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
+        return self.dropout(through(self.layer, x))
 
     @torch.no_grad()
     def scale_inner(self, factor: float) -> None:
         scale_residual = getattr(self.layer, "scale_residual", None)
         if scale_residual is not None:
             scale_residual(factor)
-
-    def initial_state(self, batch_size: int) -> State:
-        return need(self.layer, "initial_state")(batch_size)
 
     def optim_roles(self) -> dict[str, Role]:
         return {name: "no_decay" for name, _ in self.named_parameters() if name in ("fc1.bias", "fc2.bias")}
