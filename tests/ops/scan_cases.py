@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -98,19 +100,50 @@ def leaves(inputs: Inputs) -> Inputs:
     return {name: x.detach().requires_grad_() for name, x in inputs.items()}
 
 
-def weighted_sum(y: Tensor, state: Tensor | None, y_weights: torch.dtype = torch.float64) -> Tensor:
-    """A scalar that depends on all of y and of the state, real and imaginary parts, with fixed weights.
+def narrowed(inputs: Inputs) -> Inputs:
+    """In single precision."""
+    return {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in inputs.items()}
 
-    y's weights are rounded to y_weights: y's gradient is, when y has that dtype.
+
+def widened(inputs: Inputs) -> Inputs:
+    """In double precision, on the CPU."""
+    return {name: x.cpu().to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
+
+
+def weighted_sum(*parts: Tensor, y_weights: torch.dtype = torch.float64) -> Tensor:
+    """A scalar that depends on all of y and the state, real and imaginary parts, with fixed weights.
+
+    y's weights, the first, are rounded to y_weights: y's gradient is, when y has that dtype.
     """
-    total = torch.zeros((), dtype=torch.float64, device=y.device)
-    parts = [y] if state is None else [y, torch.view_as_real(state) if state.is_complex() else state]
-    for part in parts:
-        weights = torch.cos(torch.arange(part.numel(), device=y.device, dtype=torch.float64)).view(part.shape)
-        if part is y:
-            weights = weights.to(y_weights)
-        total = total + (part.double() * weights).sum()
+    total = torch.zeros((), dtype=torch.float64, device=parts[0].device)
+    for i, part in enumerate(parts):
+        part = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
+        weights = torch.cos(torch.arange(part.numel(), device=part.device, dtype=torch.float64)).view(part.shape)
+        total = total + (part.double() * (weights if i else weights.to(y_weights))).sum()
     return total
+
+
+def differentiated(
+    function: Callable[..., Any],
+    inputs: Inputs,
+    used: tuple[bool, ...] = (True, True),
+    y_weights: torch.dtype = torch.float64,
+    of: Sequence[str] | None = None,
+) -> Inputs:
+    """y, the last state where the function gives one, and every gradient (or those of the names in `of`), by name.
+
+    used: whether the gradients' loss depends on y, and on the state.
+    """
+    x = leaves(inputs) if of is None else inputs
+    out = function(**x)
+    parts = out if isinstance(out, tuple) else (out,)
+    y, *states = (part for part, use in zip(parts, (True, *used[1:]), strict=False) if use)
+    weighted = [y if used[0] else y[..., :0], *states]
+    loss = weighted_sum(*weighted, y_weights=y_weights)
+    names = list(x) if of is None else of
+    grads = torch.autograd.grad(loss, [x[name] for name in names], materialize_grads=True)
+    found = {name: part.detach() for name, part in zip(("y", "last_state"), parts, strict=False)}
+    return found | {name: grad.resolve_conj() for name, grad in zip(names, grads, strict=True)}
 
 
 def run(
@@ -121,13 +154,69 @@ def run(
     y_weights: torch.dtype = torch.float64,
     **flags: object,
 ) -> Inputs:
-    """y, the last state and every gradient, by name."""
-    x = leaves(inputs)
-    y, state = selective_scan(**x, return_last_state=True, backend=backend, **flags)
-    loss = weighted_sum(y if use_y else y[..., :0], state if use_state else None, y_weights)
-    grads = torch.autograd.grad(loss, list(x.values()), allow_unused=True)
-    grads = tuple(torch.zeros_like(v) if g is None else g for g, v in zip(grads, x.values(), strict=True))
-    return {"y": y.detach(), "last_state": state.detach(), **dict(zip(x, grads, strict=True))}
+    """Of the selective scan: y, the last state and every gradient, by name. Triton's kernels run on a GPU if there is
+    one, from which the results come back; else they are interpreted."""
+    if backend == "triton" and torch.cuda.is_available():
+        flags = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in flags.items()}
+        inputs = {name: x.cuda() for name, x in inputs.items()}
+    scan = partial(selective_scan, return_last_state=True, backend=backend, **flags)
+    found = differentiated(scan, inputs, (use_y, use_state), y_weights)
+    return {name: x.cpu() for name, x in found.items()} if backend == "triton" else found
+
+
+def check_mixed_dtypes(complex_A: bool, backend: str, **sizes: int) -> None:
+    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32, **sizes)
+    inputs["delta_bias"] += 1  # delta mostly positive, as in use: the recurrence is stable and rounding does not grow
+    for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
+        inputs[name] = inputs[name].to(dtype)
+    result = run(inputs, backend)
+    assert result["y"].dtype == torch.bfloat16
+    assert result["last_state"].dtype == (torch.complex64 if complex_A else torch.float32)
+    assert all(result[name].dtype == x.dtype for name, x in inputs.items())
+    truth = run(widened(inputs), "reference", y_weights=torch.bfloat16)
+    for name, x in result.items():
+        rtol = {torch.bfloat16: 4e-3, torch.float16: 6e-4}.get(x.dtype, 2e-6)
+        assert_close(widened({name: x}), {name: truth[name]}, rtol=rtol)
+
+
+def check_float32(complex_A: bool, discretization: str, backend: str, **sizes: int) -> None:
+    """float32 against float64: values and every gradient to a few rounding errors."""
+    forms = ("2 interleaved", "1 complex") if complex_A else ("2 real", "1 real")
+    narrow = narrowed(make_inputs(complex_A, *forms, **sizes))
+    flags = dict(discretization=discretization, delta_softplus=True)
+    truth = run(widened(narrow), "reference", **flags)
+    assert_close(widened(run(narrow, backend, **flags)), truth, rtol=3e-6, by=backend)
+
+
+def check_float32_gradient_of_small_A(complex_A: bool, backend: str, **sizes: int) -> None:
+    """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
+    wide = make_inputs(complex_A, "2 real", "1 real", N=8, optional=("B_bias",), **sizes)
+    direction = wide["A"] / wide["A"].abs()
+    wide["A"] = direction * torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
+    narrow = narrowed(wide)
+    truth = run(widened(narrow), "reference", discretization="zoh")["A"]
+    error = (run(narrow, backend, discretization="zoh")["A"] - truth).abs()
+    assert (truth != 0).all()
+    assert (error <= 3e-5 * truth.abs()).all()
+
+
+def check_strides(complex_A: bool, backend: str, **sizes: int) -> None:
+    """Transposed, expanded, strided, negated and conjugated inputs; y keeps u's memory order."""
+    forms = ("2 interleaved", "1 complex") if complex_A else ("2 real", "1 real")
+    inputs = make_inputs(complex_A, *forms, **sizes)
+    inputs["z"] = inputs["z"][:1, :, :1].expand_as(inputs["u"])
+    expected = run(inputs, "reference", discretization="zoh")
+    inputs["u"] = inputs["u"].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
+    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
+    if complex_A:
+        for name in ("A", "C", "initial_state"):
+            inputs[name] = inputs[name].conj().resolve_conj().conj()
+    inputs["delta"] = torch.complex(inputs["delta"], -inputs["delta"]).conj().imag  # a lazy negative
+    actual = run(inputs, backend, discretization="zoh")
+    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
+    assert_close(actual, expected)
 
 
 def assert_close(actual: Inputs, expected: Inputs, rtol: float = 1e-9, by: str = "") -> None:

@@ -16,7 +16,7 @@ from lra_ssm.ops import backends, scan_backends, selective_scan
 from lra_ssm.ops.backends import BACKENDS, mamba_ssm_scan
 from tests.each import each
 from tests.ops.mamba_stand_in import StandIn
-from tests.ops.scan_cases import Case, assert_close, leaves, make_inputs, run
+from tests.ops.scan_cases import Case, assert_close, leaves, make_inputs, run, widened
 from tests.ops.test_selective_scan import CASES
 from tests.pairwise import pairwise
 
@@ -46,16 +46,11 @@ def stable_inputs(*form, **options):
     return inputs
 
 
-def widen(inputs):
-    return {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
-
-
 def compare(inputs, rtol=1e-6, **flags):
     """The backend in float32 against the reference in float64: y, the last state, every gradient of y."""
     actual = run(inputs, "mamba_ssm", use_state=False, y_weights=inputs["u"].dtype, **flags)
     assert {name: x.dtype for name, x in inputs.items()} == {name: actual[name].dtype for name in inputs}
-    device_free = {name: x.cpu() for name, x in inputs.items()}
-    expected = run(widen(device_free), "reference", use_state=False, y_weights=inputs["u"].dtype, **flags)
+    expected = run(widened(inputs), "reference", use_state=False, y_weights=inputs["u"].dtype, **flags)
     assert actual["last_state"].dtype == (torch.complex64 if inputs["A"].is_complex() else torch.float32)
     for name, want in expected.items():
         tolerance = {torch.bfloat16: 8e-3, torch.float16: 1e-3}.get(actual[name].dtype, rtol)
@@ -137,7 +132,7 @@ def test_half_precision(optional, dtype, form, tied_A, stand_in):
         inputs[name] = inputs[name].to(dtype)
     y = compare(inputs, delta_softplus=True)["y"]
     if "B_bias" in optional:
-        expected = run(widen(inputs), "reference", use_state=False, delta_softplus=True)["y"]
+        expected = run(widened(inputs), "reference", use_state=False, delta_softplus=True)["y"]
         assert ((y - expected).abs() <= torch.finfo(dtype).eps * expected.abs() + 1e-6).all()
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan, selective_scan_reference
+from lra_ssm.ops import causal_convolution, s4d_kernel, selective_scan
 from lra_ssm.ops.backends import eager
 from tests.each import each
 from tests.ops.scan_cases import BACKENDS, FAST, OPTIONAL, Case, assert_close, make_inputs, random_reset, run
@@ -109,47 +109,6 @@ def test_lengths(L, complex_A):
     form = "2 interleaved" if complex_A else "2 real"
     inputs = make_inputs(complex_A, form, "1 real", batch=1, D=2, N=2, L=L)
     compare(inputs, discretization="zoh" if complex_A else "euler", delta_softplus=True, reset=random_reset(1, L))
-
-
-@each("use_y, use_state", [(True, False), (False, True)])
-@each("complex_A", [False, True])
-def test_gradient_through_one_result_alone(complex_A, use_y, use_state):
-    compare(make_inputs(complex_A, "2 real", "constant"), use_y=use_y, use_state=use_state)
-
-
-@each("backend", BACKENDS)
-@each("complex_A", [False, True])
-def test_gradient_of_a_subset(complex_A, backend):
-    """Gradients of some inputs do not depend on whether the others require theirs."""
-    inputs = make_inputs(complex_A, "2 real", "1 real")
-    expected = run(inputs, "reference", discretization="zoh")
-    for name in ("u", "A", "B", "initial_state"):
-        x = {key: v.detach().requires_grad_(key == name) for key, v in inputs.items()}
-        y = selective_scan(**x, discretization="zoh", backend=backend)
-        reference = selective_scan_reference(**x, discretization="zoh")
-        (grad,) = torch.autograd.grad(y.sum(), [x[name]])
-        (want,) = torch.autograd.grad(reference.sum(), [x[name]])
-        assert_close({name: grad}, {name: want})
-        assert torch.equal(y, selective_scan(**inputs, discretization="zoh", backend=backend))
-    assert expected["y"].shape == inputs["u"].shape
-
-
-@each("complex_A, B, C, discretization, with_reset", [
-    (False, "1 real", "2 real", "zoh", True),
-    (True, "2 interleaved", "constant", "euler", False),
-    (True, "1 complex", "2 interleaved", "zoh", True),
-])  # fmt: skip
-def test_gradcheck_of_the_reference(complex_A, B, C, discretization, with_reset):
-    inputs = make_inputs(complex_A, B, C, batch=1, D=2, N=2, L=3)
-    x = {name: v.requires_grad_() for name, v in inputs.items()}
-    reset = torch.tensor([[False, True, False]]) if with_reset else None
-
-    def f(*values):
-        named = dict(zip(x, values, strict=True))
-        return selective_scan(**named, delta_softplus=True, return_last_state=True, reset=reset,
-                              backend="reference", discretization=discretization)  # fmt: skip
-
-    assert torch.autograd.gradcheck(f, tuple(x.values()))
 
 
 @each("backend", [*BACKENDS, "reference"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -10,37 +9,23 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lra_ssm.ops import prefer_backend, scan_backends, selective_scan
-from lra_ssm.ops.backends import eager
 from tests.each import each
-from tests.ops.scan_cases import BACKENDS, FAST, assert_close, leaves, make_inputs, random_reset, run, weighted_sum
+from tests.ops.scan_cases import (
+    BACKENDS,
+    FAST,
+    assert_close,
+    check_float32,
+    check_float32_gradient_of_small_A,
+    check_mixed_dtypes,
+    check_strides,
+    leaves,
+    make_inputs,
+    run,
+    weighted_sum,
+    widened,
+)
 
 VARIABLE = {False: ("2 real", "1 real"), True: ("2 interleaved", "1 complex")}
-
-
-def cut(inputs, start, stop):
-    """Steps start .. stop-1 of inputs without an initial state."""
-    L = inputs["u"].shape[-1]
-    result = {}
-    for name, x in inputs.items():
-        if name in ("u", "delta", "z") or (name in "BC" and x.dim() > 2):
-            per_step = x.shape[-1] // L
-            x = x[..., start * per_step : stop * per_step]
-        result[name] = x
-    return result
-
-
-@each("backend", [*BACKENDS, "reference"])
-@each("complex_A", [False, True])
-def test_prefix_and_suffix_equal_the_whole(complex_A, backend, monkeypatch):
-    monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
-    inputs = make_inputs(complex_A, *VARIABLE[complex_A], L=50)
-    first_state = inputs.pop("initial_state")
-    flags = dict(return_last_state=True, discretization="zoh", backend=backend)
-    y, last = selective_scan(**inputs, initial_state=first_state, **flags)
-    y_prefix, middle = selective_scan(**cut(inputs, 0, 21), initial_state=first_state, **flags)
-    y_suffix, end = selective_scan(**cut(inputs, 21, 50), initial_state=middle, **flags)
-    torch.testing.assert_close(torch.cat([y_prefix, y_suffix], dim=-1), y, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(end, last, rtol=1e-12, atol=1e-12)
 
 
 @each("backend", [*BACKENDS, "reference"])
@@ -57,39 +42,6 @@ def test_one_delta_for_all_steps(softplus, backend):
     assert_close(got, expected, rtol=1e-10)
 
 
-@each("backend", [*BACKENDS, "reference"])
-@each("complex_A", [False, True])
-def test_reset_equals_separate_runs(complex_A, backend, monkeypatch):
-    """Even an infinite state does not leak; gradients of the first document's inputs stop at the reset."""
-    monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
-    inputs = make_inputs(complex_A, *VARIABLE[complex_A], L=50)
-    first_state = inputs.pop("initial_state")
-    reset = torch.zeros(2, 50, dtype=torch.bool)
-    reset[:, 17] = reset[:, 33] = True
-    flags = dict(return_last_state=True, backend=backend)
-    whole = leaves(inputs)
-    y, last = selective_scan(**whole, initial_state=first_state, reset=reset, **flags)
-    runs = [selective_scan(**cut(inputs, 0, 17), initial_state=first_state, **flags)]
-    runs += [selective_scan(**cut(inputs, *ends), **flags) for ends in ((17, 33), (33, 50))]
-    torch.testing.assert_close(y, torch.cat([y_part for y_part, _ in runs], dim=-1), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(last, runs[-1][1], rtol=1e-12, atol=1e-12)
-    (grad,) = torch.autograd.grad(y[..., 33:].sum(), [whole["u"]])
-    assert (grad[..., :33] == 0).all() and (grad[..., 33:] != 0).all()
-    broken = {**inputs, "u": inputs["u"].clone()}
-    broken["u"][..., 20] = math.inf
-    y_broken, _ = selective_scan(**broken, reset=reset, **flags)
-    assert torch.equal(y_broken[..., 33:], y.detach()[..., 33:])
-
-
-@each("backend", BACKENDS)
-def test_reset_at_the_first_step_drops_the_initial_state(backend):
-    inputs = make_inputs(True, "1 real", "1 real")
-    reset = torch.zeros(2, 37, dtype=torch.bool)
-    reset[0, 0] = True
-    grad = run(inputs, backend, reset=reset)["initial_state"]
-    assert (grad[0] == 0).all() and (grad[1] != 0).all()
-
-
 @each("backend", BACKENDS)
 def test_interleaved_equals_complex(backend):
     inputs = make_inputs(True, "2 complex", "1 complex")
@@ -104,94 +56,39 @@ def test_interleaved_equals_complex(backend):
 @each("backend", BACKENDS)
 @each("complex_A", [False, True])
 def test_strides(complex_A, backend):
-    """Transposed, expanded, strided and conjugated inputs; y keeps u's memory order."""
+    check_strides(complex_A, backend, D=6, L=40)
     inputs = make_inputs(complex_A, *VARIABLE[complex_A], D=6, L=40)
-    expected = run(inputs, "reference", discretization="zoh")
-    for name in ("u", "delta", "z"):
-        inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
-    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
-    if complex_A:
-        inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
-        inputs["A"], inputs["C"] = inputs["A"].conj().resolve_conj().conj(), inputs["C"].conj().resolve_conj().conj()
-        inputs["initial_state"] = inputs["initial_state"].conj().resolve_conj().conj()
-    actual = run(inputs, backend, discretization="zoh")
-    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
-    assert_close(actual, expected)
     inputs["u"] = inputs["u"][:1, :, :1].expand(2, 6, 40)
     assert_close(run(inputs, backend), run(inputs, "reference"))
-
-
-@each("backend", BACKENDS)
-def test_no_batch(backend):
-    inputs = make_inputs(False, "1 real", "1 real", batch=0)
-    result = run(inputs, backend)
-    assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
 
 
 @each("backend", [*BACKENDS, "reference"])
 @each("complex_A", [False, True])
 def test_mixed_dtypes(complex_A, backend):
-    inputs = make_inputs(complex_A, "2 real", "constant", dtype=torch.float32)
-    inputs["delta_bias"] += 1  # delta mostly positive, as in use: the recurrence is stable and rounding does not grow
-    for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
-        inputs[name] = inputs[name].to(dtype)
-    result = run(inputs, backend)
-    assert result["y"].dtype == torch.bfloat16
-    assert result["last_state"].dtype == (torch.complex64 if complex_A else torch.float32)
-    assert all(result[name].dtype == x.dtype for name, x in inputs.items())
-    wide = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
-    truth = run(wide, "reference", y_weights=torch.bfloat16)
-    for name, x in result.items():
-        rtol = {torch.bfloat16: 4e-3, torch.float16: 6e-4}.get(x.dtype, 2e-6)
-        assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
+    check_mixed_dtypes(complex_A, backend)
+
+
+@each("backend", FAST)
+@each("complex_A, discretization", [(False, "euler"), (True, "zoh"), (True, "euler"), (False, "zoh")])
+def test_float32_error(complex_A, discretization, backend):
+    check_float32(complex_A, discretization, backend, D=8, N=4, L=1024)
+
+
+@each("backend", BACKENDS)
+@each("complex_A", [False, True])
+def test_float32_gradient_of_small_A(complex_A, backend):
+    check_float32_gradient_of_small_A(complex_A, backend, L=200)
 
 
 @each("backend", [*BACKENDS, "reference"])
 @each("name", ["u", "A", "B", "D", "z", "initial_state"])
 def test_one_double_input_makes_the_arithmetic_double(name, backend):
     inputs = make_inputs(True, "2 real", "constant", dtype=torch.float32)
-    wide = {key: x.to(torch.complex128 if x.is_complex() else torch.float64) for key, x in inputs.items()}
+    wide = widened(inputs)
     expected = run(wide, "reference", discretization="zoh")["last_state"]
     result = run({**inputs, name: wide[name]}, backend, discretization="zoh")
     assert result["y"].dtype == (torch.float64 if name == "u" else torch.float32)
     assert_close({"state": result["last_state"]}, {"state": expected}, rtol=1e-13)
-
-
-@each("complex_A, discretization", [(False, "euler"), (True, "zoh"), (True, "euler"), (False, "zoh")])
-def test_float32_error(complex_A, discretization):
-    """float32 against float64 at L = 1024: values and every gradient to a few rounding errors."""
-    wide = make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024)
-    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
-    wide = {name: x.to(wide[name].dtype) for name, x in narrow.items()}  # the same, rounded, inputs
-    flags = dict(discretization=discretization, delta_softplus=True)
-    truth = run(wide, "reference", **flags)
-    for backend in FAST:
-        result = run(narrow, backend, **flags)
-        assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6, by=backend)
-
-
-@each("backend", BACKENDS)
-@each("complex_A", [False, True])
-def test_float32_gradient_of_small_A(complex_A, backend):
-    """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
-    wide = make_inputs(complex_A, "2 real", "1 real", N=8, L=200, optional=("B_bias",))
-    direction = wide["A"] / wide["A"].abs()
-    wide["A"] = direction * torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
-    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
-    wide = {name: x.to(wide[name].dtype) for name, x in narrow.items()}
-    truth = run(wide, "reference", discretization="zoh")["A"]
-    error = (run(narrow, backend, discretization="zoh")["A"] - truth).abs()
-    assert (truth != 0).all()
-    assert (error <= 3e-5 * truth.abs()).all()
-
-
-@each("backend", [*BACKENDS, "reference"])
-def test_autocast_does_not_lower_the_precision(backend):
-    inputs = make_inputs(False, "2 real", "1 real", dtype=torch.float32)
-    expected = run(inputs, backend)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_close(run(inputs, backend), expected, rtol=1e-7)
 
 
 class _LargestAllocation(TorchDispatchMode):
@@ -312,11 +209,6 @@ def test_errors(name, value, match, complex_A, backend):
     with pytest.raises(ValueError, match=match) as error:
         selective_scan(**{**good, name: value}, backend=backend)
     assert "\n" not in str(error.value)
-
-
-def test_random_reset_has_resets():
-    reset = random_reset(3, 37)
-    assert reset.any() and not reset.all() and reset[0, 0]
 
 
 def test_a_preferred_backend_is_what_auto_means():

@@ -15,12 +15,29 @@ from lra_ssm.ops import selective_scan
 from lra_ssm.ops.backends import triton_call, triton_scan
 from tests.each import each
 from tests.ops import test_scan
-from tests.ops.scan_cases import assert_close, leaves, make_inputs, random_reset, run, weighted_sum
+from tests.ops.scan_cases import (
+    assert_close,
+    check_float32,
+    check_float32_gradient_of_small_A,
+    check_mixed_dtypes,
+    check_strides,
+    leaves,
+    make_inputs,
+    narrowed,
+    random_reset,
+    run,
+    weighted_sum,
+    widened,
+)
 from tests.ops.test_selective_scan import CASES
 
 triton = pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("interpreter")
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -35,14 +52,8 @@ def cut(monkeypatch):
     return set_sizes
 
 
-def run_triton(inputs, **flags):
-    flags = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in flags.items()}
-    result = run({name: x.to(DEVICE) for name, x in inputs.items()}, "triton", **flags)
-    return {name: x.cpu() for name, x in result.items()}
-
-
 def compare(inputs, **flags):
-    assert_close(run_triton(inputs, **flags), run(inputs, "reference", **flags))
+    assert_close(run(inputs, "triton", **flags), run(inputs, "reference", **flags))
 
 
 # Interpreted, a case takes seconds: every option by default, with `pytest -m slow` every form of B and C too, and all
@@ -63,7 +74,7 @@ def test_forms_and_options(case, cut):
 
 LENGTHS = [
     *((1, False), (2, True)),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, False), (63, False), (63, True))),
+    *(slow(*case) for case in ((1, True), (2, False), (63, False), (63, True))),
     *(pytest.param(L, A, marks=pytest.mark.trials) for L in (257, 1024) for A in (False, True)),
 ]
 
@@ -77,9 +88,7 @@ def test_lengths(L, complex_A, cut):
     compare(inputs, **flags)
 
 
-@pytest.mark.parametrize(
-    "complex_A, chunk, L", [(True, 8, 19), pytest.param(False, triton_call.CHUNK, 70, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("complex_A, chunk, L", [(True, 8, 19), slow(False, triton_call.CHUNK, 70)])
 def test_one_segment(complex_A, chunk, L, monkeypatch):
     """As long inputs are cut on a device that batch and channels fill: not at all, but in chunks."""
     monkeypatch.setattr(triton_call, "CHUNK", chunk)
@@ -91,9 +100,9 @@ def test_one_segment(complex_A, chunk, L, monkeypatch):
     "complex_A, B, L, segment",
     [
         (True, "constant", 11, 5),
-        pytest.param(True, "constant", 11, 100, marks=pytest.mark.slow),
-        pytest.param(False, "constant", 11, 5, marks=pytest.mark.slow),
-        pytest.param(True, "1 real", 6, 4, marks=pytest.mark.slow),
+        slow(True, "constant", 11, 100),
+        slow(False, "constant", 11, 5),
+        slow(True, "1 real", 6, 4),
     ],
 )
 def test_one_delta_for_all_steps(complex_A, B, L, segment, cut):
@@ -117,8 +126,8 @@ def test_many_segments(cut):
     [
         (False, 3, dict(D=6, N=3)),
         (True, 5, dict(D=5, N=5)),
-        pytest.param(True, 8, dict(D=6, N=3), marks=pytest.mark.slow),
-        pytest.param(False, 8, dict(D=5, N=5), marks=pytest.mark.slow),
+        slow(True, 8, dict(D=6, N=3)),
+        slow(False, 8, dict(D=5, N=5)),
     ],
 )
 def test_odd_sizes(complex_A, L, shape, cut, monkeypatch):
@@ -136,8 +145,8 @@ def test_odd_sizes(complex_A, L, shape, cut, monkeypatch):
     [
         (False, True, False),
         (True, False, True),
-        pytest.param(True, True, False, marks=pytest.mark.slow),
-        pytest.param(False, False, True, marks=pytest.mark.slow),
+        slow(True, True, False),
+        slow(False, False, True),
     ],
 )
 def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
@@ -148,7 +157,7 @@ def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
     assert all(g is not None for g in torch.autograd.grad(abs(state).sum(), [one["u"], one["A"]]))
 
 
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("complex_A", [slow(False), True])
 def test_small_A(complex_A):
     """zoh and its gradients stay right as A -> 0, and at A == 0."""
     inputs = make_inputs(complex_A, "1 real", "1 real", batch=1, D=5, L=4, optional=("B_bias",))
@@ -156,53 +165,41 @@ def test_small_A(complex_A):
     compare(inputs, discretization="zoh")
 
 
+@pytest.mark.parametrize("complex_A", [slow(False), True])
+def test_strides(complex_A):
+    check_strides(complex_A, "triton", L=5)
+
+
+@pytest.mark.parametrize("complex_A", [slow(False), True])
+def test_mixed_dtypes(complex_A, cut):
+    cut()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        check_mixed_dtypes(complex_A, "triton", batch=1, L=6)
+
+
 @pytest.mark.parametrize("complex_A", [False, True])
 def test_float32_gradient_of_small_A(complex_A):
-    """Entry by entry: A from 0 and 1e-12 to 1, where the naive (delta A_bar - B_bar)/A would lose every digit."""
-    wide = make_inputs(complex_A, "1 real", "1 real", batch=1, N=8, L=8, optional=("B_bias",))
-    direction = wide["A"] / wide["A"].abs()
-    wide["A"] = direction * torch.cat([torch.zeros(1), torch.logspace(-12, 0, 31)]).view(4, 8)
-    narrow, wide = rounded(wide)
-    truth = run(wide, "reference", discretization="zoh")["A"]
-    error = (run_triton(narrow, discretization="zoh")["A"] - truth).abs()
-    assert (error <= 3e-5 * truth.abs()).all()
-
-
-def rounded(wide):
-    """(the inputs in float32, the same, rounded, in float64)"""
-    narrow = {name: x.to(torch.complex64 if x.is_complex() else torch.float32) for name, x in wide.items()}
-    return narrow, {name: x.to(wide[name].dtype) for name, x in narrow.items()}
+    check_float32_gradient_of_small_A(complex_A, "triton", batch=1, L=8)
 
 
 @pytest.mark.parametrize(
-    ("complex_A", "discretization"),
-    [
-        (False, "euler"),
-        (True, "zoh"),
-        pytest.param(False, "zoh", marks=pytest.mark.slow),
-        pytest.param(True, "euler", marks=pytest.mark.slow),
-    ],
+    ("complex_A", "discretization"), [(False, "euler"), (True, "zoh"), slow(False, "zoh"), slow(True, "euler")]
 )
 def test_float32_error(complex_A, discretization, cut):
     """Over three segments."""
     cut()
-    L = 1024 if DEVICE == "cuda" else 12
-    narrow, wide = rounded(make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, N=2, L=L))
-    flags = dict(discretization=discretization, delta_softplus=True)
-    truth, result = run(wide, "reference", **flags), run_triton(narrow, **flags)
-    assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=3e-6)
+    check_float32(complex_A, discretization, "triton", batch=1, D=2, L=1024 if DEVICE == "cuda" else 12)
 
 
 @each("discretization", ["euler", "zoh"])
 def test_float32_error_of_large_phases(discretization):
     """delta Im A up to thousands of radians; delta is a power of two, so that the product is not rounded."""
-    narrow, wide = rounded(make_inputs(True, "1 real", "1 real", batch=1, D=4, N=16, L=3, optional=()))
-    for inputs in (narrow, wide):
-        inputs["delta"] = torch.full_like(inputs["delta"], 0.5)
-        inputs["A"] = torch.complex(inputs["A"].real, torch.linspace(-8000, 8000, 64).view(4, 16).to(inputs["A"].real))
-    truth = run(wide, "reference", discretization=discretization)
-    result = run_triton(narrow, discretization=discretization)
-    assert_close({name: x.to(truth[name].dtype) for name, x in result.items()}, truth, rtol=2e-6)
+    narrow = narrowed(make_inputs(True, "1 real", "1 real", batch=1, D=4, N=16, L=3, optional=()))
+    narrow["delta"] = torch.full_like(narrow["delta"], 0.5)
+    narrow["A"] = torch.complex(narrow["A"].real, torch.linspace(-8000, 8000, 64).view(4, 16))
+    truth = run(widened(narrow), "reference", discretization=discretization)
+    result = run(narrow, "triton", discretization=discretization)
+    assert_close(widened(result), truth, rtol=2e-6)
 
 
 def test_errors_of_phases_do_not_add_up():
@@ -233,7 +230,7 @@ def test_beyond_all_phases_the_state_is_bounded(A, delta):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # by numpy, which the interpreter computes with
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("complex_A", [slow(False), True])
 def test_reset_drops_what_is_not_finite(complex_A, cut):
     """Infinite inputs before a reset, in the same segment and in one before, leave what follows as it was."""
     cut()
@@ -243,46 +240,26 @@ def test_reset_drops_what_is_not_finite(complex_A, cut):
     expected = run(inputs, "reference", reset=reset)
     broken = {name: x.clone() for name, x in inputs.items()}
     broken["u"][..., [1, 5]] = math.inf
-    result = run_triton(broken, reset=reset)
+    result = run(broken, "triton", reset=reset)
     assert not torch.isfinite(result["y"]).all()
     for name in ("y", "u"):
         torch.testing.assert_close(result[name][..., 6:], expected[name][..., 6:], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(result["last_state"], expected["last_state"], rtol=1e-12, atol=1e-12)
     broken = {**inputs, "initial_state": torch.full_like(inputs["initial_state"], math.nan)}
     reset[:, 0] = True
-    result, expected = run_triton(broken, reset=reset), run(inputs, "reference", reset=reset)
+    result, expected = run(broken, "triton", reset=reset), run(inputs, "reference", reset=reset)
     torch.testing.assert_close(result["y"], expected["y"], rtol=1e-12, atol=1e-12)
     assert (result["initial_state"] == 0).all()
-
-
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_strides(complex_A):
-    """Transposed, expanded, strided, negated and conjugated inputs; y keeps u's memory order."""
-    inputs = make_inputs(complex_A, "2 real", "1 complex" if complex_A else "1 real", L=5)
-    inputs["z"] = inputs["z"][:1, :, :1].expand(2, 4, 5)
-    expected = run(inputs, "reference", discretization="zoh")
-    inputs["u"] = inputs["u"].transpose(1, 2).contiguous().transpose(1, 2)
-    inputs["C"] = inputs["C"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    inputs["B"] = inputs["B"].transpose(1, 3).contiguous().transpose(1, 3)
-    inputs["A"] = torch.stack([inputs["A"]] * 2, dim=-1)[..., 0]
-    if complex_A:
-        for name in ("A", "C", "initial_state"):
-            inputs[name] = inputs[name].conj().resolve_conj().conj()
-    inputs["delta"] = torch.complex(inputs["delta"], -inputs["delta"]).conj().imag  # a lazy negative
-    inputs = {name: x.to(DEVICE) for name, x in inputs.items()}
-    actual = run(inputs, "triton", discretization="zoh")
-    assert actual["y"].stride() == inputs["u"].stride() and not actual["y"].is_contiguous()
-    assert_close({name: x.cpu() for name, x in actual.items()}, expected)
 
 
 @pytest.mark.parametrize(
     "complex_A, B, discretization, N",
     [
         (True, "2 complex", "zoh", 17),
-        pytest.param(True, "2 complex", "zoh", 3, marks=pytest.mark.slow),
-        pytest.param(False, "1 real", "zoh", 17, marks=pytest.mark.slow),
-        pytest.param(True, "constant", "zoh", 17, marks=pytest.mark.slow),
-        pytest.param(True, "1 complex", "euler", 17, marks=pytest.mark.slow),
+        slow(True, "2 complex", "zoh", 3),
+        slow(False, "1 real", "zoh", 17),
+        slow(True, "constant", "zoh", 17),
+        slow(True, "1 complex", "euler", 17),
     ],
 )
 def test_A_of_all_channels(complex_A, B, discretization, N, cut):
@@ -295,31 +272,12 @@ def test_A_of_all_channels(complex_A, B, discretization, N, cut):
     compare(inputs, discretization=discretization)
 
 
-@pytest.mark.parametrize("complex_A", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_mixed_dtypes(complex_A, cut):
-    cut()
-    inputs = make_inputs(complex_A, "2 real", "constant", batch=1, dtype=torch.float32, L=6)
-    inputs["delta_bias"] += 1  # delta mostly positive, as in use: rounding does not grow
-    for name, dtype in dict(u=torch.bfloat16, delta=torch.float16, B=torch.bfloat16, z=torch.float16).items():
-        inputs[name] = inputs[name].to(dtype)
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        result = run_triton(inputs)
-    assert result["y"].dtype == torch.bfloat16
-    assert result["last_state"].dtype == (torch.complex64 if complex_A else torch.float32)
-    assert all(result[name].dtype == x.dtype for name, x in inputs.items())
-    wide = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in inputs.items()}
-    truth = run(wide, "reference", y_weights=torch.bfloat16)
-    for name, x in result.items():
-        rtol = {torch.bfloat16: 4e-3, torch.float16: 6e-4}.get(x.dtype, 2e-6)
-        assert_close({name: x.to(truth[name].dtype)}, {name: truth[name]}, rtol=rtol)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="interpreted, programs run one after the other")
 def test_gradients_do_not_vary(cut):
     cut()
     inputs = make_inputs(True, "2 interleaved", "1 real", dtype=torch.float32, L=257)
-    first, second = (run_triton(inputs, discretization="zoh", delta_softplus=True) for _ in range(2))
+    first, second = (run(inputs, "triton", discretization="zoh", delta_softplus=True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -354,7 +312,7 @@ def test_first_derivatives_alone():
 
 def test_no_batch():
     inputs = make_inputs(False, "1 real", "1 real", batch=0)
-    result = run_triton(inputs)
+    result = run(inputs, "triton")
     assert result["y"].shape == (0, 4, 37) and (result["A"] == 0).all()
 
 
@@ -364,7 +322,7 @@ TRACED = (*CHECKS, "test_aot_dispatch_dynamic")  # which runs it again and again
 
 @pytest.mark.parametrize(
     "complex_A, checks",
-    [(True, CHECKS), *(pytest.param(A, TRACED, marks=pytest.mark.slow) for A in (False, True))],
+    [(True, CHECKS), *(slow(A, TRACED) for A in (False, True))],
 )
 def test_operators(complex_A, checks):
     """What torch.compile is told about shapes, strides and gradients is so."""
@@ -412,7 +370,7 @@ def test_refusals(monkeypatch):
     assert triton_scan.refusal(torch.device("cuda"), None) == "triton is not installed"
 
 
-@pytest.mark.parametrize("complex_", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("complex_", [slow(0), 1])
 def test_the_linear_recurrence_with_a_constant_factor(complex_, cut):
     cut()
     inputs, reset = test_scan.make((complex_,) * 3 + (True,), D=3, L=6), random_reset(2, 6)
