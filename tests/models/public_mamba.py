@@ -1,6 +1,8 @@
-"""Mamba as its paper and public code have it, written out position by position, and folders of tiny such models.
+"""Mamba and Mamba-2 as their papers and public code have them, written out position by position, and folders of tiny
+such models.
 
-D channels, E inner channels, N states, R rank of the Δ projection, V vocabulary.
+D channels, E inner channels, N states, V vocabulary; R rank of Mamba's Δ projection; H heads of P channels and G groups
+of Mamba-2's.
 """
 
 import json
@@ -13,42 +15,48 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-SIZES = {"d": 12, "layers": 2, "vocabulary": 21, "N": 4, "W": 4, "expand": 2, "R": 1, "tied": True, "bias": False,
-         "conv_bias": True, "rms": True}  # fmt: skip
+SIZES = {"d": 12, "layers": 2, "vocabulary": 21, "W": 4, "expand": 2, "tied": True, "bias": False, "conv_bias": True,
+         "rms": True}  # fmt: skip
 
 
 def sizes(**given: Any) -> dict[str, Any]:
-    return {**SIZES, **given}
+    return {**SIZES, "N": 4, "R": 1, **given}
 
 
-def weights(s: dict[str, Any], seed: int = 0, embedding: str = "embeddings") -> dict[str, Tensor]:
+def sizes2(**given: Any) -> dict[str, Any]:
+    return {**SIZES, "N": 5, "P": 6, "G": 1, **given}
+
+
+def weights(s: dict[str, Any], embedding: str = "embeddings") -> dict[str, Tensor]:
     """Random tensors under the names of the public checkpoints."""
-    draw, D, E = torch.Generator().manual_seed(seed), s["d"], int(s["expand"] * s["d"])
+    draw, D, E, N = torch.Generator().manual_seed(0), s["d"], int(s["expand"] * s["d"]), s["N"]
 
     def random(*shape: int, scale: float = 0.3) -> Tensor:
         return torch.randn(shape, generator=draw) * scale
 
-    found = {f"backbone.{embedding}.weight": random(s["vocabulary"], D)}
+    def unit() -> tuple[int, int, dict[str, Tensor]]:
+        """Rows of in_proj, channels of the convolution, and the tensors of the selective unit."""
+        if "R" in s:
+            rates = torch.arange(1.0, N + 1).log().repeat(E, 1) + random(E, N)
+            own = {"A_log": rates, "x_proj.weight": random(s["R"] + 2 * N, E), "dt_proj.weight": random(E, s["R"])}
+            return 2 * E, E, {**own, "dt_proj.bias": random(E, scale=1.0) - 3, "D": 1 + random(E)}
+        H, S = E // s["P"], 2 * s["G"] * N
+        own = {"A_log": random(H, scale=1.0), "D": 1 + random(H), "dt_bias": random(H, scale=1.0) - 2}
+        return 2 * E + S + H, E + S, {**own, "norm.weight": 1 + random(E)}
+
+    found = {f"backbone.{embedding}.weight": random(s["vocabulary"], D), "backbone.norm_f.weight": 1 + random(D)}
     for i in range(s["layers"]):
         p = f"backbone.layers.{i}."
-        found |= {
-            f"{p}norm.weight": 1 + random(D),
-            f"{p}mixer.A_log": torch.arange(1.0, s["N"] + 1).log().repeat(E, 1) + random(E, s["N"]),
-            f"{p}mixer.D": 1 + random(E),
-            f"{p}mixer.in_proj.weight": random(2 * E, D),
-            f"{p}mixer.conv1d.weight": random(E, 1, s["W"]),
-            f"{p}mixer.x_proj.weight": random(s["R"] + 2 * s["N"], E),
-            f"{p}mixer.dt_proj.weight": random(E, s["R"]),
-            f"{p}mixer.dt_proj.bias": random(E, scale=1.0) - 3,
-            f"{p}mixer.out_proj.weight": random(D, E),
-        }
+        rows, channels, own = unit()
+        own |= {"in_proj.weight": random(rows, D), "conv1d.weight": random(channels, 1, s["W"])}
+        own["out_proj.weight"] = random(D, E)
         if s["bias"]:
-            found |= {f"{p}mixer.in_proj.bias": random(2 * E), f"{p}mixer.out_proj.bias": random(D)}
+            own |= {"in_proj.bias": random(rows), "out_proj.bias": random(D)}
         if s["conv_bias"]:
-            found[f"{p}mixer.conv1d.bias"] = random(E)
+            own["conv1d.bias"] = random(channels)
+        found |= {f"{p}norm.weight": 1 + random(D), **{f"{p}mixer.{name}": tensor for name, tensor in own.items()}}
         if not s["rms"]:
             found[f"{p}norm.bias"] = random(D)
-    found["backbone.norm_f.weight"] = 1 + random(D)
     if not s["rms"]:
         found["backbone.norm_f.bias"] = random(D)
     if not s["tied"]:
@@ -56,35 +64,67 @@ def weights(s: dict[str, Any], seed: int = 0, embedding: str = "embeddings") -> 
     return found
 
 
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def convolved(u: Tensor, weight: Tensor) -> Tensor:
+    conv, W = torch.zeros_like(u), weight.shape[-1]
+    for t in range(u.shape[1]):
+        for k in range(max(0, W - 1 - t), W):  # the last tap is the position itself
+            conv[:, t] += weight[:, 0, k] * u[:, t - (W - 1 - k)]
+    return conv
+
+
+def mamba(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
+    """in_proj's output -> what out_proj reads."""
+    N = s["N"]
+    u, z = h.chunk(2, -1)
+    v = F.silu(convolved(u, own["conv1d.weight"]) + own.get("conv1d.bias", 0))
+    A, y, state = -own["A_log"].exp(), torch.zeros_like(v), torch.zeros(*v.shape[::2], N, dtype=torch.float64)
+    for t in range(v.shape[1]):
+        low, B, C = (v[:, t] @ own["x_proj.weight"].T).split([s["R"], N, N], -1)
+        delta = F.softplus(low @ own["dt_proj.weight"].T + own["dt_proj.bias"])[..., None]
+        state = (delta * A).exp() * state + delta * B[:, None] * v[:, t, :, None]
+        y[:, t] = (state * C[:, None]).sum(-1) + own["D"] * v[:, t]
+    return y * F.silu(z)
+
+
+def mamba2(s: dict[str, Any], own: dict[str, Tensor], h: Tensor) -> Tensor:
+    """in_proj's output -> what out_proj reads."""
+    E, N, P, G = s["expand"] * s["d"], s["N"], s["P"], s["G"]
+    H = E // P
+    z, u, delta = h.split([E, E + 2 * G * N, H], -1)
+    v = F.silu(convolved(u, own["conv1d.weight"]) + own.get("conv1d.bias", 0))
+    v, B, C = v.split([E, G * N, G * N], -1)
+    delta, A = F.softplus(delta + own["dt_bias"]), -own["A_log"].exp()
+    y, state = torch.zeros_like(v), torch.zeros(len(v), H, P, N, dtype=torch.float64)
+    for t in range(v.shape[1]):
+        for head in range(H):
+            g, of = head // (H // G), slice(head * P, (head + 1) * P)
+            B_t, C_t = B[:, t, g * N : (g + 1) * N], C[:, t, g * N : (g + 1) * N]
+            step = delta[:, t, head, None, None]
+            state[:, head] = (step * A[head]).exp() * state[:, head] + step * v[:, t, of, None] * B_t[:, None]
+            y[:, t, of] = (state[:, head] * C_t[:, None]).sum(-1) + own["D"][head] * v[:, t, of]
+    return rms((y * F.silu(z)).unflatten(-1, (G, -1))).flatten(-2) * own["norm.weight"]
+
+
 def logits(s: dict[str, Any], w: dict[str, Tensor], ids: Tensor) -> Tensor:
     """ids (batch, L) -> (batch, L, V), in float64."""
     w = {name.replace("embedding.", "embeddings."): tensor.double() for name, tensor in w.items()}
-    D, N, R, W = s["d"], s["N"], s["R"], s["W"]
 
     def norm(x: Tensor, name: str) -> Tensor:
         if s["rms"]:
-            return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
-        return F.layer_norm(x, (D,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
+            return rms(x) * w[f"{name}.weight"]
+        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
 
     x = w["backbone.embeddings.weight"][ids]
     for i in range(s["layers"]):
         p = f"backbone.layers.{i}.mixer."
-        zero = torch.zeros((), dtype=torch.float64)
-        h = norm(x, f"backbone.layers.{i}.norm") @ w[f"{p}in_proj.weight"].T + w.get(f"{p}in_proj.bias", zero)
-        u, z = h.chunk(2, -1)
-        conv = torch.zeros_like(u)
-        for t in range(u.shape[1]):
-            for k in range(W):  # the last tap is the position itself
-                if t - (W - 1 - k) >= 0:
-                    conv[:, t] += w[f"{p}conv1d.weight"][:, 0, k] * u[:, t - (W - 1 - k)]
-        v = F.silu(conv + w.get(f"{p}conv1d.bias", zero))
-        A, y, state = -w[f"{p}A_log"].exp(), torch.zeros_like(v), torch.zeros(*v.shape[::2], N, dtype=torch.float64)
-        for t in range(v.shape[1]):
-            low, B, C = (v[:, t] @ w[f"{p}x_proj.weight"].T).split([R, N, N], -1)
-            delta = F.softplus(low @ w[f"{p}dt_proj.weight"].T + w[f"{p}dt_proj.bias"])[..., None]
-            state = (delta * A).exp() * state + delta * B[:, None] * v[:, t, :, None]
-            y[:, t] = (state * C[:, None]).sum(-1) + w[f"{p}D"] * v[:, t]
-        x = x + (y * F.silu(z)) @ w[f"{p}out_proj.weight"].T + w.get(f"{p}out_proj.bias", zero)
+        own = {name.removeprefix(p): tensor for name, tensor in w.items() if name.startswith(p)}
+        h = norm(x, f"backbone.layers.{i}.norm") @ own["in_proj.weight"].T + own.get("in_proj.bias", 0)
+        y = (mamba if "R" in s else mamba2)(s, own, h)
+        x = x + y @ own["out_proj.weight"].T + own.get("out_proj.bias", 0)
     return norm(x, "backbone.norm_f") @ w.get("lm_head.weight", w["backbone.embeddings.weight"]).T
 
 
@@ -93,10 +133,15 @@ def hf_folder(
 ) -> dict[str, Tensor]:
     """Writes what transformers' save_pretrained does; returns the tensors."""
     config = {
-        "model_type": "mamba", "vocab_size": s["vocabulary"], "hidden_size": s["d"], "num_hidden_layers": s["layers"],
-        "state_size": s["N"], "conv_kernel": s["W"], "expand": s["expand"], "time_step_rank": s["R"],
+        "model_type": "mamba" if "R" in s else "mamba2", "vocab_size": s["vocabulary"], "hidden_size": s["d"],
+        "num_hidden_layers": s["layers"], "state_size": s["N"], "conv_kernel": s["W"], "expand": s["expand"],
         "use_bias": s["bias"], "use_conv_bias": s["conv_bias"], "tie_word_embeddings": s["tied"],
     }  # fmt: skip
+    if "R" in s:
+        config["time_step_rank"] = s["R"]
+    else:
+        heads = {"head_dim": s["P"], "n_groups": s["G"], "num_heads": s["expand"] * s["d"] // s["P"]}
+        config |= {**heads, "time_step_limit": [0.0, math.inf]}
     tensors = {name: tensor.to(dtype) for name, tensor in weights(s).items()}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, **settings}))
@@ -107,16 +152,25 @@ def hf_folder(
 def state_spaces_folder(folder: Path, s: dict[str, Any], **settings: Any) -> dict[str, Tensor]:
     """Writes what mamba_ssm's save_pretrained does: a pickle, the tied head in it too; returns the tensors."""
     own = {"d_state": s["N"], "d_conv": s["W"], "expand": s["expand"], "bias": s["bias"], "conv_bias": s["conv_bias"]}
-    own = {name: value for name, value in own.items() if value != _OF_MAMBA[name]}
-    if s["R"] != math.ceil(s["d"] / 16):
-        own["dt_rank"] = s["R"]
+    if "P" in s:
+        multiple, own = 16, {**own, "layer": "Mamba2", "headdim": s["P"], "ngroups": s["G"]}
+    else:
+        multiple, own = 8, {name: value for name, value in own.items() if value != _OF_MAMBA[name]}
+        if s["R"] != math.ceil(s["d"] / 16):
+            own["dt_rank"] = s["R"]
     config = {
         "d_model": s["d"], "n_layer": s["layers"], "vocab_size": s["vocabulary"], "ssm_cfg": own,
-        "rms_norm": s["rms"], "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8,
+        "rms_norm": s["rms"], "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": multiple,
     }  # fmt: skip
-    if not s["tied"]:
-        config["tie_embeddings"] = False
-    padded = {**s, "vocabulary": math.ceil(s["vocabulary"] / 8) * 8}
+    if "P" in s:
+        config |= {"d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
+    if "P" in s or not s["tied"]:
+        config["tie_embeddings"] = s["tied"]
+    if isinstance(more := settings.pop("ssm_cfg", {}), dict):
+        config["ssm_cfg"] |= more
+    else:
+        config["ssm_cfg"] = more
+    padded = {**s, "vocabulary": math.ceil(s["vocabulary"] / multiple) * multiple}
     tensors = weights(padded, embedding="embedding")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, **settings}))

@@ -104,58 +104,31 @@ def test_drawing_follows_the_distribution_and_never_takes_what_has_no_probabilit
     assert draw(logits.flip(0).expand(2, 5), edges).tolist() == [1, 4]
 
 
-def naive_top_p(probabilities, p):
-    """The smallest set of most probable tokens whose probabilities sum to at least p."""
-    kept, total = set(), 0.0
-    for token in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):
-        if total >= p:
-            break
-        kept.add(token)
-        total += probabilities[token]
-    return kept
-
-
 def random_logits(V, seed=0, scale=3.0):
     return scale * torch.randn(4, V, generator=torch.Generator().manual_seed(seed))
 
 
-def finite(logits):
-    return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in logits]
+def kept(logits):
+    return logits[0].isfinite().nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize(
-    "V, scale", [(7, 1.0), (3000, 0.1), (3000, 4.0)]
-)  # of the flat ones more than are sorted first
-def test_top_k_top_p_and_penalty_are_as_written_out(V, scale):
-    logits = random_logits(V, scale=scale)
-    for k in (1, 3, V, V + 5):
-        expected = [set(sorted(range(V), key=lambda i, row=row: -row[i])[:k]) for row in logits.tolist()]
-        assert finite(keep_top_k(logits, k)) == expected
-    for p in (1e-6, 0.3, 0.9, 1.0):
-        expected = [naive_top_p(row.tolist(), p) for row in logits.double().softmax(-1)]
-        assert finite(keep_top_p(logits.double(), p)) == expected
-    assert finite(keep_top_k(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2)) == [{0, 1, 2}]  # as probable as the last of them
-    assert finite(keep_top_p(torch.tensor([[0.5, 0.25, 0.25]]).log(), 0.5)) == [{0}]
-    seen = torch.zeros_like(logits, dtype=torch.bool)
-    seen[:, :4] = True
-    expected = [
-        [x if i >= 4 else x * 1.5 if x < 0 else x / 1.5 for i, x in enumerate(row)] for row in logits.double().tolist()
-    ]
-    torch.testing.assert_close(penalize(logits.double(), seen, 1.5), torch.tensor(expected, dtype=torch.float64))
+def test_tokens_as_probable_as_the_last_are_kept_and_no_more_than_needed():
+    assert kept(keep_top_k(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2)) == [0, 1, 2]
+    assert kept(keep_top_p(torch.tensor([[0.5, 0.25, 0.25]]).log(), 0.5)) == [0]
 
 
-@pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_top_k_top_p_and_penalty_are_those_of_transformers(scale):
+@pytest.mark.parametrize("V, scale", [(7, 1.0), (2500, 0.1), (3000, 4.0)])  # of flat ones more than are sorted first
+def test_top_k_top_p_and_penalty_are_those_of_transformers(V, scale):
     reason = "transformers, whose definitions these are, is not installed"
     transformers = pytest.importorskip("transformers", reason=reason)
-    logits = random_logits(2500, scale=scale)
-    ids = torch.randint(2500, (4, 300), generator=torch.Generator().manual_seed(1))
+    logits = random_logits(V, scale=scale)
+    ids = torch.randint(V, (4, 300), generator=torch.Generator().manual_seed(1))
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)
     theirs = transformers.RepetitionPenaltyLogitsProcessor(1.3)(ids, logits)
     torch.testing.assert_close(penalize(logits, seen, 1.3), theirs, rtol=0, atol=0)
-    for k in (1, 50, 5000):
+    for k in (1, 3, 50, V, 5000):
         torch.testing.assert_close(keep_top_k(logits, k), transformers.TopKLogitsWarper(k)(ids, logits), rtol=0, atol=0)
-    for p in (0.01, 0.5, 0.9, 0.999):
+    for p in (1e-6, 0.01, 0.3, 0.5, 0.9, 0.999, 1.0):
         theirs = transformers.TopPLogitsWarper(p)(ids, logits.double())
         torch.testing.assert_close(keep_top_p(logits.double(), p), theirs, rtol=0, atol=0)
 

@@ -1,23 +1,30 @@
-"""Mamba's public checkpoints: read from both layouts, written for transformers; what cannot be read or written."""
+"""Mamba's and Mamba-2's public checkpoints: read from both layouts, written for transformers; what cannot be read or
+written."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from lra_ssm.errors import InputError
-from lra_ssm.layers import B2S6, S6, BlockSpec, LayerSpec, MambaBlock, S4Block
+from lra_ssm.layers import B2S6, S6, SSD, BlockSpec, LayerSpec, Mamba2Block, MambaBlock, S4Block
 from lra_ssm.models import Classifier, LanguageModel
-from tests.models.public_mamba import hf_folder, logits, sizes, state_spaces_folder
+from tests.models.public_mamba import hf_folder, logits, sizes, sizes2, state_spaces_folder
 
 IDS = torch.randint(20, (2, 19), generator=torch.Generator().manual_seed(3))
-ODD = {
-    "plain": {},
-    "wide": {"expand": 3, "N": 5, "W": 2, "R": 7, "bias": True, "conv_bias": False},
-    "untied": {"tied": False, "layers": 3, "d": 33, "R": 3},
+MODELS = {
+    "plain": sizes(),
+    "wide": sizes(expand=3, N=5, W=2, R=7, bias=True, conv_bias=False),
+    "untied": sizes(tied=False, layers=3, d=33, R=3),
+    "plain 2": sizes2(),
+    "wide 2": sizes2(expand=4, N=3, P=4, G=3, W=2, bias=True, conv_bias=False),
+    "untied 2": sizes2(tied=False, layers=3, d=15, P=5, G=2),
 }
+NORMED = {"layer norm": sizes(rms=False), "layer norm 2": sizes2(rms=False)}
+every_model = pytest.mark.parametrize("s", MODELS.values(), ids=MODELS)
 
 
 def agree(model: LanguageModel, expected: torch.Tensor) -> None:
@@ -32,68 +39,72 @@ def agree(model: LanguageModel, expected: torch.Tensor) -> None:
             torch.testing.assert_close(out, expected[:, t].float(), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_the_hf_layout_gives_the_logits_of_mamba(odd: str, tmp_path: Path) -> None:
-    s = sizes(**ODD[odd])
-    tensors = hf_folder(tmp_path / "hf", s)
-    agree(LanguageModel.from_pretrained(tmp_path / "hf"), logits(s, tensors, IDS))
-
-
-@pytest.mark.parametrize("odd", [*ODD, "layer norm"])
-def test_the_layout_of_state_spaces_gives_the_logits_of_mamba(odd: str, tmp_path: Path) -> None:
-    s = sizes(rms=False) if odd == "layer norm" else sizes(**ODD[odd])
-    tensors = state_spaces_folder(tmp_path / "mamba", s)
-    model = LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
-    assert model.vocab_size == 21 and model.head_weight.shape[0] == 24  # padded
-    assert (model.head is None) == s["tied"] and not model.training
+@every_model
+def test_the_hf_layout_is_read_and_written_as_it_was(s: dict[str, Any], tmp_path: Path) -> None:
+    tensors = hf_folder(tmp_path / "a", s)
+    model = LanguageModel.from_pretrained(tmp_path / "a")
     agree(model, logits(s, tensors, IDS))
-    assert all(p.dtype == torch.float32 and p.requires_grad for p in model.parameters())
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_what_is_saved_for_transformers_is_as_it_was(odd: str, tmp_path: Path) -> None:
-    tensors = hf_folder(tmp_path / "a", sizes(**ODD[odd]))
-    LanguageModel.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "b", format="hf", source={"run": "x"})
+    model.save_pretrained(tmp_path / "b", format="hf", source={"run": "x"})
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["config.json", "model.safetensors"]
     ours = load_file(tmp_path / "b/model.safetensors")
     assert ours.keys() == tensors.keys() and all(torch.equal(ours[name], tensors[name]) for name in ours)
     theirs, config = (json.loads((tmp_path / name / "config.json").read_text()) for name in "ab")
-    assert {key: config[key] for key in theirs} == theirs and config["source"] == {"run": "x"}
+    assert {key: config.get(key, [0.0, torch.inf]) for key in theirs} == theirs and config["source"] == {"run": "x"}
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_transformers_and_we_read_what_the_other_writes(odd: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("s", [*MODELS.values(), *NORMED.values()], ids=[*MODELS, *NORMED])
+def test_the_layout_of_state_spaces_gives_the_logits_of_the_original(s: dict[str, Any], tmp_path: Path) -> None:
+    tensors = state_spaces_folder(tmp_path / "mamba", s)
+    model = LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
+    assert model.vocab_size == 21 and model.head_weight.shape[0] == (24 if "R" in s else 32)  # padded
+    assert (model.head is None) == s["tied"] and not model.training
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in model.parameters())
+    agree(model, logits(s, tensors, IDS))
+    model.save_pretrained(tmp_path / "ours")
+    agree(LanguageModel.from_pretrained(tmp_path / "ours"), logits(s, tensors, IDS))
+
+
+def transformers_class(mamba2: bool) -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
-    s = sizes(**ODD[odd])
-    config = transformers.MambaConfig(
-        vocab_size=21, hidden_size=s["d"], num_hidden_layers=s["layers"], state_size=s["N"], conv_kernel=s["W"],
-        expand=s["expand"], time_step_rank=s["R"], use_bias=s["bias"], use_conv_bias=s["conv_bias"],
-        tie_word_embeddings=s["tied"],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    theirs = transformers.MambaForCausalLM(config).eval()
+    return transformers.Mamba2ForCausalLM if mamba2 else transformers.MambaForCausalLM
+
+
+@every_model
+def test_transformers_and_we_read_what_the_other_writes(s: dict[str, Any], tmp_path: Path) -> None:
+    """Logits and greedy text."""
+    kind = transformers_class("P" in s)
+    tensors = hf_folder(tmp_path / "made", s)
+    theirs = kind.from_pretrained(tmp_path / "made").eval()
     theirs.save_pretrained(tmp_path / "theirs")
     with torch.no_grad():
         expected = theirs(IDS).logits
+        every = torch.ones_like(IDS)
+        text = theirs.generate(IDS, attention_mask=every, max_new_tokens=12, do_sample=False, eos_token_id=None)
     ours = LanguageModel.from_pretrained(tmp_path / "theirs")
     agree(ours, expected)
-    torch.testing.assert_close(logits(s, theirs.state_dict(), IDS).float(), expected, atol=1e-4, rtol=0)
+    assert torch.equal(ours.generate(IDS, 12), text) and len(text[0].unique()) > 3
+    torch.testing.assert_close(logits(s, tensors, IDS).float(), expected, atol=1e-4, rtol=0)
     ours.save_pretrained(tmp_path / "ours", format="hf")
-    back = transformers.MambaForCausalLM.from_pretrained(tmp_path / "ours")
     with torch.no_grad():
-        torch.testing.assert_close(back(IDS).logits, expected, atol=1e-4, rtol=0)
+        back = kind.from_pretrained(tmp_path / "ours")(IDS).logits
+    torch.testing.assert_close(back, expected, atol=1e-4, rtol=0)
 
 
-def test_our_own_model_through_transformers(tmp_path: Path) -> None:
-    """A model of ours, its Δ of S6's own rank and its vocabulary padded."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+@pytest.mark.parametrize("layer, block", [
+    (LayerSpec(S6, d_state=6), MambaBlock), (LayerSpec(SSD, d_state=6, head_dim=10, chunk_size=64), Mamba2Block),
+])  # fmt: skip
+def test_our_own_model_through_transformers(layer: LayerSpec, block: Any, tmp_path: Path) -> None:
+    """As it is initialized, its Δ of S6's own rank or its scan cut otherwise, its vocabulary padded."""
+    kind = transformers_class(block is Mamba2Block)
     torch.manual_seed(1)
-    model = LanguageModel(LayerSpec(S6, d_state=6), vocab_size=21, d_model=20, n_layers=2).eval()
-    model.save_pretrained(tmp_path / "ours", format="hf")
-    theirs = transformers.MambaForCausalLM.from_pretrained(tmp_path / "ours")
+    model = LanguageModel(layer, vocab_size=21, d_model=20, n_layers=2, block=block).eval()
+    model.save_pretrained(tmp_path / "hf", format="hf")
     with torch.no_grad():
-        torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=0)
-    agree(LanguageModel.from_pretrained(tmp_path / "ours"), theirs(IDS).logits.detach())
+        theirs = kind.from_pretrained(tmp_path / "hf")(IDS).logits
+        torch.testing.assert_close(theirs, model(IDS), atol=1e-4, rtol=0)
+    model.save_pretrained(tmp_path / "ours")
+    for folder in ("ours", "hf"):
+        agree(LanguageModel.from_pretrained(tmp_path / folder), theirs)
 
 
 def test_weights_in_parts(tmp_path: Path) -> None:
@@ -133,45 +144,60 @@ def test_weights_of_lower_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert {p.dtype for p in LanguageModel.from_pretrained(tmp_path / "hf", dtype=dtype).parameters()} == {dtype}
 
 
-HF = {
-    "hidden_act": ("gelu", "hidden_act is 'gelu'; 'silu' alone can be read"),
-    "layer_norm_epsilon": (1e-6, "layer_norm_epsilon is 1e-06; 1e-05 alone can be read"),
-    "hidden_size": ("12", "hidden_size is '12', not of the kind of 768"),
-    "num_hidden_layers": (0, "are not all whole numbers of at least 1"),
-    "model_type": ("mamba3", "its config.json is of no layout that can be read: model_type 'mamba3'"),
+HF: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "activation": (sizes(), {"hidden_act": "gelu"}, "hidden_act is 'gelu'; 'silu' alone can be read"),
+    "size": (sizes(), {"hidden_size": "12"}, "hidden_size is '12', not of the kind of 768"),
+    "layers": (sizes(), {"num_hidden_layers": 0}, "are not all whole numbers of at least 1"),
+    "model": (sizes(), {"model_type": "mamba3"}, "is of no layout that can be read: model_type 'mamba3'"),
+    "epsilon": (sizes(), {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; 1e-05 alone can be read"),
+    "epsilon 2": (sizes2(), {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; 1e-05 alone can be read"),
+    "limit": (sizes2(), {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\]; \[0.0, inf\] alone can"),
+    "heads": (sizes2(), {"num_heads": 3}, "24 inner channels, 3 heads, head_dim 6 and n_groups 1 do not go together"),
+    "groups": (sizes2(), {"n_groups": 3}, "24 inner channels, 4 heads, head_dim 6 and n_groups 3 do not go together"),
 }
 
 
 @pytest.mark.parametrize("name", HF)
 def test_settings_of_hf_that_cannot_be_read(name: str, tmp_path: Path) -> None:
-    value, said = HF[name]
-    hf_folder(tmp_path / "hf", sizes(), **{name: value})
+    s, settings, said = HF[name]
+    hf_folder(tmp_path / "hf", s, **settings)
     with pytest.raises(InputError, match=said):
         LanguageModel.from_pretrained(tmp_path / "hf")
 
 
-STATE_SPACES = {
-    "Mamba-3": (
-        {"ssm_cfg": {"layer": "Mamba3"}},
-        "ssm_cfg: layer is 'Mamba3'; 'Mamba1' and 'Mamba2' alone can be read",
-    ),
-    "attention": ({"attn_layer_idx": [1], "attn_cfg": {"num_heads": 2}}, r"attn_layer_idx is \[1\]; \[\] alone"),
-    "MLP": ({"d_intermediate": 24}, "d_intermediate is 24; 0 alone can be read"),
-    "unknown": ({"rope": True}, "has a setting 'rope' \\(True\\) that this version does not know"),
-    "unknown of S6": ({"ssm_cfg": {"headdim": 4}}, "ssm_cfg has a setting 'headdim'"),
-    "no ssm_cfg": ({"ssm_cfg": 3}, "ssm_cfg is 3, not of the kind"),
-    "no multiple": ({"pad_vocab_size_multiple": 0}, "are not all whole numbers of at least 1"),
-    "another head": ({"tie_embeddings": True}, "lm_head.weight is not the embedding, though"),
+OF_LAYER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "Mamba-3": (sizes(), {"layer": "Mamba3"}, "layer is 'Mamba3'; 'Mamba1' and 'Mamba2' alone can be read"),
+    "unknown of S6": (sizes(), {"headdim": 4}, "ssm_cfg has a setting 'headdim'"),
+    "no norm": (sizes2(), {"rmsnorm": False}, "ssm_cfg: rmsnorm is False; True alone can be read"),
+    "norm first": (sizes2(), {"norm_before_gate": True}, "ssm_cfg: norm_before_gate is True; False alone can be read"),
+    "some of the channels": (sizes2(), {"d_ssm": 12}, "ssm_cfg: d_ssm is 12, not of the kind of None"),
+    "unknown of SSD": (sizes2(), {"dt_rank": 4}, "ssm_cfg has a setting 'dt_rank'"),
+    "heads of it": (sizes2(), {"headdim": 5}, "24 inner channels, head_dim 5 and n_groups 1 do not go together"),
+}
+STATE_SPACES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    **{name: (s, {"ssm_cfg": settings}, said) for name, (s, settings, said) in OF_LAYER.items()},
+    "attention": (sizes(), {"attn_layer_idx": [1], "attn_cfg": {}}, r"attn_layer_idx is \[1\]; \[\] alone"),
+    "MLP": (sizes(), {"d_intermediate": 24}, "d_intermediate is 24; 0 alone can be read"),
+    "unknown": (sizes(), {"rope": True}, "has a setting 'rope' \\(True\\) that this version does not know"),
+    "no ssm_cfg": (sizes(), {"ssm_cfg": 3}, "ssm_cfg is 3, not of the kind"),
+    "no multiple": (sizes(), {"pad_vocab_size_multiple": 0}, "are not all whole numbers of at least 1"),
+    "another head": (sizes(tied=False), {"tie_embeddings": True}, "lm_head.weight is not the embedding, though"),
 }
 
 
 @pytest.mark.parametrize("name", STATE_SPACES)
 def test_settings_of_state_spaces_that_cannot_be_read(name: str, tmp_path: Path) -> None:
-    settings, said = STATE_SPACES[name]
-    state_spaces_folder(tmp_path / "mamba", sizes(tied=name != "another head"), **settings)
+    s, settings, said = STATE_SPACES[name]
+    state_spaces_folder(tmp_path / "mamba", s, **settings)
     with pytest.raises(InputError, match=said) as error:
         LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True)
     assert str(error.value).startswith(str(tmp_path / "mamba")) and "\n" not in str(error.value)
+
+
+def test_what_only_changes_how_weights_are_drawn_or_run_is_read(tmp_path: Path) -> None:
+    more = {"conv_init": 0.5, "chunk_size": 64, "A_init_range": [2, 3], "use_mem_eff_path": False}
+    tensors = state_spaces_folder(tmp_path / "mamba", sizes2(), ssm_cfg=more)
+    agree(LanguageModel.from_pretrained(tmp_path / "mamba", allow_pickle=True), logits(sizes2(), tensors, IDS))
 
 
 def test_tensors_that_do_not_fit_are_named_as_the_file_names_them(tmp_path: Path) -> None:
@@ -207,13 +233,22 @@ def test_models_that_transformers_has_not_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "hf").exists()
         return str(error.value)
 
-    assert said(LayerSpec(B2S6, num_blocks=2, d_state=4)).endswith("it has lra_ssm.layers.B2S6, not lra_ssm.layers.S6")
+    ours = "it has lra_ssm.layers."
+    assert said(LayerSpec(B2S6, num_blocks=2, d_state=4)).endswith(f"{ours}B2S6, not lra_ssm.layers.S6")
     assert said(LayerSpec(S6, form="paper")).endswith("form is 'paper', not 'mamba'")
     assert said(LayerSpec(S6, parameterization="softplus")).endswith("parameterization is 'softplus', not 'exp'")
-    assert said(block=S4Block).endswith("it has lra_ssm.layers.S4Block, not lra_ssm.layers.MambaBlock")
+    assert said(block=S4Block).endswith(f"{ours}S4Block, not lra_ssm.layers.MambaBlock")
     assert said(block=BlockSpec(MambaBlock, norm="layer")).endswith("norm is 'layer', not 'rms'")
     assert said(block=BlockSpec(MambaBlock, glu=True)).endswith("glu is True, not False")
     assert said(block=BlockSpec(MambaBlock, expand=1.5)).endswith("expand is 1.5, no whole number")
+    ssd = LayerSpec(SSD, head_dim=4)
+    for layer, block, refused in (
+        (S6, Mamba2Block, f"{ours}S6, not lra_ssm.layers.SSD"),
+        (ssd, MambaBlock, f"{ours}MambaBlock, not lra_ssm.layers.Mamba2Block"),
+        (ssd, BlockSpec(Mamba2Block, prenorm=False), "prenorm is False, not True"),
+        (ssd, BlockSpec(Mamba2Block, expand=1.5), "expand is 1.5, no whole number"),
+    ):
+        assert said(layer, block).endswith(f"transformers' Mamba2ForCausalLM cannot be such a model: {refused}")
     classifier = Classifier(LayerSpec(S6), num_classes=2, vocab_size=9, d_model=8, n_layers=1, block=MambaBlock)
     with pytest.raises(InputError, match="it has lra_ssm.models.Classifier"):
         classifier.save_pretrained(tmp_path / "hf", format="hf")

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -13,6 +12,7 @@ from lra_ssm.models import Classifier, LanguageModel
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.algorithms import MuonWithAdamW, hidden_matrices
 from lra_ssm.tasks.optim import format_groups, optimizer_and_schedule, parameter_rates
+from tests.tasks.fits import trainer
 
 SMALL = {"d_model": 4, "n_layers": 1}
 
@@ -206,12 +206,9 @@ def test_lightning_trains_clips_and_schedules_it(algorithm):
     spec = NetworkSpec(Classifier, layer=LayerSpec(S6), num_classes=2, d_input=1, **SMALL)
     task = Classification(spec, OptimizerSettings(lr=0.1, warmup_steps=2, algorithm=algorithm))
     before = copy.deepcopy(task.network.state_dict())
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, gradient_clip_val=0.1,
-    )  # fmt: skip
-    trainer.fit(task, DataLoader([(torch.randn(2, 8, 1), torch.tensor([0, 1]))] * 4, batch_size=None))
+    fitting = trainer(max_epochs=1, gradient_clip_val=0.1)
+    fitting.fit(task, DataLoader([(torch.randn(2, 8, 1), torch.tensor([0, 1]))] * 4, batch_size=None))
     after = task.network.state_dict()
     assert not torch.equal(before["backbone.blocks.0.glu.weight"], after["backbone.blocks.0.glu.weight"])
     assert not torch.equal(before["head.weight"], after["head.weight"])
-    assert max(g["lr"] for g in trainer.optimizers[0].param_groups) == pytest.approx(0, abs=1e-9)  # the cosine's end
+    assert max(g["lr"] for g in fitting.optimizers[0].param_groups) == pytest.approx(0, abs=1e-9)  # the cosine's end

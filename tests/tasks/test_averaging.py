@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lra_ssm.errors import InputError
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.averaging import AverageWeights
+from tests.tasks import fits
 
 
 class Normed(nn.Module):
@@ -52,10 +53,7 @@ def task(decay=0.9):
 
 
 def trainer(*callbacks, **settings):
-    return Trainer(
-        **{"max_epochs": 1, **settings}, accelerator="cpu", logger=False, callbacks=[*callbacks],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
-    )  # fmt: skip
+    return fits.trainer(**{"max_epochs": 1, "callbacks": [*callbacks], **settings})
 
 
 def expected(start, trained, decay):

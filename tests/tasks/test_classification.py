@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassCohenKappa, MulticlassF1Score
@@ -10,6 +10,7 @@ from torchmetrics.classification import MulticlassCohenKappa, MulticlassF1Score
 from lra_ssm.errors import InputError
 from lra_ssm.tasks import Classification, OptimizerSettings
 from lra_ssm.tasks.metrics import MetricSpec
+from tests.tasks.fits import trainer
 
 
 def macro(**settings):
@@ -40,13 +41,6 @@ def batches(sizes=(3, 3, 1)):
     generator = torch.Generator().manual_seed(1)
     draw = lambda high, n: torch.randint(0, high, (n,), generator=generator)  # noqa: E731
     return [(draw(4, n)[:, None], torch.ones(n, dtype=torch.long), draw(3, n)) for n in sizes]
-
-
-def trainer(**settings):
-    return Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, num_sanity_val_steps=0, **settings,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

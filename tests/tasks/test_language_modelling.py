@@ -13,7 +13,7 @@ from lra_ssm.errors import InputError
 from lra_ssm.layers import S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import LanguageModelling, OptimizerSettings
-from tests.tasks.test_classification import trainer
+from tests.tasks.fits import trainer
 
 NETWORK = NetworkSpec(LanguageModel, layer=LayerSpec(S6, d_state=4), vocab_size=11, d_model=8, n_layers=2)
 STEADY = OptimizerSettings(lr=1e-2, warmup_steps=0)
@@ -110,10 +110,7 @@ def test_reset_drops_what_is_carried():
 
 
 def fit(lm, batches, folder, carries=True, **more):
-    run = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, limit_val_batches=0, default_root_dir=folder, **more,
-    )  # fmt: skip
+    run = trainer(max_epochs=1, limit_val_batches=0, default_root_dir=folder, **more)
     return run, Data(batches, carries=carries)
 
 

@@ -1,6 +1,5 @@
 import math
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from lra_ssm.tasks.optim import (
     parameter_rates,
 )
 from lra_ssm.tasks.schedules import Span, schedule_of
+from tests.tasks.fits import trainer
 
 
 def model(layer, **settings):
@@ -261,12 +261,9 @@ def test_a_cosine_by_epochs_is_torchs_moved_by_epochs(accumulate):
     spec = NetworkSpec(Classifier, layer=LayerSpec(S4D), num_classes=2, d_input=1, d_model=4, n_layers=1)
     task = Watched(spec, OptimizerSettings(lr=0.1, warmup_steps=0, cosine_by="epoch"))
     batch = torch.randn(2, 8, 1), torch.tensor([0, 1])
-    trainer = L.Trainer(
-        max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accumulate_grad_batches=accumulate,
-    )  # fmt: skip
-    trainer.fit(task, DataLoader([batch] * 5, batch_size=None))
-    assert trainer.global_step == 4 * steps
+    fitting = trainer(max_epochs=4, accumulate_grad_batches=accumulate)
+    fitting.fit(task, DataLoader([batch] * 5, batch_size=None))
+    assert fitting.global_step == 4 * steps
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     theirs, expected = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4), []
     for _ in range(4):

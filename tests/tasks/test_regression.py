@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from lra_ssm.errors import InputError
 from lra_ssm.tasks import Classification, OptimizerSettings, Regression
-from tests.tasks.test_classification import trainer
+from tests.tasks.fits import trainer
 
 
 class Scale(nn.Module):
