@@ -71,7 +71,7 @@ class BatchNorm(nn.Module):
 
     def _normalize(self, rows: Tensor) -> Tensor:
         """rows (positions, D) -> the same, normalized."""
-        if self.training and _several():
+        if self.training and processes() > 1:
             return _batch_norm(self.norm, rows)
         if self.training and _keeps:
             norm = self.norm
@@ -147,14 +147,14 @@ def _taken(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _over_processes(sums: Tensor) -> Tensor:
-    if _several():
+    if processes() > 1:
         dist.all_reduce(sums)
     return sums
 
 
-def _several() -> bool:
-    """Whether other processes train with this one."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def processes() -> int:
+    """How many train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 class LayerNorm(nn.LayerNorm):

@@ -16,6 +16,7 @@ from torch import Tensor
 from lra_ssm.errors import InputError
 from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call
+from lra_ssm.layers.norms import processes
 from lra_ssm.layers.spec import NetworkFactory
 from lra_ssm.tasks.algorithms import update_rule
 from lra_ssm.tasks.averaging import AverageWeights
@@ -159,20 +160,19 @@ class NetworkTask(L.LightningModule):
 def share(count: int | Tensor, like: Tensor) -> float | Tensor:
     """What this process's mean loss over `count` counts for where the gradients of all are averaged: the last batch of
     an epoch may not be shared out evenly. `like` is on the process's device."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if processes() == 1:
         return 1.0
-    total = torch.tensor(float(count), device=like.device)
-    dist.all_reduce(total)
-    return count * dist.get_world_size() / total
+    (total,), several = summed(torch.tensor(float(count), device=like.device))
+    return count * several / total
 
 
 def summed(*values: Tensor) -> tuple[list[Tensor], int]:
     """Sums of numbers () over all processes, made at once, and how many processes there are. Every process calls it."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if processes() == 1:
         return list(values), 1
     together = torch.stack([value.to(torch.float64) for value in values])  # in which counts are exact
     dist.all_reduce(together)
-    return [sum_.to(value.dtype) for sum_, value in zip(together, values, strict=True)], dist.get_world_size()
+    return [sum_.to(value.dtype) for sum_, value in zip(together, values, strict=True)], processes()
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None, Tensor]:

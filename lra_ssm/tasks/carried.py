@@ -7,18 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-def _world() -> tuple[int, int]:
-    ready = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+from lra_ssm.layers.norms import processes
 
 
 def all_rows(state: Tensor) -> Tensor:
     """One process's rows (B, …) -> the rows of the global batch (B · W, …), on the CPU. Every process calls it."""
-    _, world = _world()
-    if world > 1:
+    if processes() > 1:
         own = (torch.view_as_real(state) if state.is_complex() else state).contiguous()  # gloo sends no complex ones
-        parts = [torch.empty_like(own) for _ in range(world)]
+        parts = [torch.empty_like(own) for _ in range(processes())]
         dist.all_gather(parts, own)
         rows = torch.stack(parts, dim=1).flatten(0, 1)
         state = torch.view_as_complex(rows) if state.is_complex() else rows
@@ -27,5 +23,4 @@ def all_rows(state: Tensor) -> Tensor:
 
 def own_rows(state: Tensor) -> Tensor:
     """The rows of the global batch -> this process's."""
-    rank, world = _world()
-    return state[rank::world].clone()
+    return state.clone() if processes() == 1 else state[dist.get_rank() :: processes()].clone()

@@ -128,24 +128,22 @@ DEFAULTS = OptimizerSettings()
 
 
 class Rate(NamedTuple):
-    """How one parameter is trained."""
+    """How one parameter is trained; under a width parameterization with its factors in these."""
 
     lr: float
     weight_decay: float
+    eps: float | None = None  # None: as the algorithm has it
+    width: Factors | None = None
 
-
-class WidenedRate(NamedTuple):
-    """The same under a width parameterization."""
-
-    lr: float
-    weight_decay: float
-    eps: float | None  # None: as the algorithm has it
-    width: Factors  # that are in these
+    def widened(self, width: Factors, eps: float | None) -> "Rate":
+        """With the factors multiplied in, but that of the initial value, which is done."""
+        eps = None if eps is None else eps * width.eps
+        return Rate(self.lr * width.lr, self.weight_decay * width.weight_decay, eps, width._replace(initial=1.0))
 
 
 def parameter_rates(
     model: nn.Module, settings: OptimizerSettings, width: Mapping[str, Factors] | None = None
-) -> Mapping[str, Rate | WidenedRate]:
+) -> Mapping[str, Rate]:
     """Full parameter name -> learning rate and weight decay, in the model's order; with factors, these in them."""
     s = settings
     no_decay = s.weight_decay if s.decay_biases_and_norms else 0.0
@@ -161,17 +159,10 @@ def parameter_rates(
     if width is None:
         return found
     eps = default_eps(s.algorithm, s.arguments)
-    return {name: _scaled(rate, width[name], eps) for name, rate in found.items()}
+    return {name: rate.widened(width[name], eps) for name, rate in found.items()}
 
 
-def _scaled(rate: Rate, width: Factors, eps: float | None) -> WidenedRate:
-    eps = None if eps is None else eps * width.eps
-    return WidenedRate(
-        rate.lr * width.lr, rate.weight_decay * width.weight_decay, eps, width._replace(initial=1.0)
-    )  # which is done
-
-
-def parameter_groups(model: nn.Module, rates: Mapping[str, Rate | WidenedRate]) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, rates: Mapping[str, Rate]) -> list[dict[str, Any]]:
     """Optimizer groups of `model`: dicts with name, params, lr and weight_decay.
 
     rates: of every parameter by its full name, from `parameter_rates`, or refined. Parameters with the same rate and
@@ -180,8 +171,8 @@ def parameter_groups(model: nn.Module, rates: Mapping[str, Rate | WidenedRate]) 
     """
     roles, parameters = parameter_roles(model), dict(model.named_parameters())
     usual = {"embedding": "base", "norm": "no_decay"}  # optimizers' states are in this order: older runs' too
-    groups: dict[Rate | WidenedRate, dict[str, Any]] = {}
-    inside: dict[Rate | WidenedRate, set[str]] = {}
+    groups: dict[Rate, dict[str, Any]] = {}
+    inside: dict[Rate, set[str]] = {}
     for name in sorted(roles, key=lambda name: ROLES.index(usual.get(roles[name], roles[name]))):
         group = groups.setdefault(rates[name], {"name": "", "params": [], **_settings_of(rates[name])})
         group["params"].append(parameters[name])
@@ -192,10 +183,10 @@ def parameter_groups(model: nn.Module, rates: Mapping[str, Rate | WidenedRate]) 
     return list(groups.values())
 
 
-def _settings_of(rate: Rate | WidenedRate) -> dict[str, Any]:
+def _settings_of(rate: Rate) -> dict[str, Any]:
     """A group's, as plain values: a checkpoint has them."""
     found = {key: value for key, value in rate._asdict().items() if value is not None}
-    return {**found, "width": rate.width._asdict()} if isinstance(rate, WidenedRate) else found
+    return found if rate.width is None else {**found, "width": rate.width._asdict()}
 
 
 def format_groups(groups: list[dict[str, Any]]) -> str:
@@ -213,15 +204,9 @@ def format_groups(groups: list[dict[str, Any]]) -> str:
         factors = [f"{width[key]:.3g}" for key in ("lr", "weight_decay", "eps")] if widened else []
         kind = [width["kind"]] if widened else []
         rows.append((name, *kind, f"{count:,}", rate, f"{group['weight_decay']:g}", *by, *factors))
-    head = (
-        "group",
-        *(["width"] if widened else []),
-        "parameters",
-        "lr",
-        "weight decay",
-        *(["algorithm"] if several else []),
-    )
-    head += ("× lr", "× decay", "× eps") if widened else ()
+    head = ["group", *(["width"] if widened else []), "parameters", "lr", "weight decay"]
+    head += ["algorithm"] if several else []
+    head += ["× lr", "× decay", "× eps"] if widened else []
     return table(head, rows, left=1 + widened, width=terminal_width())
 
 

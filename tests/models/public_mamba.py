@@ -34,29 +34,29 @@ def weights(s: dict[str, Any], embedding: str = "embeddings") -> dict[str, Tenso
     def random(*shape: int, scale: float = 0.3) -> Tensor:
         return torch.randn(shape, generator=draw) * scale
 
-    def unit() -> tuple[int, int, dict[str, Tensor]]:
-        """Rows of in_proj, channels of the convolution, and the tensors of the selective unit."""
-        if "R" in s:
-            rates = torch.arange(1.0, N + 1).log().repeat(E, 1) + random(E, N)
-            own = {"A_log": rates, "x_proj.weight": random(s["R"] + 2 * N, E), "dt_proj.weight": random(E, s["R"])}
-            return 2 * E, E, {**own, "dt_proj.bias": random(E, scale=1.0) - 3, "D": 1 + random(E)}
-        H, S = E // s["P"], 2 * s["G"] * N
-        own = {"A_log": random(H, scale=1.0), "D": 1 + random(H), "dt_bias": random(H, scale=1.0) - 2}
-        return 2 * E + S + H, E + S, {**own, "norm.weight": 1 + random(E)}
-
-    found = {f"backbone.{embedding}.weight": random(s["vocabulary"], D), "backbone.norm_f.weight": 1 + random(D)}
+    H, S = (E, 0) if "R" in s else (E // s["P"], 2 * s["G"] * N)
+    rows, channels = 2 * E + (0 if "R" in s else S + H), E + S
+    found = {f"backbone.{embedding}.weight": random(s["vocabulary"], D)}
     for i in range(s["layers"]):
         p = f"backbone.layers.{i}."
-        rows, channels, own = unit()
+        found[f"{p}norm.weight"] = 1 + random(D)
+        rates = torch.arange(1.0, N + 1).log().repeat(E, 1) + random(E, N) if "R" in s else random(H, scale=1.0)
+        own = {"A_log": rates, "D": 1 + random(H)}
         own |= {"in_proj.weight": random(rows, D), "conv1d.weight": random(channels, 1, s["W"])}
+        if "R" in s:
+            own |= {"x_proj.weight": random(s["R"] + 2 * N, E), "dt_proj.weight": random(E, s["R"])}
+            own["dt_proj.bias"] = random(E, scale=1.0) - 3
+        else:
+            own |= {"dt_bias": random(H, scale=1.0) - 2, "norm.weight": 1 + random(E)}
         own["out_proj.weight"] = random(D, E)
         if s["bias"]:
             own |= {"in_proj.bias": random(rows), "out_proj.bias": random(D)}
         if s["conv_bias"]:
             own["conv1d.bias"] = random(channels)
-        found |= {f"{p}norm.weight": 1 + random(D), **{f"{p}mixer.{name}": tensor for name, tensor in own.items()}}
+        found |= {f"{p}mixer.{name}": tensor for name, tensor in own.items()}
         if not s["rms"]:
             found[f"{p}norm.bias"] = random(D)
+    found["backbone.norm_f.weight"] = 1 + random(D)
     if not s["rms"]:
         found["backbone.norm_f.bias"] = random(D)
     if not s["tied"]:

@@ -61,7 +61,7 @@ def test_every_algorithm_has_each_parameters_rate_and_decay_and_takes_arguments(
     found = optimizer_and_schedule(built, settings, 100)["optimizer"]
     names = {id(p): name for name, p in built.named_parameters()}
     given = {names[id(p)]: (g["initial_lr"], g["weight_decay"]) for g in found.param_groups for p in g["params"]}
-    assert given == {name: tuple(rate) for name, rate in parameter_rates(built, settings).items()}
+    assert given == {name: rate[:2] for name, rate in parameter_rates(built, settings).items()}
     for name, value in arguments.items():
         assert found.param_groups[0][name] == value
 
@@ -143,7 +143,10 @@ def test_muon_beside_adamw_steps_as_torchs_two(arguments):
     )
     together = optimizer_and_schedule(ours, settings, 100)["optimizer"]
     matrices, rates = hidden_matrices(theirs), parameter_rates(theirs, settings)
-    groups = [{"params": [p], **rates[name]._asdict()} for name, p in theirs.named_parameters()]
+    groups = [
+        {"params": [p], "lr": rates[name].lr, "weight_decay": rates[name].weight_decay}
+        for name, p in theirs.named_parameters()
+    ]
     apart = [
         torch.optim.Muon(
             [g for g in groups if g["params"][0] in matrices], **{"adjust_lr_fn": "match_rms_adamw", **arguments}
