@@ -32,7 +32,7 @@ def test_s5_trains_every_parameter_as_its_public_code(task):
     of_delta = fast if s["delta_lr_factor"] == 1.0 else slow
     own = {"A_weight": slow, "A_imag": slow, "log_delta": of_delta, "B": fast if s["fast_B"] else slow}
     for name, rate in parameter_rates(built, OptimizerSettings.of(settings)).items():
-        assert tuple(rate) == pytest.approx(own.get(name.rpartition(".")[2], fast)), name
+        assert rate[:2] == pytest.approx(own.get(name.rpartition(".")[2], fast)), name
 
 
 @pytest.mark.parametrize("task", LRA)

@@ -136,32 +136,3 @@ def test_s5s_block_starts_as_its_public_code_and_no_norm_ends_the_stack():
 def test_norm_names():
     with pytest.raises(ValueError, match="norm is 'group'; it must be one of batch, batch_padded, layer, rms"):
         make_norm("group", 4)
-
-
-def test_layer_spec_is_a_plain_dict_with_the_public_path():
-    spec = LayerSpec(S4D, d_state=8)
-    stored = spec.as_dict()
-    assert stored["class_path"] == "lra_ssm.layers.S4D"
-    assert stored["init_args"]["d_state"] == 8 and stored["init_args"]["init"] == "legs"  # defaults are written out
-    again = LayerSpec.of(spec.as_dict())
-    assert again.cls is S4D and again(4).A_log.shape == (4, 4)
-    assert LayerSpec.of(S4D).as_dict()["init_args"]["d_state"] == 64
-
-
-def nothing() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: LayerSpec(S4D, d_stat=8), "takes no argument 'd_stat'; did you mean 'd_state'"),
-        (lambda: LayerSpec("lra_ssm.layers.S7"), "'lra_ssm.layers.S7' cannot be imported"),
-        (lambda: LayerSpec("lra_ssm.layers"), "not a module"),
-        (lambda: LayerSpec(nothing), "is no layer"),
-        (lambda: LayerSpec.of({"init_args": {}}), "class_path"),
-        (lambda: LayerSpec.of({"class_path": "lra_ssm.layers.S4D", "args": {}}), "args"),
-    ],
-)
-def test_layer_specs_that_mean_nothing(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

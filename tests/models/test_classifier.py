@@ -1,21 +1,9 @@
 import pytest
 import torch
-from torch import nn
 
 from lra_ssm.layers import B2S6, S6, BlockSpec, S4Block
 from lra_ssm.models import Classifier, LastPooling, LayerSpec, MaxPooling, MeanPooling
-
-
-class OwnLayer(nn.Module):
-    """All that a user's layer needs."""
-
-    def __init__(self, d_model: int, width: int = 3) -> None:
-        super().__init__()
-        self.mix = nn.Conv1d(d_model, d_model, width, padding="same")
-
-    def forward(self, x, lengths=None):
-        return self.mix(x.transpose(1, 2)).transpose(1, 2)
-
+from tests.helpers import Smooth
 
 SPEC = LayerSpec(B2S6, num_blocks=2, d_state=4, bidirectional=True)
 
@@ -82,7 +70,7 @@ def test_lengths_are_not_looked_at_where_that_costs_something():
 
 def test_features_and_a_layer_of_ones_own():
     torch.manual_seed(0)
-    model = Classifier(LayerSpec(OwnLayer, width=5), 2, d_input=3, d_model=4, n_layers=1)
+    model = Classifier(LayerSpec(Smooth, width=5), 2, d_input=3, d_model=4, n_layers=1)
     logits = model(torch.randn(2, 6, 3))
     assert logits.shape == (2, 2)
     logits.sum().backward()

@@ -11,7 +11,6 @@ from lra_ssm.ops.backends.cpu_s4d_kernel import s4d_kernel_zoh
 from lra_ssm.ops.backends.cpu_scan import channels_per_task, scan_forward, slots
 from tests.each import each
 from tests.ops.scan_cases import (
-    OPTIONAL,
     assert_close,
     make_inputs,
     narrowed,
@@ -198,12 +197,3 @@ def test_compiles_as_one_graph(layer):
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), list(module.parameters())), want)
     torch._dynamo.reset()
-
-
-def test_autocast_takes_half_precision():
-    inputs = make_inputs(False, "1 real", "1 real", dtype=torch.float32, optional=OPTIONAL)
-    inputs["u"] = inputs["u"].bfloat16()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, state = selective_scan(**inputs, return_last_state=True, backend="cpu")
-    assert y.dtype == torch.bfloat16 and state.dtype == torch.float32
-    torch.testing.assert_close(y, selective_scan(**inputs, backend="cpu"))

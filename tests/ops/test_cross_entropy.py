@@ -1,6 +1,7 @@
 """linear_cross_entropy against F.cross_entropy of F.linear."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,27 @@ def gradients(loss: Tensor, inputs: dict[str, Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [x for x in inputs.values() if x.requires_grad]))
 
 
+def compare(inputs: dict[str, Tensor], reduction: str, of_values: dict[str, float], of_gradients: dict[str, float],
+            wanted: Tensor | None = None, function: Any = linear_cross_entropy, **more: Any) -> None:  # fmt: skip
+    """Values, and gradients under a weight for each position, with those of the plain form, or of a wanted loss of the
+    positions; in double, from the same numbers, where the inputs are single."""
+    plainly = inputs
+    if wanted is None:
+        plainly = {k: v.detach().double().requires_grad_(v.requires_grad) if v.is_floating_point() else v
+                   for k, v in inputs.items()}  # fmt: skip
+        wanted = plain(**plainly)
+    got = function(**inputs, reduction=reduction, **more)
+    wanted = wanted if reduction == "none" else wanted.sum()
+    scale = torch.linspace(-1, 2, got.numel()) if reduction == "none" else torch.tensor(0.37)
+    torch.testing.assert_close(got.to(wanted.dtype), wanted, **of_values)
+    ours, theirs = gradients((got * scale).sum(), inputs), gradients((wanted * scale).sum(), plainly)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.to(b.dtype), b, **of_gradients)
+
+
+EXACT = {"rtol": 1e-7, "atol": 1e-7}  # torch's own for float64
+
+
 @each("chunk_bytes", CHUNKS)
 @each("reduction", ["none", "sum"])
 @each("with_bias", [True, False])
@@ -48,13 +70,7 @@ def test_values_and_gradients_are_those_of_the_plain_form(chunk_bytes: int, redu
     if not with_bias:
         del inputs["bias"]
     inputs["targets"][[0, 5, 22]] = -100
-    wanted, got = plain(**inputs), linear_cross_entropy(**inputs, reduction=reduction, chunk_bytes=chunk_bytes)
-    scale = torch.linspace(-1, 2, 23, dtype=torch.float64) if reduction == "none" else torch.tensor(0.37)
-    torch.testing.assert_close(got, wanted if reduction == "none" else wanted.sum())
-    for ours, theirs in zip(
-        gradients((got * scale).sum(), inputs), gradients((wanted * scale).sum(), inputs), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
+    compare(inputs, reduction, EXACT, EXACT, chunk_bytes=chunk_bytes)
 
 
 def test_a_gpu_takes_chunks_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,26 +151,14 @@ def test_huge_logits(reduction: str) -> None:
     rounded = {k: v.detach() for k, v in case().items()}
     rounded["x"] = (rounded["x"] * 1e4).round()
     rounded |= {name: (rounded[name] * 8).round() / 8 for name in ("weight", "bias")}
-    double, inputs = (
-        {k: v.to(dtype).requires_grad_() if v.is_floating_point() else v for k, v in rounded.items()}
-        for dtype in (torch.float64, torch.float32)
-    )
-    wanted, got = plain(**double), linear_cross_entropy(**inputs, reduction=reduction)
-    assert wanted.max() > 1e4
-    torch.testing.assert_close(got.double(), wanted if reduction == "none" else wanted.sum(), rtol=1e-6, atol=0)
-    for ours, theirs in zip(gradients(got.sum(), inputs), gradients(wanted.sum(), double), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
+    assert plain(**rounded).max() > 1e4
+    single = {k: v.float().requires_grad_() if v.is_floating_point() else v for k, v in rounded.items()}
+    compare(single, reduction, {"rtol": 1e-6, "atol": 0}, {"rtol": 1e-6, "atol": 0})
 
 
 def test_many_positions_and_a_large_vocabulary() -> None:
     inputs = case(70, 8, 3001, torch.float32)
-    loss = linear_cross_entropy(**inputs, reduction="sum", chunk_bytes=30 * 3001 * 4)
-    double = {k: v.detach().double() if v.is_floating_point() else v for k, v in inputs.items()}
-    double = {k: v.requires_grad_(v.is_floating_point()) for k, v in double.items()}
-    wanted = plain(**double).sum()
-    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
-    for ours, theirs in zip(gradients(loss, inputs), gradients(wanted, double), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=2e-6)
+    compare(inputs, "sum", {"rtol": 1e-6, "atol": 0}, {"rtol": 1e-5, "atol": 2e-6}, chunk_bytes=30 * 3001 * 4)
 
 
 @each("reduction", ["none", "sum"])
@@ -226,17 +230,13 @@ def test_gradients_of_one_input_alone(wanted: str, reduction: str) -> None:
     inputs = case()
     for name in ("x", "weight", "bias"):
         inputs[name].requires_grad_(name == wanted)
-    ours = gradients(linear_cross_entropy(**inputs, reduction=reduction).sum(), inputs)
-    torch.testing.assert_close(ours, gradients(plain(**inputs).sum(), inputs))
+    compare(inputs, reduction, EXACT, EXACT)
 
 
 @pytest.mark.parametrize("reduction", ["none", pytest.param("sum", marks=pytest.mark.slow)])
 def test_compiles_as_one_graph(reduction: str) -> None:
-    inputs = case(7)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
-    loss, wanted = compiled(**inputs, reduction=reduction, chunk_bytes=400), plain(**inputs)  # two chunks
-    torch.testing.assert_close(loss.sum(), wanted.sum())
-    torch.testing.assert_close(gradients(loss.sum(), inputs), gradients(wanted.sum(), inputs))
+    compare(case(7), reduction, EXACT, EXACT, function=compiled, chunk_bytes=400)  # two chunks
 
 
 @each(

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from lra_ssm.ops import causal_depthwise_convolution, causal_depthwise_convolution_reference, last_taps
 from tests.each import each
@@ -68,13 +67,6 @@ def test_resets_at_awkward_places(at, W):
         parts.append(causal_depthwise_convolution(inputs["u"][1:2, :, start:stop], inputs["weight"], inputs["bias"],
                                                   initial=initial))  # fmt: skip
     torch.testing.assert_close(actual["y"][1:2], torch.cat(parts, dim=-1))
-
-
-def test_is_torch_conv1d():
-    inputs = make(50)
-    u, weight, bias = (inputs[name] for name in ("u", "weight", "bias"))
-    expected = F.conv1d(F.pad(u, (3, 0)), weight.unsqueeze(1), bias, groups=5)
-    torch.testing.assert_close(causal_depthwise_convolution(u, weight, bias), expected)
 
 
 def test_by_hand():

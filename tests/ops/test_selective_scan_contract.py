@@ -64,8 +64,10 @@ def test_strides(complex_A, backend):
 
 @each("backend", [*BACKENDS, "reference"])
 @each("complex_A", [False, True])
-def test_mixed_dtypes(complex_A, backend):
-    check_mixed_dtypes(complex_A, backend)
+@each("autocast", [False, True])
+def test_mixed_dtypes(complex_A, backend, autocast):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        check_mixed_dtypes(complex_A, backend)
 
 
 @each("backend", FAST)
