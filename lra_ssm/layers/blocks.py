@@ -111,6 +111,7 @@ class Block(nn.Module):
     """
 
     stateful: tuple[str, ...] = ("layer",)
+    residual = True  # else f's output alone goes on
 
     def __init__(self, d_model: int, norm: NormName | None, prenorm: bool) -> None:
         super().__init__()
@@ -166,9 +167,9 @@ class Block(nn.Module):
         """What f reads."""
         return self.norm(x, lengths) if self.norm is not None and self.prenorm else x
 
-    def behind(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What is made of x and of f's y."""
-        return x + y if self.norm is None or self.prenorm else self.norm(x + y, lengths)
+    def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What is made of the sum."""
+        return y if self.norm is None or self.prenorm else self.norm(y, lengths)
 
     def forward(
         self,
@@ -185,13 +186,14 @@ class Block(nn.Module):
         check_sequence(x, self)
         check_lengths(lengths, x)
         y, state = self.inner(self.before(x, lengths), lengths, reset, initial_state, return_last_state)
-        y = mask_padding(self.behind(x, y, lengths), lengths)
+        y = x + y if self.residual else y
+        y = mask_padding(self.behind(y, lengths), lengths)
         return (y, state) if return_last_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """One position: x_t (B, D), state -> (y_t (B, D), state)."""
         y, state = self.inner_step(self.before(x_t), state)
-        return self.behind(x_t, y), state
+        return self.behind(x_t + y if self.residual else y), state
 
     def extra_repr(self) -> str:
         return f"prenorm={self.prenorm}"

@@ -44,8 +44,8 @@ class MLPBlock(Block):
             self.fc2 = nn.Linear(width, d_model, bias=bias)
             self.mlp_dropout = nn.Dropout(dropout)
 
-    def behind(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = mask_padding(super().behind(x, y, lengths), lengths)
+    def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = mask_padding(super().behind(y, lengths), lengths)
         if self.norm2 is None:
             return x
         y = self.fc1(self.norm2(x, lengths) if self.prenorm else x)

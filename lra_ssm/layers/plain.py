@@ -76,8 +76,8 @@ class PlainBlock(Block):
     def before(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return x if self.norm is None else self.norm(x, lengths)
 
-    def behind(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return x + y if self.residual else y
+    def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return y
 
     def final_norm(self, d_model: int) -> None:
         """None: such blocks end with what N gives."""
