@@ -179,10 +179,9 @@ def check_mixed_dtypes(complex_A: bool, backend: str, **sizes: int) -> None:
         assert_close(widened({name: x}), {name: truth[name]}, rtol=rtol)
 
 
-def check_float32(complex_A: bool, discretization: str, backend: str, **sizes: int) -> None:
+def check_float32(inputs: Inputs, discretization: str, backend: str) -> None:
     """float32 against float64: values and every gradient to a few rounding errors."""
-    forms = ("2 interleaved", "1 complex") if complex_A else ("2 real", "1 real")
-    narrow = narrowed(make_inputs(complex_A, *forms, **sizes))
+    narrow = narrowed(inputs)
     flags = dict(discretization=discretization, delta_softplus=True)
     truth = run(widened(narrow), "reference", **flags)
     assert_close(widened(run(narrow, backend, **flags)), truth, rtol=3e-6, by=backend)

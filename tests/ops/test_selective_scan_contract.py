@@ -73,7 +73,7 @@ def test_mixed_dtypes(complex_A, backend, autocast):
 @each("backend", FAST)
 @each("complex_A, discretization", [(False, "euler"), (True, "zoh"), (True, "euler"), (False, "zoh")])
 def test_float32_error(complex_A, discretization, backend):
-    check_float32(complex_A, discretization, backend, D=8, N=4, L=1024)
+    check_float32(make_inputs(complex_A, *VARIABLE[complex_A], D=8, N=4, L=1024), discretization, backend)
 
 
 @each("backend", BACKENDS)

@@ -142,12 +142,7 @@ def test_odd_sizes(complex_A, L, shape, cut, monkeypatch):
 
 @pytest.mark.parametrize(
     "complex_A, use_y, use_state",
-    [
-        (False, True, False),
-        (True, False, True),
-        slow(True, True, False),
-        slow(False, False, True),
-    ],
+    [(False, True, False), (True, False, True), slow(True, True, False), slow(False, False, True)],
 )
 def test_gradient_through_one_result_alone(complex_A, use_y, use_state, cut):
     cut()
@@ -188,7 +183,8 @@ def test_float32_gradient_of_small_A(complex_A):
 def test_float32_error(complex_A, discretization, cut):
     """Over three segments."""
     cut()
-    check_float32(complex_A, discretization, "triton", batch=1, D=2, L=1024 if DEVICE == "cuda" else 12)
+    L = 1024 if DEVICE == "cuda" else 12
+    check_float32(make_inputs(complex_A, "1 real", "1 real", batch=1, D=2, L=L), discretization, "triton")
 
 
 @each("discretization", ["euler", "zoh"])
