@@ -130,7 +130,8 @@ class Block(nn.Module):
         self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, initial_state: State, return_last_state: bool
     ) -> tuple[Tensor, State]:
         """f of a sequence: x (B, L, D) -> (y (B, L, D), state or None); arguments as in `forward`."""
-        before, after = self._parts(initial_state), list[State]()
+        before = self._parts(initial_state)
+        after: list[State] = []
 
         def through(part: nn.Module, u: Tensor, width: int | None = None) -> Tensor:
             state = before[len(after)]
@@ -142,7 +143,8 @@ class Block(nn.Module):
 
     def inner_step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """f at one position: x_t (B, D), state -> (y_t (B, D), state)."""
-        before, after = self._parts(state), list[State]()
+        before = self._parts(state)
+        after: list[State] = []
 
         def through(part: nn.Module, u: Tensor, width: int | None = None) -> Tensor:
             y, one = need(part, "step")(u, before[len(after)])

@@ -261,7 +261,7 @@ def test_it_can_be_built_on_the_meta_device(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "hyena"])
+@pytest.mark.parametrize("name", ["s4block", "mamba", "mamba2", "hyena", "transformer", "plain"])
 def test_a_block_compiles_as_one_graph(name):
     torch._dynamo.reset()
     block, x = build(name), of(name)
