@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import lra_ssm.ops.depthwise_convolution as depthwise
 from lra_ssm.ops import (
     causal_depthwise_convolution,
     causal_depthwise_convolution_reference,
@@ -92,7 +91,6 @@ def pieces(request, monkeypatch):
     if request.param:
         monkeypatch.setattr(eager, "_PIECE_BYTES", {"cpu": 1})
         monkeypatch.setattr(eager_ssd, "CHUNKS", 1)
-        monkeypatch.setattr(depthwise, "_PIECE_BYTES", 1)
 
 
 def cut(of: Operator, inputs: Inputs, start: int, stop: int) -> Inputs:
