@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock
 
 from lra_ssm.ops.backends import native_build
 from tests.ops.scan_cases import needs_compiled
@@ -65,8 +66,9 @@ def test_killed_while_compiling(tmp_path, compiler):
     assert log.exists()
     process.kill()
     process.process.join()
-    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".lock"]
+    assert not list((tmp_path / "cache").glob("*.so"))
     assert finish(start(tmp_path / "cache", path))[0] == "cpu"
+    assert not list((tmp_path / "cache").glob("*/")), "what the killed one left is gone"
 
 
 def cut(whole):
@@ -90,6 +92,35 @@ def test_a_damaged_library_is_built_again(tmp_path, compiler):
         assert finish(start(tmp_path / "cache", path))[0] == "cpu"
         assert built.read_bytes() == whole
     assert log.read_text() == "once " * 4
+
+
+@needs_compiled
+def test_what_killed_builders_left_is_removed(tmp_path, compiler):
+    """And nothing of a living one, whatever processor it builds for."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    dead, living = cache / f"native-{'d' * 20}x1y2", cache / f"native-{'a' * 20}x1y2"
+    own = cache / f"native-{native_build.key()}x1y2"
+    for folder in (dead, living, own):
+        folder.mkdir()
+        (folder / "built.so").write_text("half")
+    with FileLock(cache / f"native-{'a' * 20}.lock"):
+        assert finish(start(cache, compiler[0]))[0] == "cpu"
+        assert list(cache.glob("*/")) == [living]
+    assert finish(start(cache, compiler[0]))[0] == "cpu"
+    assert not list(cache.glob("*/"))
+
+
+def test_without_locks_yesterdays_folders_are_removed(tmp_path, monkeypatch):
+    def refuse(self, timeout):
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    old, young = (tmp_path / f"native-{letter * 20}" for letter in "oy")
+    old.mkdir(), young.mkdir()
+    os.utime(old, (0, 0))
+    native_build.remove_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == [young]
 
 
 @needs_compiled

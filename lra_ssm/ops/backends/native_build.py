@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 SOURCES = Path(__file__).parent / "native"
 UNITS = (
@@ -38,6 +38,7 @@ UNITS = (
 # multiply-adds, which the reductions rely on.
 FLAGS = "-std=c++17 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fPIC -Wno-psabi".split()
 _TIMEOUT_S, _RETRY_S = 600, 3600
+_DEAD_S = 86_400  # no builder lives so long
 _ROOM = 32 << 20  # bytes that a build takes, and some more
 
 _PRIVATE = "lra_ssm-"  # folders of one process
@@ -121,7 +122,7 @@ def _name(stem: str, path: Path) -> str:
 
 
 def _compile(folder: Path, stem: str) -> Path:
-    """Builds the library, beside the system's temporary files, into a folder; or leaves the reason why not."""
+    """Builds the library into a folder; nothing else is left there, or the reason why not."""
     commands = compilers()
     versions = [subprocess.run([*c, "--version"], capture_output=True, timeout=60).stdout for c in commands]
     failure = folder / f"{stem}.{hashlib.sha256(repr((commands, versions)).encode()).hexdigest()[:8]}.failed"
@@ -131,7 +132,7 @@ def _compile(folder: Path, stem: str) -> Path:
     log.warning("lra_ssm: compiling the CPU kernels, once, into %s", folder)
     said = ""
     for command in commands:
-        with tempfile.TemporaryDirectory(prefix=_PRIVATE) as temporary:
+        with tempfile.TemporaryDirectory(prefix=stem, dir=folder) as temporary:
             built = Path(temporary) / "built.so"
             line = [*command, *flags(), "-shared", *(str(SOURCES / unit) for unit in UNITS), "-o", str(built)]
             environment = {**os.environ, "TMPDIR": temporary}  # the compiler's own files go with the folder
@@ -142,9 +143,7 @@ def _compile(folder: Path, stem: str) -> Path:
                 continue
             if run.returncode == 0 and built.is_file() and built.stat().st_size:
                 target = folder / _name(stem, built)
-                part = target.with_suffix(f".{os.getpid()}")
-                shutil.copyfile(built, part)
-                os.replace(part, target)
+                os.replace(built, target)
                 for other in folder.glob(f"{stem}-*.so"):  # damaged ones, or somebody else's whole one
                     if other != target and other.name != _name(stem, other):
                         other.unlink(missing_ok=True)
@@ -159,23 +158,61 @@ def _compile(folder: Path, stem: str) -> Path:
     raise _NotBuilt(f"its build failed ({last}), see {failure}")
 
 
+def remove_stale(folder: Path, held: str | None = None) -> None:
+    """Removes what killed builders left in a folder.
+
+    A builder holds the lock of its stem as long as its temporary folder is there; `held` is the stem whose lock the
+    caller holds.  Where there are no locks, a folder of yesterday is nobody's.
+    """
+    for path in folder.glob("native-*/"):
+        stem = path.name[: len("native-") + 20]
+        if stem == held or _is_free(folder / f"{stem}.lock", path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_free(lock_file: Path, path: Path) -> bool:
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except (OSError, NotImplementedError):
+        return _is_old(path)
+    lock.release()
+    return True
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _DEAD_S
+    except OSError:
+        return False
+
+
 def _load() -> ctypes.CDLL:
     stem = f"native-{key()}"
+    for folder in cache_folders():
+        remove_stale(folder)
     for folder in cache_folders():
         if found := find(folder, stem):
             return ctypes.CDLL(str(found))
     folder = folder_to_write()
+    private = folder not in cache_folders()
     lock = FileLock(folder / f"{stem}.lock")
     try:
         lock.acquire()
     except (OSError, NotImplementedError):
         pass  # a file system without locks: several processes may compile, and each puts a whole file in its place
     try:
+        remove_stale(folder, stem if lock.is_locked else None)
         return ctypes.CDLL(str(find(folder, stem) or _compile(folder, stem)))
     finally:
         lock.release()
-        if folder not in cache_folders():  # what is loaded needs no name
+        if private:  # what is loaded needs no name; nor do those of killed processes
             shutil.rmtree(folder, ignore_errors=True)
+            for other in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*/"):
+                if _is_old(other) and other.stat().st_uid == os.getuid():
+                    shutil.rmtree(other, ignore_errors=True)
 
 
 @cache
