@@ -121,9 +121,11 @@ def test_at_every_moment_one_of_the_two_is_whole(tmp_path, monkeypatch):
     keep_as_previous(last)
     keep_as_previous(last)
     assert before.read_text() == "2" and len(list(tmp_path.iterdir())) == 2
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
     last.unlink()
+    keep_as_previous(last)  # somebody removed it: the one before stays
+    assert before.read_text() == "2"
     last.write_text("3")
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
     keep_as_previous(last)
     assert before.read_text() == "3" and not last.exists()
 

@@ -7,6 +7,7 @@ own module does.
 import io
 import logging
 import os
+import select
 import signal
 import sys
 import traceback
@@ -16,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lra_ssm import __version__
-from lra_ssm.errors import InputError, hint, printable, squeeze
+from lra_ssm.errors import InputError, chain, hint, printable, squeeze
 from lra_ssm.files import one_reason
 
 # name -> (module, what it does); the module's main(command, arguments) returns an exit code.
@@ -100,7 +101,7 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
         warnings.formatwarning = _warning_line
         return run(command, arguments)
     except (InputError, OSError) as error:
-        if BrokenPipeError in (type(error), type(error.__cause__)):
+        if isinstance(error, BrokenPipeError) or _is_of_a_pipe(error):
             raise BrokenPipeError from error
         _show_traceback(debug)
         if isinstance(error, InputError):
@@ -138,6 +139,13 @@ def _wait_asleep() -> None:
 def _fail(reason: str, code: int = 2) -> int:
     print(f"lra-ssm: error: {squeeze(reason)}", file=sys.stderr)
     return code
+
+
+def _is_of_a_pipe(error: BaseException) -> bool:
+    """Whether what is told as bad input began with a printed line that nobody reads."""
+    pipe = select.poll()
+    pipe.register(1, 0)
+    return any(isinstance(e, BrokenPipeError) for e in chain(error)) and bool(pipe.poll(0))
 
 
 def _unread() -> int:

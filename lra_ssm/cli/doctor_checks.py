@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -168,13 +169,21 @@ def hub() -> Finding:
     shown = f"{place}, {token}"
     if constants.HF_HUB_OFFLINE:
         return Finding(f"{shown}, offline (HF_HUB_OFFLINE): not asked")
-    try:
-        status = get_session().head(endpoint, timeout=_HUB_PATIENCE).status_code
-        if status < 500:
-            return Finding(f"{shown}, answers")
-        failure = f"answers with status {status}"
-    except Exception as error:  # of several libraries, with the versions of huggingface_hub
-        failure = one_reason(error)[:200]
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            status = get_session().head(endpoint, timeout=_HUB_PATIENCE).status_code
+            said.append("" if status < 500 else f"answers with status {status}")
+        except Exception as error:  # of several libraries, with the versions of huggingface_hub
+            said.append(one_reason(error)[:200])
+
+    asking = threading.Thread(target=ask, daemon=True)  # looking up a name may take longer than any timeout
+    asking.start()
+    asking.join(_HUB_PATIENCE)
+    failure = said[0] if said else f"no answer within {_HUB_PATIENCE:g} s"
+    if not failure:
+        return Finding(f"{shown}, answers")
     found = Finding(f"{shown}, cannot be reached")
     reason = f"the Hub at {place} cannot be reached ({failure.replace(endpoint, place)})"
     if os.environ.get("HF_ENDPOINT"):

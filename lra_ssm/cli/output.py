@@ -1,6 +1,7 @@
 """How a command says something, and where TensorBoard writes."""
 
 import argparse
+import os
 import textwrap
 from itertools import groupby
 from pathlib import Path
@@ -44,6 +45,8 @@ def in_a_folder(file: str, option: str = "--output") -> Path:
         raise InputError(f"{option} {path}: is a folder")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{option} {path}: its folder does not exist")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: its folder cannot be written")
     return path
 
 

@@ -121,6 +121,11 @@ def _examples(
     if resize and "resize" not in inspect.signature(datamodule.own_examples).parameters:
         raise InputError(f"--resize: {type(datamodule).__name__} has no images")
     given = {"resize": True} if resize else {}
+    try:
+        return datamodule.own_examples(files, vocabulary, **given), []
+    except InputError:
+        if len(files) == 1:
+            raise
     good, said = list[Path](), list[str]()
     for file in files:
         try:

@@ -175,7 +175,7 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
     *project, name = given.split("/")
     known = run.record.get("wandb") or {}
     try:
-        with wandb.init(
+        logged = wandb.init(
             entity=project[0] if len(project) > 1 else None,
             project=project[-1],
             id=known.get("id") or run.path.resolve().name,
@@ -185,7 +185,8 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
             job_type="push",
             dir=str(run.path.resolve()),  # wandb's own process may have begun in another folder
             settings=wandb.Settings(silent=True, console="off"),
-        ) as logged:
+        )
+        try:  # not `with`, which prints a traceback and marks the training's run as failed
             source = read_json(folder / CONFIG, CONFIG)["source"]
             artifact = wandb.Artifact(name, type="model", metadata=source)
             artifact.add_dir(str(folder), skip_cache=True)
@@ -193,6 +194,8 @@ def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> 
             offline = logged.offline
             if not offline:
                 artifact.wait()
+        finally:
+            logged.finish()
     except Exception as error:  # wandb's, its server's, the network's
         raise InputError(f"wandb:{given}: cannot be pushed ({one_reason(error)})") from error
     if offline:

@@ -52,7 +52,7 @@ def main(command: str, arguments: list[str]) -> int:
             print(note, file=sys.stderr)
 
     in_place = given.watch is not None and terminal_width() is not None
-    with redrawn(folder) if in_place else nullcontext(show) as draw, suppress(KeyboardInterrupt):
+    with redrawn(folder) if in_place else nullcontext(show) as draw, suppress(*[KeyboardInterrupt] * in_place):
         while True:
             queue = queue_of(folder)
             every = states(folder, queue)

@@ -187,7 +187,14 @@ def _resolved(
 
 
 def _copies(sweep: Sweep) -> dict[Path, str]:
-    """A name for each config's copy: its own, with a number before it where two have the same."""
+    """A name for each config's copy, as short as tells them apart."""
     configs = sorted({run.config for run in sweep.runs})
-    alike = len({config.name for config in configs}) < len(configs)
-    return {config: f"{i}-{config.name}" if alike else config.name for i, config in enumerate(configs, 1)}
+    for name in (
+        lambda config: config.name,
+        lambda config: "-".join(part for part in shipped.called(config).parts if part not in ("..", ".", "/")),
+        lambda config: f"{configs.index(config) + 1}-{config.name}",
+    ):
+        names = {config: name(config) for config in configs}
+        if len(set(names.values())) == len(configs):
+            break
+    return names

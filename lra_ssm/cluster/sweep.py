@@ -94,7 +94,12 @@ def read_file(kind: shipped.Kind, given: Path, read: Callable[[Path, dict[str, A
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; YAML keeps the last."""
+    """Refuses a key that stands twice in a mapping (YAML keeps the last); a date is text, as written."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -259,7 +264,7 @@ def _range(given: Mapping[str, Any], where: str) -> Callable[[float], float]:
 
 def as_option(value: Any) -> str:
     """A value of YAML as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

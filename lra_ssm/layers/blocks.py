@@ -92,8 +92,8 @@ def inner_width(name: str, factor: float, d_model: int) -> int:
 
 
 def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
-    """(…, D) -> (…, D'), of one position the fast way. What stands in an nn.Linear's place is called as it is."""
-    if _is_plain(linear, nn.Linear):
+    """(…, D) -> (…, D'); one position (B, D) the fast way. What stands in an nn.Linear's place is called as it is."""
+    if x.dim() == 2 and _is_plain(linear, nn.Linear):
         return step_linear(x, linear.weight, linear.bias)
     return linear(x)
 
@@ -107,7 +107,7 @@ class Block(nn.Module):
     """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a subclass gives `f`. Output is 0 at padding.
 
     `stateful` names the parts that keep a state, in the order in which f takes x through them; the block's state is
-    that of the one, or a tuple of theirs.
+    that of the one, or a tuple of theirs, which is empty where there is none.
     """
 
     stateful: tuple[str, ...] = ("layer",)
@@ -160,10 +160,10 @@ class Block(nn.Module):
     def _parts(self, state: State) -> Sequence[State]:
         if state is None:
             return [None] * len(self.stateful)
-        return state if len(self.stateful) > 1 else [state]
+        return [state] if len(self.stateful) == 1 else state
 
     def _joined(self, states: list[State]) -> State:
-        return tuple(states) if len(self.stateful) > 1 else states[0]
+        return states[0] if len(self.stateful) == 1 else tuple(states)
 
     def before(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """What f reads."""

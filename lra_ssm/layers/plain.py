@@ -73,6 +73,9 @@ class PlainBlock(Block):
             y = self.dropout(F.glu(y, dim=-1) if self.glu else y)
         return y
 
+    def extra_repr(self) -> str:
+        return f"residual={self.residual}"
+
     def before(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return x if self.norm is None else self.norm(x, lengths)
 

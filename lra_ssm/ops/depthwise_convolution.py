@@ -115,8 +115,8 @@ def causal_depthwise_convolution(
         silu: SiLU(y) instead of y.
 
     Floating dtypes may be mixed: float64 if any input is, otherwise computed in float32, whatever autocast says; each
-    gradient has its input's dtype and is not differentiable a second time.  Raises ValueError, one line naming the
-    argument, for a shape, dtype or device that does not fit.
+    gradient has its input's dtype and, by C++ or Triton, is not differentiable a second time.  Raises ValueError, one
+    line naming the argument, for a shape, dtype or device that does not fit.
 
     On a GPU one Triton kernel forward and one backward. On a CPU, of one dtype and up to four taps whose channels lie
     next to each other, one pass in C++; otherwise W sums of shifted products rather than conv1d, which on a CPU takes

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 import socket
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -172,7 +172,7 @@ class RunRecord:
         if known and None not in known:
             return sum(filter(None, known)), False
         so_far = _between(self.last_start.get("time"), self.reached.get("time"))
-        least = sum(filter(None, known)) + (so_far or 0.0 if known and known[-1] is None else 0.0)
+        least = sum(filter(None, known)) + (max(0.0, so_far or 0.0) if known and known[-1] is None else 0.0)
         return (least, True) if least > 0 else None
 
     @property
@@ -265,21 +265,37 @@ def read_run(path: Path) -> RunRecord:
     problems = [f"run.json is damaged: {damage}"] if damage else []
     config: Any = {}
     try:
-        found = load_yaml(path / "config.yaml")
-        counting(found)
-        config = found if found["model"] and isinstance(found.get(SEED), Hashable) else None
+        config = load_yaml(path / "config.yaml")
+        if wrong := _wrong_in(config):
+            problems.append(f"config.yaml is not as a fit writes it: {wrong}")
+            config = {}
     except FileNotFoundError:
         problems.append("it has no config.yaml")
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
         problems.append("config.yaml cannot be read")
-    except (AttributeError, KeyError, TypeError):  # no settings where some belong
-        config = None
-    if config is None:
-        problems.append("config.yaml is not as a fit writes it")
-    tested, reached = (read_object(path / name) for name in ("test.json", "progress.json"))
-    if not tested and (path / "test.json").exists():
+    tested: Any = {}
+    try:
+        tested = json.loads((path / "test.json").read_bytes())
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError):
         problems.append("test.json cannot be read")
-    return RunRecord(path, record, tested, config or {}, reached, squeeze("; ".join(problems)))
+    tested = tested if isinstance(tested, dict) else {}
+    return RunRecord(path, record, tested, config, read_object(path / "progress.json"), squeeze("; ".join(problems)))
+
+
+def _wrong_in(config: Any) -> str:
+    """Why a config's settings cannot be told; nothing where they can."""
+    if not isinstance(config, dict) or not config.get("model"):
+        return "it has no model"
+    if isinstance(seed := config.get(SEED), (list, dict)):
+        return f"{SEED} is {seed!r}"
+    for section, value in config.items():
+        try:
+            counting({section: value})
+        except (AttributeError, TypeError):  # no settings where some belong
+            return f"{section} is {value!r}"
+    return ""
 
 
 # The runs of a sweep, by its file or folder: their directories and what each changes.
@@ -313,14 +329,18 @@ def collect(given: list[str], sweep: Sweep) -> list[RunRecord]:
 
 def _folders(path: Path) -> list[Path]:
     """The run directories at or below a folder, behind links too; each once, by its own name where that is below."""
-    found, seen = [], set[str]()
-    for folder, below, files in os.walk(path, followlinks=True):
-        if "run.json" in files:
-            found.append(Path(folder))
-        if "run.json" in files or os.path.realpath(folder) in seen:  # links may go in circles
-            below.clear()
-        seen.add(os.path.realpath(folder))
-        below.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+    found, seen, starts = [], set(), [str(path)]
+    for start in starts:  # which grows by the links found
+        for folder, below, files in os.walk(start):
+            if (real := os.path.realpath(folder)) in seen:  # links may go in circles
+                below.clear()
+                continue
+            seen.add(real)
+            if "run.json" in files:
+                found.append(Path(folder))
+                below.clear()
+            below.sort()
+            starts += [link for name in below if os.path.islink(link := os.path.join(folder, name))]
     return found
 
 

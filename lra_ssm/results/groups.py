@@ -194,8 +194,13 @@ def _name_variants(groups: list[Group], by: Sequence[str]) -> None:
         cells = [[*map(shown, g.by.values())] for g in same]
         for i, one in enumerate(same):
             named = told[:_MOST_NAMED]
-            if sum(cell == cells[i] and all(c[j] == c[i] for c in named) for j, cell in enumerate(cells)) > 1:
-                named = told + more
+            twins = {j for j, cell in enumerate(cells) if cell == cells[i]}
+            twins = {j for j in twins if all(column[j] == column[i] for column in named)}
+            for column in told[_MOST_NAMED:] + more:
+                alike = {j for j in twins if column[j] == column[i]}
+                if alike != twins:
+                    named.append(column)
+                    twins = alike
             one.variant = ", ".join(column[i] for column in named)
             left = [column[i] for column in told if column not in named]
             if left:

@@ -5,7 +5,8 @@ import io
 import os
 from pathlib import Path
 
-_TAIL = 1 << 18  # bytes at the end in which the latest values are looked for
+_TAIL = 1 << 14  # bytes at the end that are read first
+_FAR = 1 << 20  # and at most
 
 
 def read_metrics(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -27,10 +28,22 @@ def latest(path: Path) -> dict[str, float]:
     try:
         with open(path, "rb") as file:
             columns = next(csv.reader([file.readline().decode()]), [])
-            first, tail = file.tell(), file.seek(0, os.SEEK_END) - _TAIL
-            file.seek(max(first, tail))
-            lines = file.read().decode(errors="replace").split("\n")[int(tail > first) : -1]  # the whole ones
-            rows = [zip(columns, row, strict=False) for row in csv.reader(lines)]
-            return {name: float(text) for row in rows for name, text in row if text}
+            start, size = file.tell(), file.seek(0, os.SEEK_END)
+            found: dict[str, float] = {}
+            tail = _TAIL
+            while True:
+                begin = max(start, size - tail)
+                file.seek(begin)
+                lines = file.read(size - begin).decode(errors="replace").split("\n")
+                # A row whose beginning is not there, and one that is not whole yet.
+                for row in csv.reader(reversed(lines[begin > start : -1])):
+                    if len(found) == len(columns):
+                        break
+                    for name, text in zip(columns, row, strict=False):
+                        if text and name not in found:
+                            found[name] = float(text)
+                if len(found) == len(columns) or begin == start or tail >= _FAR:
+                    return found
+                tail *= 8
     except (OSError, ValueError, csv.Error):
         return {}

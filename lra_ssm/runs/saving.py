@@ -176,9 +176,14 @@ class SaveLast(Checkpoint):
 
 def keep_as_previous(path: Path) -> None:
     """A second name for `path`, which the next one replaces: at every moment one of the two is there, whole."""
-    previous(path).unlink(missing_ok=True)
     try:
-        os.link(path, previous(path))
+        link = path.with_name(f"{previous(path).name}.link")
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        os.replace(link, previous(path))
+        link.unlink(missing_ok=True)  # a rename of two names of one file does nothing
+    except FileNotFoundError:  # somebody removed the last one
+        pass
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise

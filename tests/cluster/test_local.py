@@ -144,6 +144,14 @@ def test_data_is_prepared_once_and_first(tmp_path):
     assert [line.split()[0] for line in calls(tmp_path)[2:5]] == ["prepare", "prepare", "fit"]
 
 
+def test_logs_that_were_removed_are_written_again(tmp_path):
+    folder = sweep_folder(tmp_path)
+    (folder.path / "prepare.txt").write_text("--config=a.yaml --seed=7\n")
+    (folder.path / "logs").rmdir()
+    said, _ = (process := start(folder, 1)).communicate(timeout=60)
+    assert process.returncode == 0 and folder.log(1).is_file(), said
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, signum):
     folder = sweep_folder(tmp_path, 3)

@@ -111,11 +111,11 @@ def test_configs_of_one_name_are_copied_under_two(here, capsys):
     assert "runs 1 and 2 are the same run, runs/x/tiny/" in refused(capsys, "--dry-run")
     write_sweep(groups=[{"configs": ["a/tiny.yaml"]}, {"configs": ["b/tiny.yaml"], "seeds": [7]}])
     submit(capsys, "--dry-run")
-    assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["1-tiny.yaml", "2-tiny.yaml"]
+    assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["a-tiny.yaml", "b-tiny.yaml"]
     shutil.rmtree("runs")
     write_sweep(configs=["lra/listops/s4d", "mnist/s4d"], set={"trainer.max_steps": 1})  # wherever the package lies
     submit(capsys, "--dry-run")
-    assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["1-s4d.yaml", "2-s4d.yaml"]
+    assert sorted(path.name for path in (folder() / "configs").iterdir()) == ["lra-listops-s4d.yaml", "mnist-s4d.yaml"]
 
 
 def test_what_is_done_is_not_run_again(here, capsys):

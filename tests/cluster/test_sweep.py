@@ -182,6 +182,13 @@ def test_what_an_anchor_brings_may_be_given_again(here):
     assert [run.changes for run in read_sweep(Path("sweep.yaml")).runs] == [{"q": {"x": 2, "y": 1}}, {"x": 2, "y": 3}]
 
 
+def test_a_date_is_its_text(here):
+    Path("sweep.yaml").write_text("configs: [a.yaml]\nset: {data.source: 2024-01-01}\ngrid: {n: [1, 1e-3, 1.5, yes]}\n")
+    runs = read_sweep(Path("sweep.yaml")).runs
+    assert runs[0].options(Path("a.yaml"))[1:] == ["--data.source=2024-01-01", "--n=1"]
+    assert [run.changes["n"] for run in runs] == [1, "1e-3", 1.5, True]
+
+
 def test_files_that_are_none(here):
     for text, said in (("a: [", "sweep x.yaml is no YAML"), ("- 1", "it is [1], not options")):
         Path("x.yaml").write_text(text)

@@ -7,6 +7,7 @@ from torch import nn
 from lra_ssm.layers import (
     S4D,
     BatchNorm,
+    Block,
     HyenaBlock,
     LayerSpec,
     Mamba2Block,
@@ -136,3 +137,20 @@ def test_s5s_block_starts_as_its_public_code_and_no_norm_ends_the_stack():
 def test_norm_names():
     with pytest.raises(ValueError, match="norm is 'group'; it must be one of batch, batch_padded, layer, rms"):
         make_norm("group", 4)
+
+
+class Bare(Block):
+    """A block in which nothing keeps a state."""
+
+    stateful = ()
+
+    def f(self, x, through):
+        return x.sin()
+
+
+def test_a_block_without_a_state_goes_step_by_step_all_the_same():
+    block, x = Bare(4, "layer", prenorm=True), torch.randn(2, 5, 4)
+    y, state = block(x, return_last_state=True)
+    assert state == block.initial_state(2) == ()
+    steps = torch.stack([block.step(x_t, state)[0] for x_t in x.unbind(1)], 1)
+    torch.testing.assert_close(steps, y)

@@ -105,6 +105,9 @@ def test_time_is_of_all_attempts_and_a_bound_where_one_left_no_end(tmp_path):
     (path / "run.json").write_text(json.dumps(record | {"starts": [{"time": "2026-01-01T00:00:00+00:00"}]}))
     (path / "progress.json").write_text('{"time": "2026-01-01T00:10:00+00:00"}')
     assert read(tmp_path)[0].seconds == (600.0, True)
+    killed_at_once = [*hour, {"time": "2026-01-02T00:00:00+00:00"}]  # progress.json is of the attempt before
+    (path / "run.json").write_text(json.dumps(record | {"starts": killed_at_once}))
+    assert read(tmp_path)[0].seconds == (3600.0, True)
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "test.json"])
@@ -129,6 +132,7 @@ def test_a_config_of_another_form_leaves_out_its_run_alone(key, value, tmp_path)
     (found,) = group(read(tmp_path))
     assert found.values == [50.0]
     assert f"{wrong}: config.yaml is not as a fit writes it" in found.notes[0]
+    assert key.partition(".")[0] in found.notes[0]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "test.json"])

@@ -101,9 +101,14 @@ def test_other_code_and_another_checkpoint_are_told(tmp_path):
     assert f"commit {'a' * 10}): seeds 0, 2; " in code and f"commit {'b' * 10}): seed 1" in code
     assert checkpoint.endswith("best.ckpt: seeds 0, 1; last.ckpt: seed 2")
     assert not any("hardware" in note for note in found.notes)
-    starts = [{"time": "2026-01-01", "git": {"commit": c * 40}, "versions": {"lra_ssm": "1"}} for c in "ab"]
-    make_run(tmp_path, "lra/text/s4d", starts=starts)  # one that went on with other code
-    (*_, found) = group(read(tmp_path))
+
+
+def test_a_run_that_went_on_with_other_code_is_told(tmp_path):
+    starts = [
+        {"time": "2026-01-01T00:00:00+00:00", "git": {"commit": c * 40}, "versions": {"lra_ssm": "1"}} for c in "ab"
+    ]
+    make_run(tmp_path, starts=starts)
+    (found,) = group(read(tmp_path))
     assert any("(commit aaaaaaaaaa), then 1 (commit bbbbbbbbbb): seed 0" in note for note in found.notes)
 
 
