@@ -18,7 +18,9 @@ class Site:
         break_after: body bytes of each answer before the connection is cut, one entry per answer, then whole ones.
         stall_after: the same, but the server falls silent for `stall` seconds.
         status: instead of an answer, by path or for everything (""); counted down where a number of times is given.
+        chunked: the length is not told, but the end is.
         pause: seconds between two chunks of `chunk` bytes.
+        total_in_range: what Content-Range says of the size; shift: parts begin that many bytes late.
     """
 
     def __init__(self, data: bytes, **settings: Any) -> None:
@@ -26,6 +28,7 @@ class Site:
         self.etag: str | None = '"one"'
         self.last_modified: str | None = None
         self.ranges = self.if_range = self.length = True
+        self.chunked = False
         self.break_after: list[int] = []
         self.stall_after: list[int] = []
         self.stall = 1.0
@@ -33,6 +36,8 @@ class Site:
         self.times = 10**9
         self.headers: dict[str, str] = {}
         self.pause, self.chunk = 0.0, 1 << 16
+        self.total_in_range: int | None = None
+        self.shift = 0
         for key, value in settings.items():
             assert hasattr(self, key), key
             setattr(self, key, value)
@@ -69,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         if asked and site.if_range and expected and expected not in (site.etag, site.last_modified):
             asked = None
         if asked:
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            start = int(asked.removeprefix("bytes=").rstrip("-")) + site.shift
         if start >= size:
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{size}")
@@ -83,8 +88,10 @@ class _Handler(BaseHTTPRequestHandler):
         silent = site.stall_after.pop(0) if site.stall_after else None
         self.send_response(206 if asked else 200)
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-        if site.length:
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{site.total_in_range or size}")
+        if site.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif site.length:
             self.send_header("Content-Length", str(size - start))
         if site.etag:
             self.send_header("ETag", site.etag)
@@ -96,9 +103,11 @@ class _Handler(BaseHTTPRequestHandler):
             while start < end:
                 chunk = site.data[start : min(start + site.chunk, end)]
                 site.sent[index] += len(chunk)
-                self.wfile.write(chunk)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if site.chunked else chunk)
                 start += len(chunk)
                 time.sleep(site.pause)
+            if site.chunked and end == size:
+                self.wfile.write(b"0\r\n\r\n")
             if silent is not None:
                 time.sleep(site.stall)
         except OSError:

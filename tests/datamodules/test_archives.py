@@ -114,6 +114,19 @@ def test_good(tmp_path: Path, kind: str) -> None:
     assert contents(tmp_path / "target").keys() == FILES.keys()
 
 
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tar_formats(tmp_path: Path, form: int) -> None:
+    assert read(save(tmp_path, good("gz", form))) == FILES
+    old = tar([entry("a", b"1")], tarfile.USTAR_FORMAT)
+    info = tarfile.TarInfo.frombuf(old[:512], "utf-8", "strict")
+    assert info.name == "a" and read(save(tmp_path, old)) == {"a": b"1"}
+
+
+def test_several_gzip_members(tmp_path: Path) -> None:
+    data = good("tar")
+    assert read(save(tmp_path, gzip.compress(data[:1000]) + gzip.compress(data[1000:]) + bytes(100))) == FILES
+
+
 @pytest.mark.parametrize("kind", ["gz", "zip"])
 def test_what_is_wanted(tmp_path: Path, kind: str) -> None:
     archive = save(tmp_path, good(kind))
@@ -157,6 +170,20 @@ def test_no_plain_files(tmp_path: Path, kind: bytes) -> None:
     refuse(archive, "member 'bad' is no plain file; refused")
 
 
+def test_encrypted_zip(tmp_path: Path) -> None:
+    data = bytearray(zipped({"a": b"x"}))
+    for at, signature in ((6, b"PK\3\4"), (8, b"PK\1\2")):
+        data[data.index(signature) + at] |= 1
+    refuse(save(tmp_path, bytes(data)), "encrypted")
+
+
+def test_same_name_twice(tmp_path: Path) -> None:
+    for names in (["d/a", "./d//a"], ["a", "a/b"], ["a/b", "a"]):  # twice; a file in the place of a folder
+        with pytest.raises(InputError, match="cannot be unpacked .(File exists|Not a directory|Is a directory)"):
+            unpack(save(tmp_path, tar([entry(name) for name in names])))
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+
+
 @pytest.mark.parametrize("kind", [*COMPRESS, "zip"])
 def test_broken_off(tmp_path: Path, kind: str) -> None:
     data = good(kind)
@@ -183,6 +210,13 @@ def test_flipped_bits(tmp_path: Path, kind: str) -> None:
         refuse(save(tmp_path, bytes(flipped)), "is broken off or damaged|its beginning is damaged")
 
 
+def test_the_end_is_read_for_its_checksum(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(good("tar") + bytes(2 << 20)))
+    assert read(save(tmp_path, bytes(data))) == FILES
+    data[-6] ^= 1
+    refuse(save(tmp_path, bytes(data)), "is broken off or damaged .CRC")
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"<html>not found</html>" * 100, gzip.compress(b"text" * 1000), b"x" * 512],
@@ -196,11 +230,17 @@ def test_missing(tmp_path: Path) -> None:
     refuse(tmp_path / "absent", "cannot be unpacked .No such file")
 
 
+def test_empty_archive(tmp_path: Path) -> None:
+    for data in (tar([]), zipped({})):
+        with pytest.raises(InputError, match="holds none of the wanted files"):
+            unpack(save(tmp_path, data))
+
+
 def test_disk_full_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr("lra_ssm.datamodules.fetch.archives.sync_filesystem", full)
     with pytest.raises(InputError, match="cannot be unpacked .No space left on device"):
         unpack(save(tmp_path, good("gz")))
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]

@@ -1,5 +1,6 @@
 """Downloads from a local server: resumed, checked, whole or not there; the ways in which servers fail."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from tests.datamodules.downloads import no_proxy as no_proxy  # of every test he
 from tests.datamodules.server import serving
 
 
-@pytest.mark.parametrize("digest", [f"sha256:{SHA256}", f"md5:{MD5}", None])
+@pytest.mark.parametrize("digest", [f"sha256:{SHA256}", f"md5:{MD5.upper()}", None])
 def test_whole(tmp_path: Path, digest: str | None) -> None:
     with serving(DATA) as site:
         record = fetch(remote(site, digest=digest), tmp_path / "new")
@@ -63,17 +64,23 @@ def test_wrong_file_there_is_replaced(tmp_path: Path, kind: str) -> None:
     assert files(tmp_path) == []
 
 
-DATE = "Mon, 01 Jan 2024 00:00:00 GMT"
-
-
-@pytest.mark.parametrize("version", [{}, {"etag": None, "last_modified": DATE}])
+@pytest.mark.parametrize("version", [{}, {"etag": None, "last_modified": "Mon, 01 Jan 2024 00:00:00 GMT"}])
 @pytest.mark.parametrize("digest", [f"sha256:{SHA256}", None])
 def test_broken_off_and_resumed(tmp_path: Path, digest: str | None, version: dict[str, str | None]) -> None:
+    with serving(DATA, break_after=[100_000], **version) as site:
+        assert fetch(remote(site, digest=digest), tmp_path).bytes == len(DATA)
+        assert site.header("Range") == [None, "bytes=100000-"]
+        assert site.header("If-Range") == [None, site.etag or site.last_modified]
+        assert site.sent == [100_000, 200_000]
+    check_whole(tmp_path)
+
+
+def test_broken_off_again_and_again(tmp_path: Path) -> None:
     """More often than `tries`, which counts the ones without progress alone."""
-    with serving(DATA, break_after=[30_000] * 9, **version) as site:
-        assert fetch(remote(site, digest=digest), tmp_path, tries=2).bytes == len(DATA)
-        assert site.header("Range") == [None, *(f"bytes={n * 30_000}-" for n in range(1, 10))]
-        assert set(site.header("If-Range")[1:]) == {site.etag or site.last_modified} and sum(site.sent) == len(DATA)
+    with serving(DATA, break_after=[30_000] * 9) as site:
+        fetch(remote(site), tmp_path, tries=2)
+        assert site.header("Range")[1:] == [f"bytes={n * 30_000}-" for n in range(1, 10)]
+        assert sum(site.sent) == len(DATA)
     check_whole(tmp_path)
 
 
@@ -106,6 +113,9 @@ def test_no_length(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="does not say how many bytes it has"):  # it may have broken off
             fetch(remote(site, digest=None), tmp_path)
         assert files(tmp_path) == []
+        fetch(remote(site), tmp_path)
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
         site.break_after = [100_000]
         fetch(remote(site, digest=None, size=len(DATA)), tmp_path)  # the published size shows the break
         assert site.header("Range")[-1] == "bytes=100000-"
@@ -117,33 +127,107 @@ def test_no_length(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize("if_range", [True, False])
+@pytest.mark.parametrize("digest", [True, False])
+def test_changed_between_tries(tmp_path: Path, if_range: bool, digest: bool) -> None:
+    other = DATA[::-1]
+    sha256 = hashlib.sha256(other).hexdigest()
+    with serving(DATA, break_after=[100_000, 0, 0, 0], if_range=if_range) as site:
+        file = remote(site, digest=f"sha256:{sha256}" if digest else None)
+        with pytest.raises(InputError):
+            fetch(file, tmp_path)
+        site.data, site.etag = other, '"two"'
+        assert fetch(file, tmp_path).sha256 == sha256
+        assert site.sent[-1] == len(other)
+    check_whole(tmp_path, other)
+
+
+DATE = "Mon, 01 Jan 2024 00:00:00 GMT"
 VERSIONS = {  # of the first answer's, and of the rest's: ETag and Last-Modified
     "another ETag": (('"one"', None), ('"two"', None)),
     "an ETag, then none": (('"one"', None), (None, None)),
+    "an ETag, then a weak one": (('"one"', None), ('W/"one"', None)),
+    "an ETag, then a date": (('"one"', None), (None, DATE)),
     "another ETag, the same date": (('"one"', DATE), ('"two"', DATE)),
+    "a weak ETag twice": (('W/"one"', None), ('W/"one"', None)),
     "another date": ((None, DATE), (None, DATE.replace("01 Jan", "02 Jan"))),
+    "a date, then none": ((None, DATE), (None, None)),
     "neither": ((None, None), (None, None)),
 }
 
 
-@pytest.mark.parametrize("other", [DATA[::-1], DATA[:50_000]], ids=["as long", "shorter"])
-@pytest.mark.parametrize("if_range", [False, True])
+@pytest.mark.parametrize("size", [len(DATA), pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", VERSIONS)
-def test_two_versions_are_never_joined(tmp_path: Path, case: str, if_range: bool, other: bytes) -> None:
-    """The file changes while it is downloaded; a server that takes no notice of If-Range sends the rest."""
+def test_two_versions_are_never_joined(tmp_path: Path, case: str, size: int | None) -> None:
+    """The file changes while it is downloaded, and the server, which takes no notice of If-Range, sends the rest."""
     (etag, date), (other_etag, other_date) = VERSIONS[case]
-    with serving(DATA, etag=etag, last_modified=date, if_range=if_range, break_after=[100_000, 0, 0, 0]) as site:
+    with serving(DATA, etag=etag, last_modified=date, if_range=False, break_after=[100_000, 0, 0, 0]) as site:
         with pytest.raises(InputError, match="3 tries without progress"):
-            fetch(remote(site, digest=None), tmp_path)
-        site.data, site.etag, site.last_modified = other, other_etag, other_date
+            fetch(remote(site, digest=None, size=size), tmp_path)
+        site.data, site.etag, site.last_modified = DATA[::-1], other_etag, other_date
+        fetch(remote(site, digest=None, size=size), tmp_path)
+    check_whole(tmp_path, DATA[::-1])
+
+
+def test_parts_of_unknown_versions_are_never_joined(tmp_path: Path) -> None:
+    """Without ETag, date or digest nothing shows a change; a digest does at the end."""
+    with serving(DATA, break_after=[100_000], etag='W/"weak"') as site:
         fetch(remote(site, digest=None), tmp_path)
-    check_whole(tmp_path, other)
+        assert site.header("Range") == [None, None] and site.sent == [100_000, 300_000]
+    check_whole(tmp_path)
+    (tmp_path / NAME).unlink()
+    with serving(b"\0" + DATA[1:], break_after=[100_000, 0, 0, 0], etag=None) as site:
+        with pytest.raises(InputError):
+            fetch(remote(site), tmp_path)
+        site.data = DATA
+        with pytest.raises(InputError, match="sha256 .* what was downloaded is removed"):
+            fetch(remote(site), tmp_path)
+        assert files(tmp_path) == []
+        fetch(remote(site), tmp_path)
+        assert site.header("Range")[-2:] == ["bytes=100000-", None]
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("breaks", [[], [100_000]])
+def test_chunks(tmp_path: Path, breaks: list[int]) -> None:
+    """A server that makes what it sends tells no length, but the end."""
+    with serving(DATA, chunked=True, break_after=list(breaks)) as site:
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range") == [None] + [f"bytes={n}-" for n in breaks]
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", ["start", "total"])
+def test_wrong_content_range(tmp_path: Path, wrong: str) -> None:
+    with serving(DATA, break_after=[100_000, 0, 0, 0]) as site:
+        with pytest.raises(InputError):
+            fetch(remote(site, digest=None), tmp_path)
+        if wrong == "total":
+            site.total_in_range = 123
+        else:
+            site.shift = 5
+        fetch(remote(site, digest=None), tmp_path)
+        assert site.header("Range")[-2:] == ["bytes=100000-", None]
+    check_whole(tmp_path)
+
+
+def test_past_the_end(tmp_path: Path) -> None:
+    """416: what is there is the whole, whose size was unknown when it was received, or more than that."""
+    state = {"etag": '"one"', "last_modified": None, "size": None}
+    for partial in (DATA, DATA + b"more"):
+        with serving(DATA) as site:
+            (tmp_path / f"{NAME}.partial").write_bytes(partial)
+            (tmp_path / f"{NAME}.partial.json").write_text(json.dumps(state | {"url": f"{site.url}/{NAME}"}))
+            fetch(remote(site, digest=None), tmp_path)
+            assert site.header("Range") == [f"bytes={len(partial)}-", None]
+        check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
 
 
 def test_killed_after_the_last_byte(tmp_path: Path) -> None:
     url = "http://127.0.0.1:9/x"
     (tmp_path / f"{NAME}.partial").write_bytes(DATA)
-    state = {"url": url, "version": '"one"', "size": len(DATA)}
+    state = {"url": url, "etag": '"one"', "last_modified": None, "size": len(DATA)}
     (tmp_path / f"{NAME}.partial.json").write_text(json.dumps(state))
     assert fetch(RemoteFile((url,), NAME), tmp_path).sha256 == SHA256  # nobody needs to be asked
     check_whole(tmp_path)
@@ -193,6 +277,13 @@ def test_a_mirror_with_a_wrong_file_gives_way(tmp_path: Path) -> None:
     check_whole(tmp_path)
 
 
+def test_a_mirror_goes_on_where_another_broke_off(tmp_path: Path) -> None:
+    with serving(DATA, break_after=[100_000, 0, 0, 0]) as first, serving(DATA, etag='"other"') as second:
+        fetch(remote(first, f"{second.url}/x"), tmp_path)
+        assert second.header("Range") == ["bytes=100000-"] and second.header("If-Range") == [None]
+    check_whole(tmp_path)
+
+
 @pytest.mark.parametrize("status", [404, 403])
 def test_not_there(tmp_path: Path, status: int) -> None:
     with serving(DATA, status={"": status}) as site:
@@ -236,6 +327,13 @@ def test_silent_server(tmp_path: Path, after: int) -> None:
             fetch(remote(site), tmp_path, timeout=0.2, tries=2)
 
 
+def test_slow_server_is_no_silent_one(tmp_path: Path) -> None:
+    with serving(DATA, pause=0.1, chunk=40_000) as site:  # 0.8 s in all
+        fetch(remote(site), tmp_path, timeout=0.4)
+        assert len(site.requests) == 1
+    check_whole(tmp_path)
+
+
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -252,12 +350,38 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "\n" not in str(error.value) and files(tmp_path) == []
 
 
+@pytest.mark.parametrize("url", ["ftp://a/b", "file:///etc/passwd", "/etc/passwd", "data:,x", ""])
+def test_wrong_scheme(url: str) -> None:
+    with pytest.raises(InputError, match="must begin with https:// or http://"):
+        RemoteFile((url,), NAME)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "/x", "a\\b", "", ".", ".."])
+def test_wrong_name(name: str) -> None:
+    with pytest.raises(ValueError, match="no plain file name"):
+        RemoteFile(("http://a/b",), name)
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:", "md5:12", f"sha1:{'0' * 40}", SHA256])
+def test_wrong_kind_of_digest(digest: str) -> None:
+    with pytest.raises(ValueError, match="neither md5"):
+        RemoteFile(("http://a/b",), NAME, digest)
+
+
 def test_redirects(tmp_path: Path) -> None:
     with serving(DATA) as good, serving(b"", status={"": 302}, headers={"Location": f"{good.url}/x"}) as site:
         good.break_after = [100_000]
         fetch(remote(site), tmp_path)
         assert good.header("Range") == [None, "bytes=100000-"]  # asked again through the redirect
         check_whole(tmp_path)
+        (tmp_path / NAME).unlink()
+        site.headers = {"Location": "file:///etc/passwd"}
+        with pytest.raises(InputError, match="Redirection to url .* not allowed"):
+            fetch(remote(site), tmp_path)
+        site.headers = {"Location": f"{site.url}/{NAME}"}
+        with pytest.raises(InputError, match="HTTP status 302"):
+            fetch(remote(site), tmp_path)
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -4,13 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lra_ssm import bars
+from lra_ssm.datamodules.fetch.download import DownloadNote
+from lra_ssm.datamodules.storage import disk
 from tests.datamodules.downloads import DATA, NAME, SHA256, check_whole, fetch, remote
 from tests.datamodules.downloads import no_proxy as no_proxy  # of every test here
 from tests.datamodules.server import Site, serving
@@ -47,6 +51,19 @@ def test_killed_and_started_again(tmp_path: Path, received: int) -> None:
     check_whole(tmp_path)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.15])
+def test_killed_at_any_time(tmp_path: Path, delay: float) -> None:
+    with serving(DATA, pause=0.004, chunk=5000) as site:  # 0.24 s in all
+        process = start(site, tmp_path)
+        while not site.requests:
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+        fetch(remote(site, digest=None), tmp_path)
+    assert (tmp_path / NAME).read_bytes() == DATA
+
+
 @pytest.mark.parametrize(
     ("step", "number"),
     [(step, number) for step in ("unlink", "write_text", "fsync", "replace") for number in (1, 2, 3)
@@ -69,7 +86,7 @@ def test_stopped_at_every_step(tmp_path: Path, step: str, number: int, monkeypat
 
     with serving(DATA, break_after=[100_000]) as site:
         (tmp_path / f"{NAME}.partial").write_bytes(b"other" * 1000)
-        (tmp_path / f"{NAME}.partial.json").write_text('{"url": "x", "version": "y", "size": 9000}')
+        (tmp_path / f"{NAME}.partial.json").write_text('{"url": "x", "etag": "y", "size": 9000}')
         with monkeypatch.context() as patch:
             patch.setattr(owner, step, stop)
             with pytest.raises(KeyboardInterrupt):
@@ -87,6 +104,22 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     check_whole(tmp_path)
 
 
+def test_many_threads_at_once(tmp_path: Path) -> None:
+    records: list[DownloadNote] = []
+    with serving(DATA, break_after=[50_000]) as site:
+        threads = [
+            threading.Thread(target=lambda: records.append(fetch(remote(site), tmp_path)), daemon=True)
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sum(site.sent) == len(DATA)
+    assert len(records) == 4 and len(set(records)) == 1
+    check_whole(tmp_path)
+
+
 def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(DATA) as site:
         fetch(remote(site), tmp_path)
@@ -98,3 +131,17 @@ def test_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         fetch(remote(site), tmp_path)
         shown = capsys.readouterr()
         assert NAME in shown.err and shown.out == ""
+        (tmp_path / NAME).unlink()
+        fetch(remote(site), tmp_path, progress=False)
+        assert capsys.readouterr().err == ""
+
+
+def test_sync_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.sync_filesystem(tmp_path)
+    with pytest.raises(OSError):
+        disk.sync_filesystem(tmp_path / "absent")
+    monkeypatch.setattr(disk.ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    called: list[bool] = []
+    monkeypatch.setattr(os, "sync", lambda: called.append(True))
+    disk.sync_filesystem(tmp_path)
+    assert called

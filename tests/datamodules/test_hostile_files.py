@@ -61,6 +61,25 @@ def test_random_damage_to_archives(tmp_path: Path, kind: str) -> None:
         )
 
 
+# -- Pathfinder --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "form"), [("a\0b", "npy"), ("..", "text"), ("/", "npy"), ("x" * 300, "text")])
+def test_paths_in_metadata(tmp_path: Path, path: str, form: str) -> None:
+    for column in (0, 1):
+        row = ["imgs/0", "sample_0.png", "0", "1"]
+        row[column] = path
+        data = " ".join(row).encode()
+        if form == "npy":
+            file = io.BytesIO()
+            np.save(file, np.array([row]))
+            data = file.getvalue()
+        write_files(tmp_path, {"metadata/0.npy": data, "imgs/x": b""})
+        with pytest.raises(InputError, match=re.escape(str(tmp_path))) as error:
+            read_listing(tmp_path)
+        assert str(error.value).isprintable()
+
+
 # -- the others --------------------------------------------------------------------------------------------------------
 
 

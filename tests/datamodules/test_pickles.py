@@ -1,5 +1,6 @@
 """Pickles of arrays: of every writer they are read, and none runs anything."""
 
+import itertools
 import os
 import pickle
 import re
@@ -12,7 +13,7 @@ import pytest
 from lra_ssm.datamodules.cifar10 import reader as cifar_files
 from lra_ssm.datamodules.images.pickles import load_arrays
 from lra_ssm.errors import InputError
-from tests.datamodules.image_helpers import BATCHES, cifar_batch, pictures, write_files
+from tests.datamodules.image_helpers import BATCHES, cifar_batch, pathfinder_rows, pictures, write_files
 
 IMAGES = pictures(12)
 ROWS = IMAGES.transpose(0, 3, 1, 2).reshape(12, 3072)
@@ -40,9 +41,11 @@ WRITERS = {
 
 CHOSEN = [("Python 2", "core", "C"), ("Python 3, protocol 2", "core", "F"), ("Python 3, protocol 4", "_core", "C"),
           ("Python 3, protocol 5", "_core", "read-only"), ("Python 3, protocol 5", "core", "F")]  # fmt: skip
+EVERY = itertools.product(WRITERS, ("core", "_core"), ("C", "F", "read-only"))
+OTHERS = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in CHOSEN]
 
 
-@pytest.mark.parametrize(("writer", "core", "order"), CHOSEN)
+@pytest.mark.parametrize(("writer", "core", "order"), [*CHOSEN, *OTHERS])
 def test_batches_of_every_writer(tmp_path: Path, writer: str, core: str, order: str) -> None:
     rows = np.asfortranarray(ROWS) if order == "F" else ROWS.copy()
     rows.flags.writeable = order != "read-only"
@@ -50,6 +53,12 @@ def test_batches_of_every_writer(tmp_path: Path, writer: str, core: str, order: 
     assert b"numpy." + core.encode() in data
     files = cifar_files.read(write_files(tmp_path, dict.fromkeys(BATCHES, data)))
     assert np.array_equal(files.test.images, IMAGES) and files.test.labels.tolist() == LABELS  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_arrays_of_objects(protocol: int) -> None:
+    rows = np.array(pathfinder_rows(3), dtype=object)
+    assert load_arrays(pickle.dumps(rows, protocol=protocol), "x").tolist() == rows.tolist()
 
 
 class Evil:
@@ -85,3 +94,10 @@ def test_damaged_pickles_are_one_line(data: bytes) -> None:
     with pytest.raises(InputError, match="^x: is no pickle of arrays, or damaged") as error:
         load_arrays(data, "x")
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("value", [10**30, -1, None, "a", 1.0, 255, [1]])
+def test_labels_that_are_none(value: Any, tmp_path: Path) -> None:
+    data = pickle.dumps({"data": ROWS, "labels": [0] * 11 + [value]})
+    with pytest.raises(InputError, match="data_batch_1: label"):
+        cifar_files.read(write_files(tmp_path, dict.fromkeys(BATCHES, data)))

@@ -1,7 +1,7 @@
 """The same batches as before: what a change within the data modules must not change.
 
 Each case is compared with the digests of what it gave when this was written: of the first two epochs' batches, of
-validation and of test. Public names alone: data modules and loaders. A case whose batches are meant to change
+validation and of test. Public names alone: data modules, loaders, a Trainer. A case whose batches are meant to change
 gets new digests, and says so in its commit.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
 from lra_ssm.datamodules import Corpus, Mixture, Retrieval, SlimPajama, WikiText
 
@@ -202,7 +203,7 @@ def test_retrieval(inputs, tmp_path):
     assert seen(data) == RETRIEVAL[inputs]
 
 
-# -- a mixture ---------------------------------------------------------------------------------------------------------
+# -- a mixture, and a run that is broken off ---------------------------------------------------------------------------
 
 
 def write_texts(folder: Path) -> Path:
@@ -227,3 +228,50 @@ def test_a_mixture_of_corpora(tmp_path):
     data = Mixture([texts, pajama], weights=[1, 3], root=str(tmp_path), epoch_windows=301, length=256, batch_size=16,
                    shuffle_seed=4)  # fmt: skip
     assert seen(data) == MIXTURE
+
+
+class Keeps(LightningModule):
+    """Keeps the batches that it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.batches = torch.nn.Parameter(torch.zeros(())), list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append(batch)
+        return self.weight * 1.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+RESUMED = {"shuffled": "4898352cd43a", "streams": "3684f8bd445e"}
+
+
+def trained(data: Any, steps: int, folder: Path, from_file: Path | None = None) -> list[Any]:
+    """The batches of a run up to so many steps, and its checkpoint at folder/<steps>.ckpt."""
+    model = Keeps()
+    trainer = Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0, default_root_dir=folder,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data, ckpt_path=from_file, weights_only=False)
+    trainer.save_checkpoint(folder / f"{steps}.ckpt")
+    return model.batches
+
+
+@pytest.mark.parametrize("order", RESUMED)
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of a run without validation
+def test_a_run_broken_off_in_the_middle_of_an_epoch_goes_on_with_the_next_batch(order, tmp_path):
+    def new() -> SlimPajama:
+        return slimpajama(tmp_path, tokenizer="bytes", length=512, batch_size=24, order=order)
+
+    data = new()
+    data.prepare_data()
+    data.setup("fit")
+    epoch = len(data.train_dataloader())
+    whole = epoch * 5 // 2
+    first = trained(new(), whole - epoch * 3 // 4, tmp_path)  # in the second epoch; the rest goes on into the third
+    rest = trained(new(), whole, tmp_path, tmp_path / f"{len(first)}.ckpt")
+    assert epoch > 4 and len(first) + len(rest) == whole
+    assert digest([*first, *rest]) == digest(trained(new(), whole, tmp_path)) == RESUMED[order]

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
+from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, sync_folder
 
@@ -53,7 +54,7 @@ def extract(archive: Path, target: Path, place: Callable[[str], str | None], not
                 raise InputError(f"{archive}: holds none of the wanted files")
             if note is not None:
                 write_note(temporary, note)
-            os.sync()
+            sync_filesystem(temporary)
             temporary.rename(target)
             sync_folder(target.parent)
     finally:

@@ -11,10 +11,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass, replace
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -43,12 +44,25 @@ class RemoteFile:
         name: its file name here.
         digest: "md5:…" or "sha256:…" with hexadecimal digits; None where its publisher gives none.
         size: in bytes; None if unknown.
+
+    Raises:
+        InputError: an address is neither http nor https.
+        ValueError: the name is no plain file name, or the digest is of neither kind.
     """
 
     urls: tuple[str, ...]
     name: str
     digest: str | None = None
     size: int | None = None
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            if not url.lower().startswith(("https://", "http://")):
+                raise InputError(f"{url}: is no address to download from; it must begin with https:// or http://")
+        if self.name in ("", ".", "..") or set(self.name) & set("/\\\0\n"):
+            raise ValueError(f"{self.name!r} is no plain file name")
+        if self.digest is not None and not re.fullmatch("(?i)md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", self.digest):
+            raise ValueError(f"{self.name}: digest {self.digest!r} is neither md5:… nor sha256:…")
 
 
 def download(
@@ -58,6 +72,7 @@ def download(
     timeout: float = 30.0,
     tries: int = 5,
     backoff: float = 1.0,
+    progress: bool = True,
 ) -> DownloadNote:
     """Makes sure that <folder>/<name> is there, whole and with its published digest.
 
@@ -70,6 +85,7 @@ def download(
         timeout: seconds that a server may be silent.
         tries: how often in a row an address may bring nothing new.
         backoff: seconds before the first further try, doubled with each, up to LONGEST_WAIT.
+        progress: show a bar.
 
     Raises:
         InputError: no address gives the file, its digest or size is wrong (it is removed), the disk has no room, or the
@@ -85,7 +101,7 @@ def download(
                 return note
             note_of(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)  # its digest or size is wrong
-            return _Transfer(file, path, timeout).run(tries, backoff)
+            return _Transfer(file, path, timeout, progress).run(tries, backoff)
     except OSError as error:  # the disk's; the network's are caught where they occur
         raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
@@ -93,7 +109,7 @@ def download(
 def compared(file: RemoteFile, path: Path) -> tuple[DownloadNote, str | None]:
     """What the file at `path` is, and what is wrong with its size or digest (None: nothing)."""
     size, digest, wrong = path.stat().st_size, sha256(path), None
-    kind, _, published = (file.digest or "").partition(":")
+    kind, _, published = (file.digest or "").lower().partition(":")
     own = digest
     if kind == "md5":
         with open(path, "rb") as source:
@@ -133,8 +149,8 @@ class _Broken(Exception):
 class _Transfer:
     """One file on its way. Its lock must be held."""
 
-    def __init__(self, file: RemoteFile, path: Path, timeout: float) -> None:
-        self.file, self.path, self.timeout = file, path, timeout
+    def __init__(self, file: RemoteFile, path: Path, timeout: float, progress: bool) -> None:
+        self.file, self.path, self.timeout, self.progress = file, path, timeout, progress
         self.part = path.with_name(f"{path.name}.partial")
         self.state = path.with_name(f"{path.name}.partial.json")
 
@@ -149,7 +165,7 @@ class _Transfer:
                     raise _Refused(f"{wrong}; what was downloaded is removed")
             except _Refused as error:
                 failures.append(f"{url}: {error}")
-                if len(failures) < len(self.file.urls):  # the last one is raised below
+                if len(failures) < len(self.file.urls):
                     log.warning("%s; trying the next address", failures[-1])
             else:
                 note = replace(note, url=url)
@@ -171,8 +187,10 @@ class _Transfer:
                 failed = 0 if received > furthest else failed + 1
                 furthest = max(furthest, received)
                 if failed >= tries:
-                    kept = f"; the first {received:,} bytes are kept, start again to go on" if received else ""
-                    raise _Refused(f"{error}, {failed} tries without progress{kept}") from error
+                    what = f"{error}, {failed} tries without progress"
+                    if received:
+                        what += f"; the first {received:,} bytes are kept, start again to go on"
+                    raise _Refused(what) from error
                 wait = min(max(backoff * 2 ** max(failed - 1, 0), error.wait), LONGEST_WAIT)
                 log.warning("%s: %s at %d bytes; trying again in %.0f s", url, error, received, wait)
                 time.sleep(wait)
@@ -180,31 +198,21 @@ class _Transfer:
     def _request(self, url: str) -> None:
         """One request for what is missing; returns once all is there."""
         known = self._known()
-        version = known.get("version") if known.get("url") == url else None
-        start = self._received() if version else 0  # without a version nothing would show that these are parts of two
+        version = (known.get("etag") or known.get("last_modified")) if known.get("url") == url else None
+        # Without a version or a digest nothing would show that these are parts of two.
+        start = self._received() if version or (known and self.file.digest) else 0
         if start and start == known.get("size"):
             return  # killed after the last byte
-        headers: dict[str, Any] = {"User-Agent": f"lra_ssm/{__version__}"}
-        if start:  # the whole file instead, if it is another version
-            headers |= {"Range": f"bytes={start}-", "If-Range": version}
-        with self._answer(Request(url, headers=headers)) as response:
-            versions = [response.headers.get(name) for name in ("ETag", "Last-Modified")]
+        request = Request(url, headers={"User-Agent": f"lra_ssm/{__version__}"})
+        if start:
+            request.add_header("Range", f"bytes={start}-")
+        if start and version:
+            request.add_header("If-Range", version)  # the whole file instead, if it is another version
+        with self._answer(request) as response:
             if start and response.status == 206:
-                # Not every server looks at If-Range.
-                begins = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-                if version not in versions or not begins:
-                    self._discard()
-                    raise _Broken("the server sent a part of another version")
+                self._receive(response, start, self._go_on(response, start, version, known.get("size")))
             else:
-                self._discard()  # before the new note is written
-                start = 0
-            size = self.file.size if response.length is None else start + response.length
-            if size is None and self.file.digest is None:
-                raise _Refused("does not say how many bytes it has, nor is a size or digest published")
-            if not start:
-                state = {"url": url, "version": versions[0] or versions[1], "size": size}
-                self.state.write_text(json.dumps(state), encoding="utf-8")
-            self._receive(response, start, size)
+                self._receive(response, 0, self._begin(response, url))
 
     def _answer(self, request: Request) -> Any:
         """The answer; redirections are followed, and proxies used as the environment says."""
@@ -219,14 +227,45 @@ class _Transfer:
             if error.code >= 500 or error.code in _WORTH_ANOTHER_TRY:
                 raise _Broken(what, float(wait) if wait.isdecimal() else 0.0) from error
             raise _Refused(what) from error
+        except (ValueError, OverflowError, InvalidURL) as error:  # OverflowError: of a port beyond 65535
+            raise _Refused(f"is no valid address, or redirects to none ({error})") from error
         except (OSError, HTTPException) as error:
             raise _Broken(_reason(error)) from error
+
+    def _go_on(self, response: Any, start: int, version: str | None, size: int | None) -> int:
+        """The rest of what is here is coming; returns the size of the whole file."""
+        headers = response.headers
+        told = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+        # Not every server looks at If-Range.
+        same = version in (None, headers.get("ETag"), headers.get("Last-Modified"))
+        if not same or not told or int(told[1]) != start or size not in (None, int(told[2])):
+            self._discard()
+            raise _Broken("the server sent a part of another version")
+        return int(told[2])
+
+    def _begin(self, response: Any, url: str) -> int | None:
+        """The whole file is coming: notes what it is; returns its size if that is known."""
+        size, published = response.length, self.file.size
+        if size is not None and published not in (None, size):
+            raise _Refused(f"has {size:,} bytes instead of the published {published:,}")
+        if size is None:
+            if not response.chunked and published is None and self.file.digest is None:
+                raise _Refused("does not say how many bytes it has, nor is a size or digest published")
+            size = published
+        etag = response.headers.get("ETag")
+        if etag and etag.startswith("W/"):
+            etag = None  # a weak one names several sequences of bytes
+        changed = response.headers.get("Last-Modified")
+        self._discard()  # before the new note is written
+        state = {"url": url, "etag": etag, "last_modified": changed, "size": size}
+        self.state.write_text(json.dumps(state), encoding="utf-8")
+        return size
 
     def _receive(self, response: Any, start: int, total: int | None) -> None:
         """Appends what comes, at once, so that a kill does not lose it."""
         if total is not None:
             check_disk_space(self.path.parent, total - start, self.file.name)
-        bar = Bar(self.file.name, total, in_bytes=True, done=start)
+        bar = Bar(self.file.name, total, in_bytes=True, done=start, show=self.progress)
         with open(self.part, "ab") as out, bar:
             while total is None or start < total:
                 try:  # read1 returns what has come; read would drop it when the rest times out
@@ -247,7 +286,7 @@ class _Transfer:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _known(self) -> dict[str, Any]:
-        """url, version and size of what the part is of; {} if nobody knows."""
+        """url, etag, last_modified and size of what the part is of; {} if nobody knows."""
         try:
             return json.loads(self.state.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):

@@ -177,6 +177,8 @@ class Preparation:
             plan = json.loads((self.folder / PLAN).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.folder / PLAN}: cannot be read; delete the folder {self.folder}") from error
         made = plan["tokenizer"]
         if plan["corpus"] != _digest(shards):
             raise InputError(f"{self.folder}: the corpus has changed since; delete the folder to begin anew")

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from lra_ssm.datamodules.language.documents import CorpusReader, Passage, Shard
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
 from lra_ssm.datamodules.storage.arrays import ArrayFile
-from lra_ssm.datamodules.storage.writer import token_dtype
+from lra_ssm.datamodules.storage.writer import first_outside, token_dtype
+from lra_ssm.errors import InputError
 from lra_ssm.files import new_folder, write_json
 
 RECORD = "shard.json"
@@ -71,12 +72,23 @@ class TokenWriter:
     """
 
     def __init__(self, folder: Path, split: str, number: int, vocab_size: int) -> None:
+        self._where, self._vocab_size = f"{folder}: split {split}", vocab_size
         self._tokens = ArrayFile(folder / f"{split}_tokens_{number:05d}.npy", token_dtype(vocab_size))
         self._starts = ArrayFile(folder / f"{split}_starts_{number:05d}.npy", "<i8")
         self._sources = defaultdict[str, TextCounts](TextCounts)
 
     def append(self, tokens: npt.ArrayLike, starts: npt.ArrayLike) -> None:
-        """Appends tokens (n,) of any integer dtype, among which documents begin at starts (m,), rising."""
+        """Appends tokens (n,) of any integer dtype, among which documents begin at starts (m,), rising.
+
+        Raises:
+            InputError: a token is not in the vocabulary.
+        """
+        tokens = np.asarray(tokens)
+        if (wrong := first_outside(tokens, self._vocab_size)) is not None:
+            raise InputError(
+                f"{self._where}, token number {self._tokens.count + wrong}: {tokens[wrong]} is no token: there are"
+                f" {self._vocab_size}, 0 to {self._vocab_size - 1}"
+            )
         self._starts.append(np.asarray(starts, dtype=np.int64) + self._tokens.count)
         self._tokens.append(tokens)
 
@@ -107,9 +119,19 @@ def is_there(shards: Path, number: int) -> bool:
 
 
 def read_shard(shards: Path, number: int) -> dict[str, Any]:
-    """What shard.json says: `splits` as the manifest has them, and how many documents were `empty`."""
-    record: dict[str, Any] = json.loads((shard_folder(shards, number) / RECORD).read_text(encoding="utf-8"))
-    return record
+    """What shard.json says: `splits` as the manifest has them, and how many documents were `empty`.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    file = shard_folder(shards, number) / RECORD
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {key: found[key] for key in ("splits", "empty")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{file}: is not what was written; delete the folder {file.parent} and prepare again: it alone is made anew"
+        ) from error
 
 
 def write_shard(shards: Path, reader: CorpusReader, tokenizer: TextTokenizer, numbered: tuple[int, Shard]) -> int:

@@ -26,6 +26,7 @@ from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings
 from lra_ssm.datamodules.processes import ordered_map
+from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing, write_json
 from lra_ssm.machine import available_cores
@@ -151,6 +152,8 @@ def write_block(target: Path, settings: PathfinderSettings, seed: int, numbered:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # One flush for a thousand files, so that a crash leaves no metadata without images.
+    sync_filesystem(folder)
     with replacing(_metadata(target, block)) as file:
         file.write(_metadata_text(settings, drawn, block))
     return size

@@ -1,5 +1,7 @@
-"""Whether the disk has room for what is to be written, and how long that takes."""
+"""Bytes on their way to the disk: whether there is room, and writing them through."""
 
+import ctypes
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -35,3 +37,26 @@ def say_cost(what: str, seconds: float, needed_bytes: int) -> None:
         more = "stopped, the same command goes on from what is drawn"
         said = f"{what}: about {duration(seconds)} and {needed_bytes / 1e9:.1f} GB; {more}"
         print(wrapped(said), file=sys.stderr, flush=True)
+
+
+def sync_filesystem(folder: Path) -> None:
+    """Writes everything that waits for a folder's file system to the disk: one call for 100,000 files.
+
+    An fsync for each of them takes minutes. Linux can flush one file system (syncfs; Python does not offer it), other
+    systems only all of them.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError, TypeError):  # not Linux
+        getattr(os, "sync", lambda: None)()
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(descriptor)

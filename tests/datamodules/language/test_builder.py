@@ -269,11 +269,14 @@ def test_a_damaged_shard_is_named_and_made_anew(texts, once, tmp_path):
     made.tokenise()
     array = made.folder / "000002/train_tokens_00002.npy"
     flip(array, -1, 0)
-    what = f"{array}: does not have its recorded sha256; delete the folder {array.parent} and"
-    with pytest.raises(InputError, match=what):
-        finished(made, tmp_path / "half")
-    shutil.rmtree(array.parent)
-    made.tokenise()
+    record = made.folder / "000001" / RECORD
+    record.write_text('{"splits": ')
+    for file, what in ((record, "is not what was written"), (array, "does not have its recorded sha256")):
+        with pytest.raises(InputError, match=f"{file}: {what}.*; delete the folder {file.parent} and"):
+            finished(made, tmp_path / "half")
+        shutil.rmtree(tmp_path / "half", ignore_errors=True)
+        shutil.rmtree(file.parent)
+        made.tokenise()
     assert contents(finished(made, tmp_path / "prepared")) == contents(once)
 
 
