@@ -172,6 +172,16 @@ def test_import_and_help_load_neither_torch_nor_lightning(code):
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
 
 
+def test_help_of_commands_that_do_not_train_is_quick():
+    """Neither of what takes seconds to import is loaded for it."""
+    names = "configs coordcheck export generate inspect pull push reproduce results runs score status submit".split()
+    help_ = f"for name in {names}:\n    with suppress(SystemExit): main([name, '--help'])"
+    check = f"from contextlib import suppress\nimport sys\nfrom lra_ssm.cli import main\n{help_}\n"
+    check += "assert not {'torch', 'lightning'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("example") >= len(names), done.stderr
+
+
 def test_files_stay_short():
     long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > 400}
     assert not long, f"over 400 lines: {long}"

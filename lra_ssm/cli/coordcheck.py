@@ -1,20 +1,21 @@
 """`lra-ssm coordcheck`: a few steps at some widths say whether settings of a narrow model can hold for a wide one."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from lra_ssm.bars import Bar
-from lra_ssm.cli.coordcheck_model import Check, picture
 from lra_ssm.cli.options import configuring, count
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 from lra_ssm.tables import table, terminal_width, wrapped
-from lra_ssm.width.coordinates import Slope
+
+if TYPE_CHECKING:
+    from lra_ssm.width.coordinates import Slope
+
 
 DESCRIPTION = """\
 Trains a config's model for a few steps at several widths and says how activations, their changes and gradients go with
@@ -57,6 +58,9 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("--widths: a slope needs two at least, such as --widths 64 256")
     if given.out.exists() and not given.out.is_dir():
         raise InputError(f"--out {given.out}: is no folder")
+    from lra_ssm.cli.coordcheck_model import Check
+    from lra_ssm.cli.run_options import read_fit_options
+
     check = Check(read_fit_options(["--config", given.config, *of_fit]), given)
     print(wrapped(check.describe(widths)), flush=True)
     rows: list[dict[str, Any]] = []
@@ -95,6 +99,10 @@ def _cell(slope: float | None) -> str:
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], found: Sequence[Slope], tolerance: float, title: str) -> None:
+    import pandas as pd
+
+    from lra_ssm.cli.coordcheck_model import picture
+
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(rows)
     with replacing(folder / "coordcheck.csv") as file:

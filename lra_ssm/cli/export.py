@@ -1,18 +1,19 @@
 """`lra-ssm export`: a checkpoint's network as a saved model; or the average of several."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from lra_ssm.checkpoints import check_finite
-from lra_ssm.cli.language_models import tokenizer_of
-from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.models import save_network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lra_ssm.cli.named_network import NamedNetwork
+
 
 DESCRIPTION = """\
 Writes the network of a Lightning checkpoint as a saved model: a folder with config.json, model.safetensors and the
@@ -48,6 +49,11 @@ def main(command: str, arguments: list[str]) -> int:
         raise InputError("several checkpoints need --average")
     if options.average and not several:
         raise InputError("--average needs several checkpoints")
+    from lra_ssm.checkpoints import check_finite
+    from lra_ssm.cli.language_models import tokenizer_of
+    from lra_ssm.cli.named_network import find, named_network
+    from lra_ssm.models import save_network
+
     check_destination(Path(options.to), options.force)
     files = [find(name).file for name in options.checkpoints]
     model = named_network(str(files[-1]))
@@ -76,6 +82,9 @@ def average(model: NamedNetwork, files: Sequence[Path]) -> str:
 
     Whole numbers (counts of batches) are the last file's. Raises InputError: they are of different networks.
     """
+    import torch
+
+    from lra_ssm.cli.named_network import load_network
 
     def wide(x: Tensor) -> Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)

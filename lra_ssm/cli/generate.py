@@ -1,20 +1,21 @@
 """`lra-ssm generate`: texts continued by a language model, shown as they come."""
 
+from __future__ import annotations
+
 import argparse
 import random
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.console import Console
-
-from lra_ssm.cli.language_models import Loaded, load_language_model, not_known
 from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, content, count, device_of
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.datamodules.language.tokenizers import TextStream
 from lra_ssm.errors import InputError, printable
-from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
+
+if TYPE_CHECKING:
+    from lra_ssm.cli.language_models import Loaded
+    from lra_ssm.models.generation import Generation
+
 
 DESCRIPTION = """\
 Continues prompts with a language model, token by token, in memory that does not grow with the text. Where a model ends
@@ -94,6 +95,11 @@ def _prompts(options: Any) -> list[str]:
 
 def _generate(options: Any, prompts: list[str]) -> str:
     """Shows the texts; returns the closing line."""
+    import torch
+
+    from lra_ssm.cli.language_models import load_language_model
+    from lra_ssm.models.generation import MAX_SEED, Generation, check_settings, row_seeds
+
     settings: dict[str, Any] = {
         "temperature": options.temperature, "top_k": options.top_k or None,
         "top_p": None if options.top_p == 1 else options.top_p, "repetition_penalty": options.repetition_penalty,
@@ -127,8 +133,10 @@ def _generate(options: Any, prompts: list[str]) -> str:
     return said + (f"; seed {seed}" if options.temperature else "")
 
 
-def _run(generation: Generation, texts: list["_Text"], screen: "_Screen") -> tuple[int, float, int, float]:
+def _run(generation: Generation, texts: list[_Text], screen: _Screen) -> tuple[int, float, int, float]:
     """Shows a batch's texts. Returns tokens and seconds of the prompts with each first token, and of those behind."""
+    import torch
+
     waiting = list(texts)
     before = int(generation.lengths.sum())
     screen.show(waiting)
@@ -157,6 +165,9 @@ class _Text:
     """
 
     def __init__(self, prompt: str, loaded: Loaded, begins: bool, stops: list[str], number: int) -> None:
+        from lra_ssm.cli.language_models import not_known
+        from lra_ssm.datamodules.language.tokenizers import TextStream
+
         tokenizer = loaded.tokenizer
         if unknown := not_known([prompt], tokenizer):
             raise InputError(f"prompt {number}: the model's vocabulary has no {unknown}")
@@ -197,6 +208,8 @@ class _Screen:
     """Standard output: a heading over each of several texts; in a terminal prompts are bold."""
 
     def __init__(self, count: int) -> None:
+        from rich.console import Console
+
         console = Console()
         self._terminal = sys.stdout.isatty()
         self._bold = console.is_terminal and not console.no_color

@@ -1,22 +1,22 @@
 """`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one HTML page and one picture."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lra_ssm.analysis.measure import measure, steps
-from lra_ssm.analysis.network import Example, layers_of
-from lra_ssm.analysis.report import figures, page, picture
 from lra_ssm.bars import Bar
-from lra_ssm.cli import inspect_inputs
-from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.options import A_MODEL, add_trust, configuring, count
 from lra_ssm.cli.output import PlainParser
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
+
+if TYPE_CHECKING:
+    from lra_ssm.analysis.network import Example
+    from lra_ssm.cli.named_network import NamedNetwork
+
 
 DESCRIPTION = """\
 Writes a report on a trained model: what each layer remembers, how Δ moves with the input, what is near instability,
@@ -52,6 +52,10 @@ def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(rest)
     if options.random and of_data:
         raise InputError(f"--random takes no data: leave it out, or {of_data[0]}")
+    import torch
+
+    from lra_ssm.cli.named_network import named_network
+
     given = [options.checkpoint, options.against] if options.against else [options.checkpoint]
     named = [named_network(name, options.allow_pickle, options.trust) for name in given]
     first = named[0].found
@@ -78,6 +82,8 @@ def _title(one: NamedNetwork) -> str:
 
 
 def _facts(one: NamedNetwork) -> list[str]:
+    from lra_ssm.analysis.network import layers_of
+
     layers = list(layers_of(one.network).values())
     step = [f"{one.found.file.name}, step {one.step:,}"] if one.found else []
     score = [one.score] if one.score else []
@@ -90,6 +96,8 @@ def _inputs(
     named: Sequence[NamedNetwork], random: bool, of_data: Sequence[str], root: str | None, count: int
 ) -> tuple[list[Example], list[list[str]]]:
     """The inputs that all models are measured on, and what the page says of them to each."""
+    from lra_ssm.cli import inspect_inputs
+
     if random:
         sizes = inspect_inputs.RandomInputs(named[0].network, named[0].specification)
         for one in named:
@@ -105,6 +113,8 @@ def _inputs(
 
 def _measured(named: Sequence[NamedNetwork], examples: list[Example], sources: list[list[str]]) -> list[Any]:
     """Measures every checkpoint under a progress bar."""
+    from lra_ssm.analysis.measure import measure, steps
+
     with Bar("measuring", sum(steps(one.network, examples) for one in named)) as bar:
         return [
             measure(one.network, examples, _title(one), [*_facts(one), *source], lambda _: bar.advance(1))
@@ -113,6 +123,8 @@ def _measured(named: Sequence[NamedNetwork], examples: list[Example], sources: l
 
 
 def _write(folder: Path, networks: list[Any]) -> None:
+    from lra_ssm.analysis.report import figures, page, picture
+
     drawn = figures(networks)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("inspect.html", page(networks, drawn).encode()), ("inspect.png", picture(networks, drawn))):

@@ -1,27 +1,28 @@
 """`predict`: on a split of a run's data (LightningCLI, run.py) or on files of the user's own."""
 
+from __future__ import annotations
+
 import inspect
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lra_ssm.bars import with_bar
-from lra_ssm.cli.named_network import NamedNetwork, named_network
 from lra_ssm.cli.options import A_MODEL, add_device, add_trust, count, device_of
 from lra_ssm.cli.output import PlainParser, in_a_folder
-from lra_ssm.cli.write_predictions import shown, write_csv
-from lra_ssm.datamodules.loading.own_files import OwnExamples
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import unused
-from lra_ssm.layers.spec import import_object
-from lra_ssm.models import LanguageModel, Regressor
 from lra_ssm.tables import table, terminal_width
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lra_ssm.cli.named_network import NamedNetwork
+    from lra_ssm.datamodules.loading.own_files import OwnExamples
+
 
 DESCRIPTION = """\
 Classifies files of your own with a run or a saved model, as its data module makes inputs of the data: PNG or JPEG
@@ -143,6 +144,9 @@ def _examples(
 
 def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
     """Raises InputError: it is no classifier, or nothing says how its inputs are made."""
+    from lra_ssm.cli.named_network import named_network
+    from lra_ssm.models import LanguageModel, Regressor
+
     named = named_network(name, allow_pickle, trust)
     if isinstance(named.network, LanguageModel):
         raise InputError(f"{name}: is a language model: `lra-ssm generate` continues texts, `lra-ssm score` rates them")
@@ -155,6 +159,8 @@ def load(name: str, allow_pickle: bool, trust: Sequence[str]) -> NamedNetwork:
 
 def _data_module(named: NamedNetwork) -> Any:
     """The data module of the configuration; nothing of its data is looked at."""
+    from lra_ssm.layers.spec import import_object
+
     assert named.data is not None
     path, arguments = named.data["class_path"], named.data.get("init_args") or {}
     try:
@@ -183,6 +189,9 @@ def classify(
 
     left_out: takes what is wrong with examples that cannot be read. Raises InputError: none can.
     """
+    import numpy as np
+    import torch
+
     network = named.network.to(device)
     kept, found = list[str](), []
     starts = range(0, len(examples.names), batch_size)
@@ -208,6 +217,8 @@ def classify(
 
 
 def _can_be_read(examples: OwnExamples, number: int, left_out: list[str]) -> bool:
+    import numpy as np
+
     try:
         examples.load(np.array([number]))
         return True
@@ -220,6 +231,8 @@ def _can_be_read(examples: OwnExamples, number: int, left_out: list[str]) -> boo
 
 
 def _write(file: Path, inputs: list[str], names: list[str], probabilities: Tensor) -> str:
+    from lra_ssm.cli.write_predictions import shown, write_csv
+
     best, predicted = probabilities.max(1)
     rows = [["input", "prediction", "probability", *(f"p_{name}" for name in names)]]
     for given, number, p, row in zip(inputs, predicted.tolist(), shown(best), probabilities, strict=True):

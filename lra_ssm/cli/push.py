@@ -9,21 +9,9 @@ from typing import Any
 
 import yaml
 
-from lra_ssm.checkpoints import CONFIG, RUN_CONFIG, check_finite
-from lra_ssm.checkpoints.card import commands, model_card
-from lra_ssm.checkpoints.files import read_json
-from lra_ssm.checkpoints.layout import CARD, PICKLE, REPLACED
-from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
-from lra_ssm.cli.export import check_destination
-from lra_ssm.cli.language_models import tokenizer_of
-from lra_ssm.cli.named_network import find, named_network
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.cli.run_facts import check_shareable, facts, portable
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import one_reason
-from lra_ssm.models import save_network
-from lra_ssm.models.pretrained import import_paths, is_known
-from lra_ssm.results.collect import read_run
 
 DESCRIPTION = """\
 Shares what a run has trained: a saved model with its tokenizer, the run's config.yaml, and a model card with its data,
@@ -59,6 +47,11 @@ def parser() -> PlainParser:
 
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
+    from lra_ssm.cli.export import check_destination
+    from lra_ssm.cli.named_network import find, named_network
+    from lra_ssm.cli.run_facts import check_shareable
+    from lra_ssm.results.collect import read_run
+
     kind, destination = _destination(options)
     found = find(options.run)
     if found.run is None:
@@ -90,6 +83,8 @@ def main(command: str, arguments: list[str]) -> int:
 
 def _destination(options: Any) -> tuple[str, str]:
     """ "folder", "hub" or "wandb", and what it is called. Raises InputError for what could be two of them."""
+    from lra_ssm.checkpoints.sources import HUB, WANDB, is_repository
+
     given: str = options.destination
     if given.startswith(WANDB):
         kind, given = "wandb", given.removeprefix(WANDB)
@@ -118,6 +113,14 @@ def _destination(options: Any) -> tuple[str, str]:
 
 def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: str | None) -> Callable[[str], str]:
     """The saved model with its card. Returns what tells the command that it is used with, given its name."""
+    from lra_ssm.checkpoints import RUN_CONFIG, check_finite
+    from lra_ssm.checkpoints.card import commands, model_card
+    from lra_ssm.checkpoints.layout import CARD
+    from lra_ssm.cli.language_models import tokenizer_of
+    from lra_ssm.cli.run_facts import facts, portable
+    from lra_ssm.models import save_network
+    from lra_ssm.models.pretrained import import_paths, is_known
+
     state = model.network.state_dict()
     check_finite(state, str(file))
     source = facts(run, file, model.step, model.parameters)
@@ -141,6 +144,8 @@ def _write(folder: Path, name: str, run: Any, file: Path, model: Any, license: s
 def _to_hub(folder: Path, repository: str, message: str, options: Any, use: Callable[[str], str]) -> str:
     """One commit on a repository; files of an older model go with it."""
     from huggingface_hub import HfApi, errors
+
+    from lra_ssm.checkpoints.layout import PICKLE, REPLACED
 
     api, public = HfApi(), False
     try:
@@ -171,6 +176,9 @@ def _to_hub(folder: Path, repository: str, message: str, options: Any, use: Call
 def _to_wandb(folder: Path, given: str, run: Any, use: Callable[[str], str]) -> str:
     """An artifact of type model, logged by the wandb run of the training."""
     import wandb
+
+    from lra_ssm.checkpoints import CONFIG
+    from lra_ssm.checkpoints.files import read_json
 
     *project, name = given.split("/")
     known = run.record.get("wandb") or {}

@@ -1,24 +1,24 @@
 """`lra-ssm score`: how well a language model predicts texts."""
 
-import math
-from typing import Any, NamedTuple
+from __future__ import annotations
 
-import numpy as np
-import torch
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lra_ssm.bars import Bar
-from lra_ssm.cli.language_models import Loaded, load_language_model, not_known
 from lra_ssm.cli.options import A_MODEL, A_TOKENIZER, add_device, add_trust, content, device_of
 from lra_ssm.cli.output import PlainParser
-from lra_ssm.datamodules.language import plain_text
-from lra_ssm.datamodules.language.documents import Range, Reading, is_blank
-from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
-from lra_ssm.datamodules.storage.format import TokenSplit
 from lra_ssm.errors import InputError, squeeze
-from lra_ssm.models.language_model import NOT_SCORED
 from lra_ssm.tables import table, terminal_width, wrapped
-from lra_ssm.tasks.metrics import TokenLoss
+
+if TYPE_CHECKING:
+    import torch
+
+    from lra_ssm.cli.language_models import Loaded
+    from lra_ssm.datamodules.language.tokenizers import TextTokenizer
+    from lra_ssm.datamodules.language.windows import TokenWindows
+    from lra_ssm.tasks.metrics import TokenLoss
+
 
 DESCRIPTION = """\
 Says how well a language model predicts texts: the loss in nats per token, the perplexity, and bits per byte of UTF-8,
@@ -74,6 +74,9 @@ def parser() -> PlainParser:
 
 def main(command: str, arguments: list[str]) -> int:
     options = parser().parse_intermixed_args(arguments)
+    from lra_ssm.cli.language_models import load_language_model
+    from lra_ssm.datamodules.language.documents import is_blank
+
     contents = [content(file) for file in options.files]  # before a model is loaded
     for name, data in contents:
         if is_blank(data, 0, len(data)):
@@ -103,6 +106,10 @@ def main(command: str, arguments: list[str]) -> int:
 
 def _tokenised(name: str, data: bytes, tokenizer: TextTokenizer, notes: list[str]) -> _Text:
     """Adds to the notes what the tokenizer does not know. Raises InputError: it is not UTF-8; names the line."""
+    from lra_ssm.cli.language_models import not_known
+    from lra_ssm.datamodules.language import plain_text
+    from lra_ssm.datamodules.language.documents import Range, Reading
+
     parts = [part.text for part in plain_text.texts(data, Range(name, 0, None), Reading(), "test")]
     if unknown := not_known(parts, tokenizer):
         notes.append(f"{name}: the vocabulary has no {unknown}; what is scored there is <unk>")
@@ -116,6 +123,9 @@ def _tokenised(name: str, data: bytes, tokenizer: TextTokenizer, notes: list[str
 def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
     """Windows over a text as the model's run is validated, whether the state goes on from one to the next, and this in
     words."""
+    from lra_ssm.datamodules.language.windows import Streams, Windows
+    from lra_ssm.datamodules.storage.format import TokenSplit
+
     stream = [TokenSplit.in_memory(tokens, loaded.tokenizer.vocab_size, loaded.tokenizer.end_of_text)]
     length, evaluation = loaded.data.get("length"), loaded.data.get("evaluation")
     if length is None or evaluation is None:
@@ -131,6 +141,12 @@ def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
 
 def _scored(loaded: Loaded, windows: TokenWindows, carries: bool, device: torch.device, bar: Bar) -> TokenLoss:
     """−log p of all tokens, and their number."""
+    import numpy as np
+    import torch
+
+    from lra_ssm.models.language_model import NOT_SCORED
+    from lra_ssm.tasks.metrics import TokenLoss
+
     metric, state = TokenLoss().to(device), None
     with torch.no_grad():
         size = 1 if carries else max(1, _TOKENS // windows.length)
