@@ -119,8 +119,7 @@ def causal_depthwise_convolution(
     line naming the argument, for a shape, dtype or device that does not fit.
 
     On a GPU one Triton kernel forward and one backward. On a CPU, of one dtype and up to four taps whose channels lie
-    next to each other, one pass in C++; otherwise W sums of shifted products rather than conv1d, which on a CPU takes
-    up to twice as long for transposed inputs.
+    next to each other, one pass in C++. Otherwise a sum of W shifted products, by torch's own operations.
     """
     dtype = check_depthwise_inputs(u, weight, bias, initial, reset)
     if (
