@@ -1,13 +1,14 @@
 """Callbacks and the small Trainer plugins every run of the command line has.
 
 Randomness by step, stop on a loss that is not finite, throughput, learning rates, gradient norms, the optimizer groups'
-table. What a run directory needs of the Trainer: runs/metrics.py, checkpoints.py, saving.py.
+table, the scans' backends. What a run directory needs of the Trainer: runs/metrics.py, checkpoints.py, saving.py.
 """
 
 import random
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from lra_ssm.analysis.gradients import gradient_over_weight
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.roles import ROLES, parameter_roles
+from lra_ssm.ops import record_backends
 from lra_ssm.ops.tensors import read_later
 from lra_ssm.progress import values_of_batch
 from lra_ssm.tasks.optim import format_groups
@@ -345,8 +347,28 @@ class ShowOptimizerGroups(Callback):
             print(format_groups(optimizer.param_groups), flush=True)
 
 
+class ShowBackends(Callback):
+    """Prints which backends ran the scans of the first batch's forward pass, such as "selective scan by cpu"."""
+
+    def __init__(self) -> None:
+        self._recording = ExitStack()
+        self._used: dict[str, dict[str, None]] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._used = self._recording.enter_context(record_backends())
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._recording.close()
+        if self._used and trainer.is_global_zero:
+            print("; ".join(f"{what} by {', '.join(names)}" for what, names in self._used.items()), flush=True)
+        self._used = {}
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._recording.close()
+
+
 def fit_callbacks(seed: int, given: Sequence[Callback] = ()) -> list[Callback]:
     """What every fit has, in a run directory or not; given: the user's, among which Throughput may be with settings."""
     speed = [] if any(isinstance(callback, Throughput) for callback in given) else [Throughput()]
     logged = [LogLearningRates(), LogGradientNorm(), LogEpochMeans(), *speed]
-    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), *logged]
+    return [SeedByStep(seed), StopOnNonFinite(), ShowOptimizerGroups(), ShowBackends(), *logged]

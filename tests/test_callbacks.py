@@ -20,6 +20,7 @@ from lra_ssm.callbacks import (
     LogGradientOverWeight,
     LogLearningRates,
     SeedByStep,
+    ShowBackends,
     StopOnNonFinite,
     Throughput,
     _known_peak,
@@ -27,8 +28,9 @@ from lra_ssm.callbacks import (
 )
 from lra_ssm.cli.write_predictions import WritePredictions
 from lra_ssm.errors import InputError
-from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.layers import S4D, S6, LayerSpec, NetworkSpec
 from lra_ssm.models import LanguageModel
+from lra_ssm.ops import prefer_backend
 from lra_ssm.runs import stopping
 from lra_ssm.runs.checkpoints import AtomicCheckpointIO
 from lra_ssm.runs.identity import run_identity
@@ -420,3 +422,26 @@ def test_gradient_over_weight_is_logged(tmp_path):
     assert not any(name.startswith("grad_over") for metrics, _ in keeps.seen for name in metrics)
     with pytest.raises(ValueError, match="role 'recurent'"):
         LogGradientOverWeight(roles=("recurent",))
+
+
+class Scans(Line):
+    """A loss of an S6 and an S4D, or of a linear map only."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layer(3, d_state=2) for layer in layers)
+
+    def training_step(self, batch, i):
+        x = self.linear(batch[0])[:, None]
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("layers", "line"), [((S6, S4D, S6), ["selective scan by eager; S4D's kernel by eager"]), ((), [])]
+)
+def test_a_fit_prints_once_which_backends_run(layers, line, tmp_path, capsys):
+    with prefer_backend("eager"):
+        fit(tmp_path, ShowBackends(), model=Scans(*layers), max_steps=3)
+    assert [text for text in capsys.readouterr().out.splitlines() if " by " in text] == line

@@ -121,7 +121,7 @@ class B2S6(RecurrentLayer):
         B_bias: Tensor | None = self.B_bias
         if B_bias is not None and self.complex_state:
             B_bias = as_complex(B_bias)
-        y, state = selective_scan(
+        out = selective_scan(
             x.transpose(1, 2),
             **step_sizes(delta.reshape(Bt, L, D).transpose(1, 2), self.delta_bias, valid),
             A=eigenvalues(self.A_log, self.A_imag, self.parameterization),
@@ -132,8 +132,9 @@ class B2S6(RecurrentLayer):
             discretization="zoh",
             reset=reset,
             initial_state=initial_state,
-            return_last_state=True,
+            return_last_state=return_last_state,
         )
+        y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ class S4D(RecurrentLayer):
         the same system as a scan: equal values, slower.
         """
         if reset is not None or initial_state is not None or return_last_state:
-            y, state = self._recur(x, 0, valid, reset, initial_state)
+            y, state = self._recur(x, 0, valid, reset, initial_state, return_last_state)
             return y + self.D * x, state
         delta, A, B, C = self._system()
         y = causal_convolution(x.transpose(1, 2), s4d_kernel(delta, A, B, C[0], x.shape[1]))
@@ -134,16 +134,18 @@ class S4D(RecurrentLayer):
         valid: Tensor | None = None,
         reset: Tensor | None = None,
         initial_state: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The system with C of one direction as a scan, without D: (y (batch, L, D), last state (batch, D, N))."""
+        return_last_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run one direction's C as a scan, without D: (y (batch, L, D), last state (batch, D, N) if asked for)."""
         delta, A, B, C = self._system()
         u = x.transpose(1, 2)
         if valid is not None:  # no time passes at padding
             delta = delta[:, None].expand_as(u).masked_fill(~valid.transpose(1, 2), 0)
-        y, state = selective_scan(
+        out = selective_scan(
             u, delta, A, B, C[direction], discretization="zoh", reset=reset, initial_state=initial_state,
-            return_last_state=True,
+            return_last_state=return_last_state,
         )  # fmt: skip
+        y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
 
     def step_sizes(self, x: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class S6(RecurrentLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """See `RecurrentLayer.scan`; state (batch, D, N)."""
         delta, B, C = self._projections(x)
-        y, state = selective_scan(
+        out = selective_scan(
             x.transpose(1, 2),
             **step_sizes(delta.transpose(1, 2), self.delta_bias, valid),
             A=eigenvalues(self.A_log, parameterization=self.parameterization),
@@ -115,8 +115,9 @@ class S6(RecurrentLayer):
             discretization="euler" if self.low_rank else "zoh",
             reset=reset,
             initial_state=initial_state,
-            return_last_state=True,
+            return_last_state=return_last_state,
         )
+        y, state = out if isinstance(out, tuple) else (out, None)
         return y.transpose(1, 2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

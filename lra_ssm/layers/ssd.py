@@ -116,10 +116,11 @@ class SSD(RecurrentLayer):
         delta = self._softplus(delta)
         if valid is not None:
             delta = delta.masked_fill(~valid, 0)
-        y, state = ssd_scan(
+        out = ssd_scan(
             x, delta, self._A(), B, C, self.D, chunk_size=self.chunk_size, initial_state=initial_state, reset=reset,
-            return_last_state=True,
+            return_last_state=return_last_state,
         )  # fmt: skip
+        y, state = out if isinstance(out, tuple) else (out, None)
         return y.flatten(2), state
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

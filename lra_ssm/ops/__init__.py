@@ -1,6 +1,6 @@
 """Pure functions on tensors: discretization, initialization, long convolutions, S4D kernels, the selective scan."""
 
-from lra_ssm.ops.backends import prefer_backend, scan_backends
+from lra_ssm.ops.backends import note_backend, prefer_backend, record_backends, scan_backends
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
 from lra_ssm.ops.cross_entropy import linear_cross_entropy
 from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
@@ -57,7 +57,9 @@ __all__ = [
     "linear_scan_reference",
     "log_uniform_delta",
     "mamba_step",
+    "note_backend",
     "prefer_backend",
+    "record_backends",
     "rms_norm",
     "s4d_inv",
     "s4d_kernel",

@@ -10,7 +10,7 @@ from torch import nn
 
 from lra_ssm.errors import InputError
 from lra_ssm.models.backbone import Backbone
-from lra_ssm.ops import prefer_backend, scan_backends
+from lra_ssm.ops import note_backend, prefer_backend, scan_backends
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class ComputeSettings:
             backbone.activation_checkpointing |= self.recompute_blocks
             for block in backbone.blocks if self.compile else ():
                 block.compile()
+        if self.compile:  # the backend that a trace chooses is recorded, without a guard in the compiled block
+            torch.compiler.assume_constant_result(note_backend)
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.matmul_precision if device.type == "cuda" else "highest")
         try:

@@ -198,24 +198,3 @@ def test_the_gpu_script_goes_on_after_a_part_that_failed(tmp_path):
     assert [line.split()[:2] for line in table] == [["wide", "FAILED"], ["published", "FAILED"]]
     assert all("out of time" in line and line in (tmp_path / "log.txt").read_text() for line in table)
     assert subprocess.run([FOLDER / "gpu", tmp_path, "nothing"], capture_output=True).returncode == 2
-
-
-def test_order_of_backends(tmp_path):
-    """`auto` reads what order.py writes; of sizes that only one of both has nothing is said."""
-
-    def rows(name: str, *times: float) -> list[dict]:
-        return [
-            {"contender": name, "mode": "forward+backward", "shape": {"L": i}, "ms": t} for i, t in enumerate(times)
-        ]
-
-    found = {"machine": {"hardware": {"gpus": ["NVIDIA H100"]}}, "rows": []}
-    found["rows"] = (
-        rows("triton", 2.0, 3.0, 9.0) + rows("mamba-ssm", 1.0, 2.0, 10.0, 1.0) + rows("triton, bfloat16", 1.0)
-    )
-    results, table = tmp_path / "operators.json", tmp_path / "measured.json"
-    results.write_text(json.dumps(found))
-    import_module("order").main([str(results), f"--out={table}"])
-    assert json.loads(table.read_text()) == {"NVIDIA H100": {"float32": {"triton": 1.5, "mamba_ssm": 1.0}}}
-    results.write_text(json.dumps(found | {"machine": {"hardware": {"gpus": []}}}))
-    with pytest.raises(SystemExit, match="error: results of one GPU .* are needed; found GPUs: none"):
-        import_module("order").main([str(results), f"--out={table}"])

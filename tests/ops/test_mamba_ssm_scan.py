@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
-from lra_ssm.ops import backends, scan_backends, selective_scan
+from lra_ssm.layers import S6, LayerSpec, MambaBlock
+from lra_ssm.ops import backends, record_backends, scan_backends, selective_scan
 from lra_ssm.ops.backends import BACKENDS, mamba_ssm_scan
 from tests.each import each
 from tests.ops.mamba_stand_in import StandIn
@@ -411,34 +413,47 @@ def test_wrong_gradient_of_complex_groups():
     assert two_groups > 0.1
 
 
-@pytest.fixture
-def h100(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
-    backends._measured.cache_clear()
-    yield torch.device("cuda")
-    backends._measured.cache_clear()
-
-
 def order(device, **changes):
     """Of a call that mamba-ssm's kernel computes in one launch, but for the changes."""
     needs_state = changes.pop("needs_state", False)
-    call = {"u": SimpleNamespace(device=device, dtype=torch.float32), "A": torch.ones(2, 3), "B_bias": None}
-    call |= {"discretization": "euler"} | changes
-    return tuple(backends._scan_order(SimpleNamespace(**call), needs_state))
+    call = {"u": SimpleNamespace(device=device), "A": torch.ones(2, 3), "B_bias": None, "discretization": "euler"}
+    return tuple(backends._scan_order(SimpleNamespace(**call | changes), needs_state))
 
 
-def test_what_auto_tries_first_on_a_gpu(h100, tmp_path, monkeypatch):
-    assert order(h100) == ("mamba_ssm", "triton", "eager")
+def test_what_auto_tries_first():
+    gpu = torch.device("cuda")
+    assert order(gpu) == ("mamba_ssm", "triton", "eager")
     complex_A = {"A": torch.ones(2, 3, dtype=torch.complex64)}
     for other in (complex_A, {"discretization": "zoh"}, {"B_bias": torch.ones(2, 3)}, {"needs_state": True}):
-        assert order(h100, **other)[0] == "triton", other
+        assert order(gpu, **other)[0] == "triton", other
     with torch.no_grad():
-        assert order(h100, needs_state=True)[0] == "mamba_ssm"
-    assert order(torch.device("cpu"))[0] == "cpu"
-    table = tmp_path / "measured.json"
-    table.write_text('{"NVIDIA H100": {"float32": {"triton": 1.0, "mamba_ssm": 1.1}}}')
-    monkeypatch.setattr(backends, "MEASURED", table)
-    backends._measured.cache_clear()
-    assert order(h100) == ("triton", "mamba_ssm", "eager")
-    half = SimpleNamespace(device=h100, dtype=torch.bfloat16)  # which was not measured
-    assert order(h100, u=half)[0] == "mamba_ssm"
+        assert order(gpu, needs_state=True)[0] == "mamba_ssm"
+    assert order(torch.device("cpu")) == ("cpu", "eager")
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("block", [None, MambaBlock])
+def test_auto_trains_and_validates_s6_by_this_kernel(block, bidirectional, stand_in, monkeypatch):
+    """As on a GPU; a state with a gradient, which the kernel lacks, comes from another backend."""
+    monkeypatch.setitem(backends.AUTO_REAL_EULER, "cpu", ("mamba_ssm", "cpu", "eager"))
+    torch.manual_seed(0)
+    spec = LayerSpec(S6, d_state=4, bidirectional=bidirectional)
+    module = spec(6) if block is None else block(6, spec)
+    x, lengths, launches = torch.randn(2, 9, 6), torch.tensor([9, 5]), 1 + bidirectional
+    with record_backends() as used:
+        loss = module(x, lengths).square().sum()
+        loss.backward()
+    assert used == {"selective scan": {"mamba_ssm": None}} and len(stand_in.launches) == launches
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    with torch.no_grad():
+        module(x, lengths)
+    assert len(stand_in.launches) == 2 * launches
+    if not bidirectional:
+        y, state = module(x, lengths, return_last_state=True)
+        (y.square().sum() + sum(part.square().sum() for part in tree_leaves(state))).backward()
+        assert len(stand_in.launches) == 2 * launches
+    monkeypatch.setitem(backends.AUTO_REAL_EULER, "cpu", ("cpu", "eager"))
+    module.zero_grad()
+    module(x, lengths).square().sum().backward()
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5)

@@ -6,12 +6,8 @@ it can.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -74,14 +70,12 @@ BACKENDS: dict[str, Backend] = {
 
 # What "auto" tries, in this order, by type of device; triton's interpreter on a CPU is for tests.
 AUTO = {"cpu": ("cpu", "eager"), "cuda": ("triton", "mamba_ssm", "eager")}
-# The same on a GPU for what mamba-ssm's kernel computes in one launch, where its speed has not been measured.
-AUTO_REAL_EULER = ("mamba_ssm", "triton", "eager")
-# {GPU's name: {dtype of u: {backend: time of forward and backward beside the fastest}}} of real A by Euler's rule,
-# written by `python benchmarks/order.py`.
-MEASURED = Path(__file__).with_name("measured.json")
-
+# The same on a GPU for real A by Euler's rule (Mamba's own scan), which mamba-ssm's kernel computes in one launch:
+# forward and backward on an H200 it was 1.4 times as fast as ours in float32 and 1.8 times in bfloat16 (medians).
+AUTO_REAL_EULER = {"cuda": ("mamba_ssm", "triton", "eager")}
 
 _preferred = "auto"
+_recorded: dict[str, dict[str, None]] | None = None
 
 
 @contextmanager
@@ -98,6 +92,26 @@ def prefer_backend(name: str) -> Iterator[None]:
         _preferred = before
 
 
+@contextmanager
+def record_backends() -> Iterator[dict[str, dict[str, None]]]:
+    """Record which backends run while it is open, in the whole process: operation -> names, in order of first use.
+
+    What torch.compile traces is recorded only if `torch.compiler.assume_constant_result` has marked `note_backend`.
+    """
+    global _recorded
+    before, _recorded = _recorded, {}
+    try:
+        yield _recorded
+    finally:
+        _recorded = before
+
+
+def note_backend(operation: str, name: str) -> None:
+    """Record that a backend runs an operation, while `record_backends` is open."""
+    if _recorded is not None:
+        _recorded.setdefault(operation, {})[name] = None
+
+
 def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Every backend of `selective_scan`: None if it runs on the device, else why it does not."""
     return {name: backend.scan.refusal(torch.device(device), None) for name, backend in BACKENDS.items()}
@@ -106,43 +120,40 @@ def scan_backends(device: torch.device | str = "cpu") -> dict[str, str | None]:
 def run_scan(name: str, inputs: ScanInputs, needs_state: bool = False) -> tuple[Tensor, Tensor]:
     """(y, last state) by the named backend, or by the first that can for "auto"; ValueError saying why not.
 
-    needs_state: the last state may be asked for its gradient, which mamba-ssm's kernel does not have.
+    needs_state: the caller asked for the last state, hence perhaps for its gradient, which mamba-ssm's kernel lacks.
     """
     operations = {key: backend.scan for key, backend in BACKENDS.items()}
     order = _scan_order(inputs, needs_state)
-    return _run(operations, _preferred if name == "auto" else name, order, inputs.u.device, inputs)
+    return _run("selective scan", operations, _preferred if name == "auto" else name, order, inputs.u.device, inputs)
 
 
 def scans_constants_natively(name: str, device: torch.device) -> bool:
     """Whether this backend's linear scan with a constant factor is C++'s own."""
     wanted = _preferred if name == "auto" else name
-    return wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_refusal(device) is None
+    natively = wanted in ("auto", "cpu") and cpu_linear_scan.constant_scan_refusal(device) is None
+    if natively:
+        note_backend("linear scan", "cpu")
+    return natively
 
 
 def run_kernel(name: str, inputs: KernelInputs) -> Tensor:
     """S4D's kernel (K, D, L), chosen as `run_scan` does."""
     operations = {key: backend.s4d_kernel for key, backend in BACKENDS.items() if backend.s4d_kernel is not None}
-    return _run_preferred(operations, name, inputs.delta.device, inputs)
+    return _run_preferred("S4D's kernel", operations, name, inputs.delta.device, inputs)
 
 
 def run_ssd(name: str, inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) of Mamba-2's scan, chosen as `run_scan` does."""
     operations = {key: backend.ssd for key, backend in BACKENDS.items() if backend.ssd is not None}
-    return _run_preferred(operations, name, inputs.x.device, inputs)
+    return _run_preferred("Mamba-2's scan", operations, name, inputs.x.device, inputs)
 
 
-def _run_preferred(operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
+def _run_preferred(what: str, operations: dict[str, Operation], name: str, device: torch.device, inputs: Any) -> Any:
     """`_run` of what not every backend has: "auto" means the preferred one where it can."""
     preferred = operations.get(_preferred)
     if name == "auto" and (_preferred not in BACKENDS or (preferred and preferred.refusal(device, inputs) is None)):
         name = _preferred
-    return _run(operations, name, _order(device), device, inputs)
-
-
-@cache
-def _measured(device: torch.device) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = json.loads(MEASURED.read_text()).get(torch.cuda.get_device_name(device), {})
-    return found
+    return _run(what, operations, name, _order(device), device, inputs)
 
 
 def _scan_order(inputs: ScanInputs, needs_state: bool) -> Sequence[str]:
@@ -151,17 +162,18 @@ def _scan_order(inputs: ScanInputs, needs_state: bool) -> Sequence[str]:
     one_launch = not inputs.A.is_complex() and inputs.discretization == "euler" and inputs.B_bias is None
     needs_gradient = needs_state and torch.is_grad_enabled()
     # torch.compile cannot look into mamba-ssm's kernel.
-    if device.type != "cuda" or not one_launch or needs_gradient or torch.compiler.is_compiling():
-        return _order(device)
-    times = _measured(device).get("float32" if inputs.u.dtype == torch.float32 else "bfloat16")
-    return sorted(AUTO_REAL_EULER, key=lambda name: times.get(name, math.inf)) if times else AUTO_REAL_EULER
+    if one_launch and not needs_gradient and not torch.compiler.is_compiling():
+        return AUTO_REAL_EULER.get(device.type, _order(device))
+    return _order(device)
 
 
 def _order(device: torch.device) -> Sequence[str]:
     return AUTO.get(device.type, ("eager",))
 
 
-def _run(operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any) -> Any:
+def _run(
+    what: str, operations: dict[str, Operation], name: str, order: Sequence[str], device: torch.device, inputs: Any
+) -> Any:
     if name == "auto":
         candidates = [key for key in order if key in operations]
         name = next(key for key in candidates if operations[key].refusal(device, inputs) is None)
@@ -170,4 +182,5 @@ def _run(operations: dict[str, Operation], name: str, order: Sequence[str], devi
     reason = operations[name].refusal(device, inputs)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run this call: {reason}")
+    note_backend(what, name)
     return operations[name].run(inputs)
