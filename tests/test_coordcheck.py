@@ -1,5 +1,6 @@
 """`lra-ssm coordcheck` on small models: what it prints and writes, and what it refuses."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -43,3 +44,11 @@ def test_batches_are_shortened():
     assert pairs.inputs.shape == (3, 2, 4) and pairs.lengths.tolist() == [[4, 4]] * 3
     tokens = part_of(TokenBatch(ids, ids + 1, ids == 0, None), slice(1), 2)
     assert torch.equal(tokens.targets, ids[:1, :2] + 1) and tokens.reset.shape == (1, 2) and tokens.lengths is None
+
+
+@pytest.mark.filterwarnings("error::UserWarning:matplotlib")
+def test_models_that_diverge_have_a_verdict_and_a_picture(tmp_path, capsys):
+    out = printed([*CHECK, "--random", "--model.optimizer.lr=1e30", f"--out={tmp_path}"], capsys)
+    assert "diverges" in out and "diverge: a value is NaN or infinite at some width" in out
+    assert (tmp_path / "coordcheck.png").exists()
+    assert not np.isfinite(pd.read_csv(tmp_path / "coordcheck.csv")["rms"]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,13 +90,17 @@ def tables(found: Sequence[Slope], tolerance: float) -> str:
     gradients = [one for one in found if one.what == "gradient" and not one.step]
     rows = [(one.name, _cell(one.found), _cell(one.promised), one.verdict(tolerance)) for one in gradients]
     second = table(("gradient of", "at the start", "promised", "verdict"), rows, width=terminal_width())
-    wrong = [one for one in found if one.verdict(tolerance)]
-    said = f"slopes of log RMS over log width; {len(wrong)} of {len(found)} are further than {tolerance:g} from what"
-    return f"{first}\n\n{second}\n\n{wrapped(said + ' is promised')}"
+    verdicts = [verdict for one in found if (verdict := one.verdict(tolerance))]
+    diverging = verdicts.count("diverges")
+    message = f"slopes of log RMS over log width; {len(verdicts) - diverging} of {len(found)} are further than"
+    message += f" {tolerance:g} from what is promised"
+    if diverging:
+        message += f", and {diverging} diverge: a value is NaN or infinite at some width; lower the learning rate"
+    return f"{first}\n\n{second}\n\n{wrapped(message)}"
 
 
 def _cell(slope: float | None) -> str:
-    return "–" if slope is None else f"{slope:+.2f}"
+    return "–" if slope is None or math.isnan(slope) else f"{slope:+.2f}"
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], found: Sequence[Slope], tolerance: float, title: str) -> None:

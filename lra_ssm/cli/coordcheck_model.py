@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch import seed_everything
@@ -159,7 +160,8 @@ def picture(rows: pd.DataFrame, found: Sequence[Slope], tolerance: float, title:
     for axes, (name, (what, step)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         wrong = {one.name: one for one in found if one.what == what and one.step == step and one.verdict(tolerance)}
         chosen = rows[(rows["what"] == what) & (rows["step"] == step)]
-        drawn = chosen.pivot_table("rms", "name", "width", sort=False)[widths]
+        means = chosen.groupby(["name", "width"], sort=False)["rms"].mean()
+        drawn = means.where(np.isfinite(means)).unstack("width")[widths]
         for each, line in drawn.iterrows():
             style = {"color": "#c0392b", "alpha": 0.9} if each in wrong else {"color": "#555555", "alpha": 0.5}
             axes.plot(widths, line, "o-", markersize=3, linewidth=1, **style)
@@ -168,7 +170,9 @@ def picture(rows: pd.DataFrame, found: Sequence[Slope], tolerance: float, title:
         axes.set_xticks(widths, [str(width) for width in widths])
         axes.minorticks_off()
         for each in list(wrong)[:6]:
-            place = (widths[-1], drawn.loc[each, widths[-1]])
-            axes.annotate(f"{each} {wrong[each].found:+.2f}", place, fontsize=6, ha="right")
+            shown = drawn.loc[each].last_valid_index()
+            if shown is not None:
+                label = f"{each} {wrong[each].found:+.2f}"
+                axes.annotate(label, (shown, drawn.loc[each, shown]), fontsize=6, ha="right")
     figure.suptitle(title, fontsize=10)
     return figure

@@ -16,10 +16,10 @@ from lra_ssm.width.parameterizations import Optimizer as Rule
 
 ALGORITHMS: dict[str, type[Optimizer]] = {"AdamW": AdamW, "SGD": SGD, "Muon": Muon}
 USUAL_BETAS = (0.9, 0.999)
-# By class what its steps are like in the theory of width. Muon's are made as large as AdamW's.
+# By class what its steps are like in the theory of width.
 _RULES: dict[str, Rule] = {
-    "SGD": "sgd", **dict.fromkeys(("AdamW", "Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "Muon"), "adam"),
-    "Adafactor": "adafactor",
+    "SGD": "sgd", **dict.fromkeys(("AdamW", "Adam", "NAdam", "RAdam", "Adamax", "RMSprop"), "adam"),
+    "Adafactor": "adafactor", "Muon": "muon",
 }  # fmt: skip
 # Settings of their own, for every role.
 _SETTINGS = ("lr", "weight_decay", "betas")
@@ -46,10 +46,20 @@ def update_rule(name: str, arguments: Mapping[str, Any]) -> Rule:
     """How the steps of the optimizer of that name go with gradients and weights. Raises InputError where theory has
     nothing on it."""
     rule = _RULES.get(name.rpartition(".")[2])
-    if rule is None or name == "Muon" and arguments.get("adjust_lr_fn", "match_rms_adamw") != "match_rms_adamw":
+    if rule is None:
         known = ", ".join(_RULES)
         raise InputError(f"width: there are no learning rates of algorithm {name} by width; there are of {known}")
+    if rule == "muon" and arguments.get("adjust_lr_fn", "match_rms_adamw") != "match_rms_adamw":
+        return "muon_original"  # MuonWithAdamW refuses any third
     return rule
+
+
+def muon_names(model: nn.Module, name: str) -> set[str]:
+    """Full names of the parameters that Muon trains, where the algorithm of that name is Muon; else none."""
+    if name.rpartition(".")[2] != "Muon":
+        return set()
+    matrices = hidden_matrices(model)
+    return {name for name, p in model.named_parameters() if p in matrices}
 
 
 def optimizer_of(

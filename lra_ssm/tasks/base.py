@@ -18,7 +18,7 @@ from lra_ssm.layers import NetworkSpec, check_lengths
 from lra_ssm.layers.contract import check_call
 from lra_ssm.layers.norms import processes
 from lra_ssm.layers.spec import NetworkFactory
-from lra_ssm.tasks.algorithms import update_rule
+from lra_ssm.tasks.algorithms import muon_names, update_rule
 from lra_ssm.tasks.averaging import AverageWeights
 from lra_ssm.tasks.metrics import Metrics, built, metric_specs
 from lra_ssm.tasks.optim import DEFAULTS, OptimizerSettings, optimizer_and_schedule
@@ -55,7 +55,8 @@ class NetworkTask(L.LightningModule):
         self.width_factors: dict[str, Factors] | None = None
         if width is not None:
             rule = update_rule(optimizer.algorithm, optimizer.arguments)
-            self.width_factors = width_factors(self.network, width_of(spec), width, rule)
+            by_muon = muon_names(self.network, optimizer.algorithm)
+            self.width_factors = width_factors(self.network, width_of(spec), width, rule, by_muon)
             scale_initial_values(self.network, self.width_factors)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ _SILENT = (nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, TiedDropout)
 
 def rms(x: Tensor) -> float:
     """Root mean square."""
-    return float(x.detach().abs().square().mean().sqrt())
+    return float(x.detach().abs().double().square().mean().sqrt())  # float32 squares overflow at 2e19
 
 
 def measure(
@@ -98,11 +98,13 @@ class Slope(NamedTuple):
     name: str
     what: str  # "activation" at the start, "activation" and "update" after the steps, "gradient" at the start
     step: int
-    found: float  # slope of log RMS over log width
+    found: float  # slope of log RMS over log width; inf where one is not finite, NaN where one is 0
     promised: float | None
 
     def verdict(self, tolerance: float) -> str:
-        """ "grows" or "shrinks" where it is further than that from what is promised, else nothing."""
+        """ "diverges" where a value is not finite, "grows" or "shrinks" further than that from the promise, else ""."""
+        if self.found == math.inf:
+            return "diverges"
         if self.promised is None or math.isnan(self.found) or abs(self.found - self.promised) <= tolerance:
             return ""
         return "grows" if self.found > self.promised else "shrinks"
@@ -128,9 +130,11 @@ def slopes(rows: Iterable[Row], promises: Mapping[tuple[str, str, str], float]) 
 
 
 def log_slope(values: Mapping[int, Sequence[float]]) -> float:
-    """Of log mean over log width, by least squares; NaN where something is 0 or not finite."""
+    """Of log mean over log width, by least squares; inf where something is not finite, else NaN where it is 0."""
     means = np.array([np.mean(many) for many in values.values()])
-    if not (np.isfinite(means).all() and (means > 0).all()):
+    if not np.isfinite(means).all():
+        return math.inf
+    if not (means > 0).all():
         return math.nan
     return float(np.polyfit(np.log(list(values)), np.log(means), 1)[0])
 

@@ -12,7 +12,10 @@ from typing import Literal, NamedTuple
 
 Layer = Literal["embedding", "hidden", "readout"]
 Name = Literal["sp", "ntk", "mup", "mean_field"]
-Optimizer = Literal["sgd", "adam", "adafactor"]
+# "muon" steps hidden layers by Muon with `match_rms_adamw`, "muon_original" with Jordan's own scale; both have Adam for
+# the other layers.
+Optimizer = Literal["sgd", "adam", "adafactor", "muon", "muon_original"]
+MUON: tuple[Optimizer, ...] = ("muon", "muon_original")
 Aligned = Literal["full", "none"]
 LAYERS: tuple[Layer, ...] = ("embedding", "hidden", "readout")
 _EXACT = 1e-9  # of sums of halves
@@ -40,7 +43,7 @@ PARAMETERIZATIONS: dict[Name, Parameterization] = {
 
 # (a + θ, b − θ, c − κθ) trains the same (section 1.2.1, there for Adam): a gradient is d^-θ of what it was, and its
 # update has to change by d^θ.
-KAPPA: dict[Optimizer, int] = {"sgd": 2, "adam": 1, "adafactor": 0}
+KAPPA: dict[Optimizer, int] = {"sgd": 2, "adam": 1, "adafactor": 0, "muon": 1, "muon_original": 1}
 
 
 class Alignment(NamedTuple):
@@ -57,6 +60,15 @@ class Alignment(NamedTuple):
 ALIGNMENTS: dict[Aligned, Alignment] = {"full": Alignment(1, 1, 0.5, 0.5), "none": Alignment(0.5, 0.5, 0.5, 0.5)}
 
 
+def alignment_with(optimizer: Optimizer, layer: Layer, alignment: Alignment) -> Alignment:
+    """A layer's alignment under an optimizer.
+
+    Muon's update is a multiple of an orthogonal matrix. It lengthens no vector by more than √d times the RMS of its
+    entries, whatever the vector: α = u = 1/2.
+    """
+    return alignment._replace(alpha=0.5, u=0.5) if layer == "hidden" and optimizer in MUON else alignment
+
+
 def gradient_exponent(parameterization: Parameterization, layer: Layer) -> float:
     """g of RMS(∂loss/∂W) = Θ(d^-g) at the start, in a network that is stable then (10)."""
     readout = parameterization["readout"]
@@ -64,9 +76,14 @@ def gradient_exponent(parameterization: Parameterization, layer: Layer) -> float
 
 
 def update_exponent(parameterization: Parameterization, layer: Layer, optimizer: Optimizer) -> float:
-    """e of RMS(ΔW) = Θ(d^-(c + e)) (12): g of SGD, 0 of Adam, b of Adafactor."""
+    """e of RMS(ΔW) = Θ(d^-(c + e)) (12): g of SGD, 0 of Adam, b of Adafactor.
+
+    Of Muon on a hidden layer 0 where steps are scaled by √max(rows, columns), and 1/2 by √max(1, rows/columns).
+    """
     if optimizer == "sgd":
         return gradient_exponent(parameterization, layer)
+    if optimizer == "muon_original" and layer == "hidden":
+        return 0.5
     return parameterization[layer].b if optimizer == "adafactor" else 0.0
 
 
@@ -75,10 +92,9 @@ def with_rates(
 ) -> Parameterization:
     """The same with the largest learning rates that are stable: equality in (14) and (19), a + c + e = α, for the
     embedding 0. The note has those of Adam with full alignment; the others are derived in the same way."""
-    alpha = ALIGNMENTS[alignment].alpha
     found: dict[Layer, Exponents] = {}
     for layer, (a, b, _) in parameterization.items():
-        aligned = 0.0 if layer == "embedding" else alpha
+        aligned = 0.0 if layer == "embedding" else alignment_with(optimizer, layer, ALIGNMENTS[alignment]).alpha
         found[layer] = Exponents(a, b, aligned - a - update_exponent(parameterization, layer, optimizer))
     return found
 
@@ -156,6 +172,7 @@ def _margins(
     """By how much (18), (19) and (20) hold, where RMS of what comes in changes by d^-r; the least is the next r."""
     a, b, c = parameterization[layer]
     c += update_exponent(parameterization, layer, optimizer)
+    alignment = alignment_with(optimizer, layer, alignment)
     omega = alignment.omega_hidden if layer == "hidden" else alignment.omega_readout
     return a + b + r - omega, a + c - alignment.alpha, a + c + r - alignment.u
 

@@ -15,7 +15,7 @@ At the base width every factor is 1.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -29,6 +29,7 @@ from lra_ssm.width.parameterizations import (
     ALIGNMENTS,
     KAPPA,
     LAYERS,
+    MUON,
     PARAMETERIZATIONS,
     Aligned,
     Exponents,
@@ -122,19 +123,30 @@ def width_of(spec: ModuleSpec) -> int:
 
 
 def width_factors(
-    network: nn.Module, d_model: int, settings: WidthSettings, optimizer: Optimizer = "adam"
+    network: nn.Module,
+    d_model: int,
+    settings: WidthSettings,
+    optimizer: Optimizer = "adam",
+    by_muon: Collection[str] = (),
 ) -> dict[str, Factors]:
     """Full parameter name -> its factors.
+
+    by_muon: names of the parameters that Muon trains, where the optimizer is "muon" or "muon_original"; Adam trains the
+    others, among them maps to states, which are scaled as hidden layers.
 
     Raises ValueError: a parameter has no width role, exponents are not stable, or a readout is tied to the embedding
     under a parameterization that scales it otherwise.
     """
     ratio, exponents = d_model / settings.base_d_model, settings.exponents(optimizer)
     folded = without_multipliers(exponents, optimizer)
+    by_adam = folded
+    if optimizer in MUON:
+        hidden = with_rates(exponents, "adam", settings.alignment)["hidden"]
+        by_adam = without_multipliers({**exponents, "hidden": hidden}, "adam")
     found = {}
     for name, (kind, own) in width_roles(network).items():
         layer = layer_of(kind, settings)
-        b, c = (0.0, 0.0) if layer is None else (folded[layer].b, folded[layer].c)
+        b, c = (0.0, 0.0) if layer is None else (folded if name in by_muon else by_adam)[layer][1:]
         b = 0.0 if kind == "vector" else b
         g = 0.0 if layer is None else gradient_exponent(folded, layer)
         found[name] = Factors(kind, ratio ** -(b + own), ratio**-c, ratio**c, ratio**-g)

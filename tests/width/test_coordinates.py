@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from lra_ssm.layers import S6, LayerSpec
 from lra_ssm.models import LanguageModel
+from lra_ssm.tasks.algorithms import muon_names, update_rule
+from lra_ssm.tasks.optim import OptimizerSettings, optimizer_and_schedule
 from lra_ssm.width.coordinates import LOGITS, Slope, log_slope, measure, promises, slopes
-from lra_ssm.width.scaling import WidthSettings
+from lra_ssm.width.scaling import WidthSettings, scale_initial_values, width_factors
 
 WIDTHS = (16, 64, 256)
 
@@ -53,6 +55,9 @@ def test_verdicts_and_slopes_of_nothing():
     assert Slope("h", "update", 3, -0.4, 0.0).verdict(0.2) == "shrinks"
     assert math.isnan(log_slope({1: [0.0], 2: [1.0]})) and log_slope({1: [1.0], 4: [2.0, 6.0]}) == pytest.approx(1)
     assert Slope("h", "update", 3, math.nan, 0.0).verdict(0.2) == ""
+    for bad in (math.nan, math.inf):
+        assert log_slope({1: [1.0], 2: [bad, 1.0], 4: [0.0]}) == math.inf
+    assert Slope("h", "update", 3, math.inf, None).verdict(0.2) == "diverges"
 
 
 def test_what_is_promised_of_a_tied_language_model():
@@ -73,3 +78,60 @@ def test_deltas_of_a_layer_are_activations():
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     names = {row["name"] for row in measure(network, lambda: network(ids), lambda _: network(ids).mean(), optimizer, 0)}
     assert {"backbone.blocks.0.layer.Δ", "backbone.blocks.0", "backbone.embedding", LOGITS} <= names
+
+
+class Stack(nn.Module):
+    """A token's embedding, two hidden layers of RMSNorm, linear map and ReLU, and a head: ids (B,) -> logits (B, 8)."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embedding = nn.Embedding(8, width)
+        self.hidden = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(2))
+        self.head = nn.Linear(width, 8, bias=False)
+
+    def forward(self, ids):
+        h = self.embedding(ids)
+        for linear in self.hidden:
+            h = F.relu(linear(F.rms_norm(h, h.shape[-1:])))
+        return self.head(h)
+
+    def optim_roles(self):
+        return {"embedding.weight": "embedding", "head.weight": "embedding"}  # Muon trains role base only
+
+    def width_roles(self):
+        hidden = {f"hidden.{i}.weight": ("hidden", -0.5) for i in range(2)}
+        return {"embedding.weight": ("embedding", 0.0), **hidden, "head.weight": ("readout", -0.5)}
+
+
+@pytest.mark.parametrize("parameterization", ["sp", "mup"])
+@pytest.mark.parametrize(("algorithm", "arguments"), [
+    ("AdamW", {}), ("Muon", {}), ("torch.optim.Muon", {"adjust_lr_fn": "original"}),
+])  # fmt: skip
+def test_what_steps_change_keeps_its_size_at_every_width(algorithm, arguments, parameterization):
+    """With each rule's own exponent of hidden rates. With Adam's, Muon's changes would shrink as width^-1/2, or ^-1."""
+    ids, labels, many = torch.arange(8), torch.arange(8).roll(1), []
+    settings = OptimizerSettings(
+        lr=0.002 if "adjust_lr_fn" not in arguments else 0.02, weight_decay=0.0, warmup_steps=0, algorithm=algorithm,
+        arguments=arguments,
+    )  # fmt: skip
+    for width in (64, 128, 256, 512):
+        for seed in range(2):
+            torch.manual_seed(seed)
+            network = Stack(width)
+            factors = width_factors(
+                network, width, WidthSettings(parameterization, 64), update_rule(algorithm, arguments),
+                muon_names(network, algorithm),
+            )  # fmt: skip
+            scale_initial_values(network, factors)
+            # Only what Muon trains moves: AdamW's own changes would hide how large Muon's are.
+            for parameter in (network.embedding.weight, network.head.weight):
+                parameter.requires_grad_(False)
+            optimizer = optimizer_and_schedule(network, settings, 100, width=factors)["optimizer"]
+            found = measure(
+                network, lambda n=network: n(ids), lambda _, n=network: F.cross_entropy(n(ids), labels), optimizer, 3
+            )
+            many += [{"width": width, **row} for row in found]
+    updates = {one.name: one.found for one in slopes(many, {}) if one.what == "update"}
+    assert {"hidden.0", "hidden.1"} < updates.keys()
+    for name in ("hidden.0", "hidden.1"):
+        assert abs(updates[name]) < 0.1, updates

@@ -47,6 +47,16 @@ def test_one_rate_of_sgd_in_mup():
     assert rates(with_rates(PARAMETERIZATIONS["mup"], "sgd")) == (0, 0, 0)
 
 
+def test_rates_of_muon_are_adams_but_for_hidden_layers_aligned_or_not():
+    """RMS(ΔW h) of a step O·√d or O, O orthogonal, is √d or 1 times the rate (Jordan et al. 2024; Liu et al. 2025)."""
+    for name, hidden in {"sp": 0.5, "ntk": 0, "mup": 0.5, "mean_field": 0}.items():
+        for alignment in ALIGNMENTS:
+            adam = rates(with_rates(PARAMETERIZATIONS[name], "adam", alignment))
+            for optimizer, less in (("muon", 0), ("muon_original", 0.5)):
+                found = rates(with_rates(PARAMETERIZATIONS[name], optimizer, alignment))
+                assert found == (adam[0], hidden - less, adam[2])
+
+
 @each("name", PARAMETERIZATIONS)
 @each("optimizer", KAPPA)
 @each("alignment", ALIGNMENTS)

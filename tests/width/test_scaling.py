@@ -60,6 +60,17 @@ def test_factors_of_mup_at_four_times_the_width():
     assert tuple(readout) == ("state", 0.5, 0.25, 4, 1)
 
 
+@pytest.mark.parametrize(("arguments", "rate"), [({}, 0.5), ({"adjust_lr_fn": "original"}, 1)])
+def test_muon_has_rates_of_its_own_and_adamw_beside_it_keeps_adams(arguments, rate):
+    optimizer = OptimizerSettings(algorithm="Muon", arguments=arguments)
+    factors, adam = task(MUP, optimizer=optimizer, **UNTIED).width_factors, task(MUP, **UNTIED).width_factors
+    changed = {name for name in factors if factors[name] != adam[name]}
+    assert changed == {f"backbone.blocks.0.{name}_proj.weight" for name in ("in", "out")}
+    assert all(factors[name] == adam[name]._replace(lr=rate, weight_decay=1 / rate) for name in changed)
+    own = {**MUP, "parameterization": {**OWN, "hidden": [0, 0.5, 0.5 if rate == 0.5 else 0]}}
+    assert task(own, optimizer=optimizer, **UNTIED).width_factors == factors
+
+
 def test_initial_values_are_multiplied_and_drawn_as_before():
     plain, scaled = task(**UNTIED), task(MUP, **UNTIED)
     for (name, before), after in zip(plain.network.named_parameters(), scaled.network.parameters(), strict=True):
