@@ -101,6 +101,20 @@ def check_schedule(name: str, arguments: Mapping[str, Any], floor: float, by: st
         raise ValueError(f"cosine_by is {by}, but the schedule is {name}")
 
 
+class _AfterWarmup(SequentialLR):
+    """A warm-up, then a schedule that starts from the full rates.
+
+    torch's own class leaves the warm-up's last rates in place: a schedule that computes each rate from the one before
+    (the chainable form, which most users write) would go on from these.
+    """
+
+    def step(self) -> None:  # type: ignore[override]  # torch's takes no epoch either
+        if self.last_epoch + 1 in self._milestones:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"]
+        super().step()
+
+
 def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], span: Span) -> LRScheduler:
     """The schedule of that name or import path, moved by steps; scales every group. Raises InputError."""
     if name in SCHEDULES:
@@ -114,4 +128,4 @@ def schedule_of(optimizer: Optimizer, name: str, arguments: Mapping[str, Any], s
     if not span.warmup:
         return own
     warmup = LambdaLR(optimizer, lambda step: min(1.0, step / span.warmup))
-    return SequentialLR(optimizer, [warmup, own], milestones=[span.warmup])
+    return _AfterWarmup(optimizer, [warmup, own], milestones=[span.warmup])

@@ -25,6 +25,17 @@ class Halving(LRScheduler):
         return [base * 0.5 ** (self.last_epoch // self.steps) for base in self.base_lrs]
 
 
+class Shrinking(LRScheduler):
+    """A user's own in the chainable form: each rate is computed from the one before."""
+
+    def __init__(self, optimizer, gamma: float) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [group["lr"] * (self.gamma if self.last_epoch else 1.0) for group in self.optimizer.param_groups]
+
+
 def sgd():
     return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.1)])
 
@@ -97,9 +108,22 @@ def test_a_class_is_moved_by_steps_behind_the_warm_up():
     assert rates(f"{HERE}.Halving", {"steps": 8}) == pytest.approx([0, 0.25, 0.5, 0.75] + [1] * 8 + [0.5] * 8 + [0.25])
 
 
+@pytest.mark.parametrize("warmup", [1, 2, 4])
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("wsd", {}), ("rsqrt", {}), (f"{HERE}.Halving", {"steps": 2}),
+    [(f"{HERE}.Shrinking", {"gamma": 0.9}), ("torch.optim.lr_scheduler.ExponentialLR", {"gamma": 0.9}),
+     ("torch.optim.lr_scheduler.LinearLR", {"total_iters": 6}), ("torch.optim.lr_scheduler.PolynomialLR", {}),
+     ("torch.optim.lr_scheduler.CosineAnnealingLR", {"T_max": 9})],
+)  # fmt: skip
+def test_after_the_warm_up_a_class_starts_from_the_full_rate(name, arguments, warmup):
+    alone = rates(name, arguments, Span(0, 20), 12)
+    assert rates(name, arguments, Span(warmup, 20), 12 + warmup)[warmup:] == pytest.approx(alone)
+    assert alone[0] in (1.0, pytest.approx(1 / 3))  # LinearLR's own first factor
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("wsd", {}), ("rsqrt", {}), (f"{HERE}.Halving", {"steps": 2}), (f"{HERE}.Shrinking", {"gamma": 0.9}),
      ("torch.optim.lr_scheduler.ExponentialLR", {"gamma": 0.9})],
 )  # fmt: skip
 def test_it_goes_on_from_its_state(name, arguments, tmp_path):
