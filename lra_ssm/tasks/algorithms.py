@@ -101,9 +101,13 @@ def optimizer_of(
 
 
 def _fused(model: nn.Module) -> bool | None:
-    """One pass over memory; on a CPU a fifth of the time of torch's default there. None: as torch chooses."""
+    """One pass over memory; on a CPU a fifth of the time of torch's default there. None: as torch chooses.
+
+    torch's fused optimizers take neither complex nor sharded parameters.
+    """
     devices = {p.device.type if type(p) is nn.Parameter else "sharded" for p in model.parameters()}
-    return devices in ({"cpu"}, {"cuda"}) or None
+    real = all(p.is_floating_point() for p in model.parameters())
+    return (real and devices in ({"cpu"}, {"cuda"})) or None
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:

@@ -16,8 +16,9 @@ class AverageWeights(Callback):
     """Exponential moving averages of all weights and buffers: after each step decay · average + (1 − decay) · weight.
 
     They start from the first weights, are in the model while it is validated and after the fit, and are a checkpoint's
-    `state_dict`; what trains stands beside them, so that a run that is resumed has both again. Integers (a norm's count
-    of batches) are taken over.
+    `state_dict`; what trains stands beside them, so that a run that is resumed has both again. Complex weights are
+    averaged too. Integers (a norm's count of batches) are taken over. Averages of bfloat16 and float16 weights are
+    float32: a step's share of a weight is below their rounding. The model has them rounded to its own dtype.
 
     (Lightning's WeightAveraging keeps a copy of the whole module: on the CPU, where DDP moves the module to a GPU
     after it is made, and in float32, where the module becomes float64.)
@@ -44,7 +45,7 @@ class AverageWeights(Callback):
         """The model is on its device and has its dtype now."""
         state, self._loaded = self._loaded, None
         weights, self._current = pl_module.state_dict(), {}
-        self._averages = {name: weight.clone() for name, weight in weights.items()}
+        self._averages = {name: weight.to(_dtype_of_average(weight), copy=True) for name, weight in weights.items()}
         if state is not None:
             _copy(state["state_dict"], self._averages)
             _copy(state.get(_CURRENT, state["state_dict"]), weights)
@@ -60,9 +61,10 @@ class AverageWeights(Callback):
             return
         self._averaged_at = trainer.global_step
         weights = pl_module.state_dict()
-        floating = [name for name, average in self._averages.items() if average.is_floating_point()]
-        torch._foreach_lerp_([self._averages[n] for n in floating], [weights[n] for n in floating], 1 - self.decay)
-        _copy({name: weights[name] for name in self._averages.keys() - set(floating)}, self._averages)
+        averaged = [name for name, value in self._averages.items() if value.is_floating_point() or value.is_complex()]
+        current = [weights[name].to(self._averages[name].dtype) for name in averaged]
+        torch._foreach_lerp_([self._averages[name] for name in averaged], current, 1 - self.decay)
+        _copy({name: weights[name] for name in self._averages.keys() - set(averaged)}, self._averages)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._put_in(pl_module)
@@ -83,6 +85,11 @@ class AverageWeights(Callback):
         if self._averages:
             checkpoint[_CURRENT] = self._current or checkpoint["state_dict"]
             checkpoint["state_dict"] = self._averages
+
+
+def _dtype_of_average(weight: Tensor) -> torch.dtype:
+    inexact = weight.is_floating_point() or weight.is_complex()
+    return torch.promote_types(weight.dtype, torch.float32) if inexact else weight.dtype
 
 
 @torch.no_grad()

@@ -37,6 +37,17 @@ class Watch(Callback):
         self.validated.append(copied(module))
 
 
+class Turned(nn.Module):
+    """A map whose weights are complex: the real part of x w."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64))
+
+    def forward(self, inputs, lengths=None):
+        return (inputs.mean(1).to(self.w.dtype) @ self.w).real
+
+
 def copied(module):
     return {name: value.clone() for name, value in module.state_dict().items()}
 
@@ -47,9 +58,9 @@ def batches(count):
     return DataLoader(data, batch_size=None)
 
 
-def task(decay=0.9):
+def task(decay=0.9, network=Normed):
     torch.manual_seed(0)
-    return Classification(Normed, OptimizerSettings(lr=0.1, warmup_steps=0, ema_decay=decay, schedule="constant"))
+    return Classification(network, OptimizerSettings(lr=0.1, warmup_steps=0, ema_decay=decay, schedule="constant"))
 
 
 def trainer(*callbacks, **settings):
@@ -58,18 +69,22 @@ def trainer(*callbacks, **settings):
 
 def expected(start, trained, decay):
     """By the formula, in float64; integers are those of the last step."""
-    found = {name: value.double() for name, value in start.items()}
+    found = {name: wide(value) for name, value in start.items()}
     for weights in trained:
         for name, value in weights.items():
-            whole = not value.is_floating_point()
-            found[name] = value.double() if whole else decay * found[name] + (1 - decay) * value.double()
+            whole = not (value.is_floating_point() or value.is_complex())
+            found[name] = wide(value) if whole else decay * found[name] + (1 - decay) * wide(value)
     return found
+
+
+def wide(value):
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 def assert_close(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name in ours:
-        torch.testing.assert_close(ours[name].double(), theirs[name].double(), rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(wide(ours[name]), wide(theirs[name]), rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_averages_are_validated_with_their_buffers_and_are_what_a_fit_leaves():
@@ -148,3 +163,24 @@ def test_no_average_of_sharded_weights(monkeypatch):
 def test_a_decay_of_1_is_none():
     with pytest.raises(ValueError, match="ema_decay is 1.0; it is a share, below 1"):
         OptimizerSettings(ema_decay=1.0)
+
+
+@pytest.mark.parametrize(("network", "precision", "dtype"), [
+    (Normed, "bf16-true", torch.float32), (Turned, "32-true", torch.complex64), (Turned, "64-true", torch.complex128),
+])  # fmt: skip
+def test_averages_of_narrow_and_of_complex_weights_move(network, precision, dtype, tmp_path):
+    """At decay 0.999 a step's share of a weight is below bfloat16's rounding."""
+    module, watch = task(0.999, network), Watch()
+    if precision == "64-true":
+        module.network.w.data = module.network.w.data.to(torch.complex128)
+    fitting = trainer(watch, precision=precision)
+    module_start = {}
+    watch.on_train_start = lambda trainer, module: module_start.update(copied(module))
+    fitting.fit(module, batches(6))
+    fitting.save_checkpoint(tmp_path / "last.ckpt")
+    averages = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    weight = next(name for name, value in averages.items() if name.endswith(("map.weight", "w")))
+    assert averages[weight].dtype == dtype
+    assert_close(averages, expected(module_start, watch.trained, 0.999))
+    assert not torch.equal(wide(averages[weight]), wide(module_start[weight]))
+    assert torch.equal(module.state_dict()[weight], averages[weight].to(module.state_dict()[weight].dtype))
