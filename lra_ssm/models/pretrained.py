@@ -20,7 +20,7 @@ from lra_ssm.checkpoints import (
     write_model,
 )
 from lra_ssm.errors import InputError
-from lra_ssm.layers.spec import NetworkSpec, annotations, import_object
+from lra_ssm.layers.spec import NetworkSpec, import_object
 from lra_ssm.models.mamba_checkpoints import from_mamba, hf_config, network_of_mamba, normalized, to_mamba
 
 FORMAT = "lra_ssm/1"
@@ -166,8 +166,8 @@ def _read(
         raise InputError(f"{where}: its {CONFIG} is of no layout that can be read: {found}")
     foreign = any(path in trust for path in import_paths(network))
     tensors = files.weights(allow_pickle)
-    _check_sizes(network, tensors, where)
-    model = _built(network, kind, foreign, where).to(dtype)
+    model = _built(network, kind, foreign, where)
+    model._apply(lambda x: x.to(_as_wide(x.dtype, dtype)))
     sizes = model.state_dict()
     if ours:
         check_shapes(untied(sizes), tensors, where)
@@ -227,34 +227,24 @@ def one_of_known() -> str:
     return f"{', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
 
 
-def _check_sizes(network: dict[str, Any], tensors: Mapping[str, Tensor], where: str) -> None:
-    """No size among the arguments of our classes is beyond what the weights hold: such a network would take
-    for ever, or more than torch can count, to be built for nothing. Raises InputError naming the first that is.
-
-    A block has a tensor of its own at least; any other is a dimension, or twice one (d_state counts both of a
-    pair); but chunk_size, which says how a scan is cut.
-    """
-    path, arguments = str(network.get("class_path")), network.get("init_args")
-    if not path.startswith("lra_ssm.") or not isinstance(arguments, dict):
-        return
-    hints, largest = annotations(import_object(path)), max((n for x in tensors.values() for n in x.shape), default=0)
-    for name, value in arguments.items():
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, dict):
-                _check_sizes(part, tensors, where)
-        blocks = name == "n_layers" and path.startswith("lra_ssm.models.")
-        if type(value) in (int, float) and hints.get(name) in (int, int | None) and name != "chunk_size":
-            if value > (len(tensors) if blocks else 2 * largest):
-                holds = f"{len(tensors):,} tensors" if blocks else f"no dimension beyond {largest:,}"
-                raise InputError(f"{where}: {name} is {value} in its {CONFIG}, but its weights have {holds}")
+def _as_wide(own: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+    """The dtype of a parameter or buffer in a network of that dtype: complex stays complex, an integer as it is."""
+    if own.is_complex:
+        return torch.promote_types(wanted, torch.float32).to_complex()
+    return wanted if own.is_floating_point else own
 
 
 def _built(network: dict[str, Any], kind: type[_Network], foreign: bool, where: str) -> _Network:
-    """The network; of classes of ours alone without memory for weights, which would be drawn for nothing."""
+    """Build the network; without memory for weights, which are loaded, where it has only classes of ours and no buffer
+    that is computed instead of saved (sinusoidal positions)."""
     try:
         cls = import_object(network["class_path"], "network")
-        with torch.random.fork_rng(devices=[]), torch.device("cpu" if foreign else "meta"):
-            model = NetworkSpec.of(network)()
+        spec = NetworkSpec.of(network)
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("cpu" if foreign else "meta"):
+                model = spec()
+            if not foreign and {name for name, _ in model.named_buffers()} - model.state_dict().keys():
+                model = spec()
     except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:  # sizes
         raise InputError(f"{where}: its network cannot be built: {error}") from error
     if not isinstance(model, kind):

@@ -4,7 +4,7 @@ Each is built small, in double precision, its Δ larger than at initialization, 
 length, and its norms' weights away from 1.
 """
 
-from collections.abc import Callable
+import inspect
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from lra_ssm.layers import (
     S6,
     SSD,
     Attention,
+    BlockSpec,
     DeepLinearSSM,
     HyenaBlock,
     LayerSpec,
@@ -33,7 +34,6 @@ from lra_ssm.layers import (
 from lra_ssm.ops import linear_scan
 
 D = 6
-Build = Callable[..., nn.Module]  # takes bidirectional
 
 
 class Leaky(RecurrentLayer):
@@ -65,20 +65,34 @@ STEPS = {"delta_min": 0.05, "delta_max": 0.5}
 OF_S4D = {"d_state": 4, **STEPS}
 
 
-def of(kind: type[nn.Module], *sizes: Any, **settings: Any) -> Build:
-    return lambda bidirectional=False, **more: kind(D, *sizes, bidirectional=bidirectional, **settings, **more)
+class Case:
+    """A layer, or a block around one, as specifications; called, it builds the module."""
+
+    def __init__(self, width: int, layer: LayerSpec, block: BlockSpec | None = None) -> None:
+        self.width, self.layer, self.block = width, layer, block
+
+    def __call__(self, bidirectional: bool = False, **more: Any) -> nn.Module:
+        attends = self.layer.cls is Attention
+        way = {"causal": not bidirectional} if attends else {"bidirectional": bidirectional}
+        layer = LayerSpec(self.layer.cls, **{**self.layer.init_args, **way, **more})
+        return layer(self.width) if self.block is None else self.block(self.width, layer)
 
 
-def around(kind: type[nn.Module], layer: type[nn.Module], given: dict[str, Any], **settings: Any) -> Build:
+def of(kind: type[nn.Module], *sizes: Any, **settings: Any) -> Case:
+    names = list(inspect.signature(kind).parameters)[1:]
+    return Case(D, LayerSpec(kind, **dict(zip(names, sizes, strict=False)), **settings))
+
+
+def around(kind: type[nn.Module], layer: type[nn.Module], given: dict[str, Any], **settings: Any) -> Case:
     """A block, of as many channels as its layer's sizes divide."""
-    return lambda bidirectional=False: kind(4, LayerSpec(layer, bidirectional=bidirectional, **given), **settings)
+    return Case(8 if layer is Attention else 4, LayerSpec(layer, **given), BlockSpec(kind, **settings))
 
 
-def attending(**settings: Any) -> Build:
-    return lambda bidirectional=False: Attention(8, 4, causal=not bidirectional, **settings)
+def attending(**settings: Any) -> Case:
+    return Case(8, LayerSpec(Attention, n_heads=4, **settings))
 
 
-LAYERS: dict[str, Build] = {
+LAYERS: dict[str, Case] = {
     "s4d": of(S4D, d_state=8, **STEPS),
     "s4d-tied": of(S4D, init="inv", tie_A=True, tie_B=True, tie_C=True, **OF_S4D),
     "s4d-real-init": of(S4D, init="real", **OF_S4D),
@@ -105,7 +119,7 @@ LAYERS: dict[str, Build] = {
     "deep-linear-relu": of(DeepLinearSSM, relu=True, normalize=True, trained="AB"),
     "a user's own": of(Leaky),
 }
-ATTENTION: dict[str, Build] = {
+ATTENTION: dict[str, Case] = {
     "attention": attending(),
     "attention-shared keys": attending(n_kv_heads=2),
     "attention-window": attending(window=3),
@@ -120,7 +134,7 @@ OF_REAL = {"d_state": 5, "form": "real", "readout": "identity"}
 # S5's form of Hyena's block, of Wang & Li's experiments; and its form for associative recall; both with a small MLP.
 OF_WIKITEXT = {"activation": "gelu", "mlp_factor": 1.5}
 OF_RECALL = {"activation": "half_glu2", "skip": False, "mlp_factor": 1.5}
-BLOCKS: dict[str, Build] = {
+BLOCKS: dict[str, Case] = {
     "s4block": around(S4Block, S4D, OF_S4D, norm="layer", prenorm=True),
     "s4block-behind": around(S4Block, S6, OF_S6, norm="rms"),
     "s5block": around(S5Block, S5, {"d_state": 4, "num_blocks": 1, **STEPS}, norm="layer"),
@@ -139,9 +153,7 @@ BLOCKS: dict[str, Build] = {
     "hyena-recall": around(HyenaBlock, S4D, OF_S4D, **OF_RECALL),
     "hyena-bare": around(HyenaBlock, S4D, OF_S4D, skip=False, mlp_factor=0, d_conv=1),
     "hyena-behind": around(HyenaBlock, StableSSM, OF_REAL, norm="rms", prenorm=False, bias=False),
-    "transformer": lambda bidirectional=False: TransformerBlock(
-        8, LayerSpec(Attention, n_heads=4, causal=not bidirectional), 2.0, norm="rms"
-    ),
+    "transformer": around(TransformerBlock, Attention, {"n_heads": 4}, mlp_factor=2.0, norm="rms"),
     "transformer-swiglu": around(TransformerBlock, LRU, {"d_state": 3}, mlp_activation="swiglu", prenorm=False),
     "plain": around(PlainBlock, S4D, OF_S4D, norm="rms", residual=True, glu=True),
     "plain-bare": around(PlainBlock, LRU, {"d_state": 3}, nonlinearity="tanh", linear_in=False),
@@ -159,11 +171,11 @@ def build(name: str, bidirectional: bool = False) -> nn.Module:
 
 
 def attends(name: str) -> bool:
-    return name in ATTENTION or name == "transformer"
+    return ALL[name].layer.cls is Attention
 
 
 def width(name: str) -> int:
-    return 8 if attends(name) else D if name in LAYERS else 4
+    return ALL[name].width
 
 
 def sequences(B: int = 2, L: int = 7, D: int = D) -> Tensor:
