@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.roles import Role, WidthRole, linear_roles
+from lra_ssm.ops.tensors import is_clean, without_nonfinite
 
 Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B, T)
 
@@ -24,7 +25,7 @@ class Attention(nn.Module):
     A position sees those of its own document alone; causal, itself and those before it.
 
     The state holds keys and values of what later positions may see, the latest last, and at which position of its
-    document each stood; −1 where there is nothing to see. It grows with the length, or up to the window.
+    document each stood; −1 where there is nothing to see. It grows with the document, or up to the window.
 
     Args:
         d_model: D.
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         d_head: K, which may be any number; None is D / H.
         causal: False sees both directions, and has no state.
         positions: "rope", rotary; "learned", a vector of each position added to what q, k and v are made of; or "none".
-        max_length: of learned positions.
+        max_length: of learned positions: the longest document.
         rope_base: the longest rotary wave is 2π times it, about.
         window: a position sees itself and so many − 1 before it (and after it, where not causal); None sees all.
         dropout: of the attention's weights.
@@ -100,8 +101,8 @@ class Attention(nn.Module):
     ) -> Tensor | tuple[Tensor, Cache]:
         """x (B, L, D) -> y (B, L, D), or (y, state) with `return_last_state`; arguments as of `RecurrentLayer.forward`.
 
-        Raises ValueError for a state of what is not causal, for an x of another shape or longer than max_length, and
-        for lengths that it cannot have.
+        Raises ValueError for a state of what is not causal, for an x of another shape, for a document longer than
+        max_length, and for lengths that it cannot have.
         """
         check_sequence(x, self)
         check_lengths(lengths, x)
@@ -110,7 +111,7 @@ class Attention(nn.Module):
         B, L, _ = x.shape
         cache = initial_state if initial_state is not None and initial_state[0].shape[1] else None
         document = None if reset is None else reset.long().cumsum(1)
-        at = self._positions(x, reset, cache)
+        at = self._positions(x, lengths, reset, cache)
         q, k, v = self._project(x, at)
         keys, values = (
             (k, v) if cache is None else (torch.cat([old, new], 1) for old, new in zip(cache[:2], (k, v), strict=True))
@@ -133,8 +134,20 @@ class Attention(nn.Module):
         empty = weight.new_zeros(batch_size, 0, self.n_kv_heads, self.d_head)
         return empty, empty.clone(), torch.zeros(batch_size, 0, dtype=torch.int64, device=weight.device)
 
-    def _positions(self, x: Tensor, reset: Tensor | None, cache: Cache | None) -> Tensor:
-        """Of each within its document, (1 or B, L) int64."""
+    def _positions(self, x: Tensor, lengths: Tensor | None, reset: Tensor | None, cache: Cache | None) -> Tensor:
+        """Of each within its document, (1 or B, L) int64. Raises ValueError beyond the learned ones."""
+        at = self._document_positions(x, reset, cache)
+        if self.position_embedding is None:
+            return at
+        most, L = self.position_embedding.num_embeddings, x.shape[1]
+        if self.window is None and L + (0 if cache is None else cache[0].shape[1]) <= most:
+            return at  # known without reading tensors, which would wait for a GPU
+        real = at if lengths is None else at.masked_fill(torch.arange(L, device=x.device) >= lengths[:, None], 0)
+        if (longest := int(real.max()) + 1) > most:
+            raise ValueError(f"a document has {longest} positions or more, and Attention learns max_length {most}")
+        return at.clamp(max=most - 1)  # at padding
+
+    def _document_positions(self, x: Tensor, reset: Tensor | None, cache: Cache | None) -> Tensor:
         steps = torch.arange(x.shape[1], device=x.device)[None]
         at = steps if cache is None else steps + cache[2].amax(1, keepdim=True) + 1
         if reset is None:
@@ -145,9 +158,6 @@ class Attention(nn.Module):
     def _project(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, L, H, K), k and v (B, L, G, K), with positions."""
         if self.position_embedding is not None:
-            most = self.position_embedding.num_embeddings
-            if x.shape[1] > most:
-                raise ValueError(f"x has {x.shape[1]} positions, and Attention learns max_length {most}")
             x = x + self.position_embedding(at)
         H, G = self.n_heads, self.n_kv_heads
         q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.d_head)).split([H, G, G], dim=2)
@@ -186,13 +196,19 @@ class Attention(nn.Module):
         return seen[:, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, L, H, K)."""
+        """(B, L, H, K). Of keys that a query does not see, inf and NaN count for nothing."""
+        sees_bad = None
+        if mask is not None and not is_clean(k, v):  # a weight of 0 times NaN is NaN
+            bad = ~(k.isfinite() & v.isfinite()).flatten(2).all(-1)  # (B, T + L)
+            sees_bad = (mask & bad[:, None, None]).any(-1).transpose(1, 2).unsqueeze(-1)  # (B, L, 1, 1)
+            k, v = without_nonfinite(k), without_nonfinite(v)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2), attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0, is_causal=mask is None and self.causal,
             enable_gqa=self.n_kv_heads != self.n_heads,
         )  # fmt: skip
-        return y.transpose(1, 2)
+        y = y.transpose(1, 2)
+        return y if sees_bad is None else y.masked_fill(sees_bad, torch.nan)
 
     def _cached(
         self, keys: Tensor, values: Tensor, at: Tensor, lengths: Tensor | None, document: Tensor | None,
@@ -214,9 +230,11 @@ class Attention(nn.Module):
             at = torch.where(slots < 0, -1, at.gather(1, index))
             rows = torch.arange(B, device=at.device)[:, None]
             keys, values = keys[rows, index], values[rows, index]
-        if self.window is not None:
-            keys, values, at = (part[:, -self.window :] for part in (keys, values, at))
-        return keys, values, at
+        kept = at.shape[1] if self.window is None else min(self.window, at.shape[1])
+        if document is not None or lengths is not None:  # what is seen stands at the end of every row
+            kept = min(kept, int((at >= 0).sum(1).max()))
+        first = at.shape[1] - kept
+        return keys[:, first:], values[:, first:], at[:, first:]
 
     @torch.no_grad()
     def scale_residual(self, factor: float) -> None:

@@ -6,12 +6,13 @@ Shapes: x (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G, N
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.tensors import check_dense
+from lra_ssm.ops.tensors import check_dense, is_clean, without_nonfinite
 
 
 class SSDInputs(NamedTuple):
@@ -76,3 +77,28 @@ def check_ssd_inputs(
         return None if value is None else value.to(dtype)
 
     return SSDInputs(x, delta, A.to(dtype), B, C, small(D), small(initial_state), reset, chunk_size, dtype)
+
+
+def keep_nonfinite_apart(inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """`run` of the inputs, such that an inf or NaN before a reset does not reach what comes after it.
+
+    Backends bring positions together by products with decays, 0 across a reset, and 0 times NaN is NaN. They see 0 in
+    place of what is not finite; y and the last state become NaN where it counts: in its document, from its position on.
+    """
+    x, delta, _, B, C, _, initial, reset, *_ = inputs
+    if reset is None or is_clean(x, delta, B, C, initial):
+        return run(inputs)
+    heads = x.shape[2] // B.shape[2]
+    entering = ~(x.isfinite().all(-1) & delta.isfinite() & B.isfinite().all(-1).repeat_interleave(heads, 2))
+    before = entering.cumsum(1) - entering.int()  # (batch, L, H): how many at earlier positions
+    if initial is not None:
+        before = before + (~initial.isfinite().all(-1).all(-1)).int().unsqueeze(1)
+    of_document = torch.where(reset.unsqueeze(-1), before, 0).cummax(1).values  # before the document
+    bad = before + entering.int() > of_document
+    y, state = run(inputs._replace(
+        x=without_nonfinite(x), delta=without_nonfinite(delta), B=without_nonfinite(B), C=without_nonfinite(C),
+        initial_state=None if initial is None else without_nonfinite(initial),
+    ))  # fmt: skip
+    unread = ~C.isfinite().all(-1).repeat_interleave(heads, 2)
+    y = y.masked_fill((bad | unread).unsqueeze(-1), torch.nan)
+    return y, state.masked_fill(bad[:, -1, :, None, None], torch.nan)

@@ -6,11 +6,13 @@ Shapes: x, y (batch, L, H, P); delta (batch, L, H); A, D (H,); B, C (batch, L, G
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from lra_ssm.ops.backends import run_ssd
-from lra_ssm.ops.ssd_inputs import check_ssd_inputs
+from lra_ssm.ops.ssd_inputs import check_ssd_inputs, keep_nonfinite_apart
 
 
 def ssd_scan(
@@ -39,7 +41,8 @@ def ssd_scan(
         D: (H,); 0 if not given.
         chunk_size: the positions that are brought together by matrix products (section 6); what is fast if None.
         initial_state: (batch, H, P, N), the state before step 0; zero if not given.
-        reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped.
+        reset: (batch, L) bool; where true the state before that step, initial_state included, is dropped, inf and NaN
+            too.
         return_last_state: return (y, state after step L-1 (batch, H, P, N)) instead of y; gradients flow through both.
         backend: "auto" takes the fastest one that supports the call; or "reference", a loop over time, "eager", matrix
             products by PyTorch on any device, "mamba_ssm", its Triton kernels.
@@ -51,19 +54,20 @@ def ssd_scan(
     Raises:
         ValueError: one line naming the argument, what it is and what it should be; or why the backend cannot run.
     """
-    y, last_state = run_ssd(backend, check_ssd_inputs(x, delta, A, B, C, D, chunk_size, initial_state, reset))
+    inputs = check_ssd_inputs(x, delta, A, B, C, D, chunk_size, initial_state, reset)
+    y, last_state = keep_nonfinite_apart(inputs, partial(run_ssd, backend))
     return (y, last_state) if return_last_state else y
 
 
 def ssd_step(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(y, state after it) of `ssd_scan` at one position: x (batch, H, P), delta (batch, H), B, C (batch, G, N).
+    """(y, state after it) of `ssd_scan` at one position: x (batch, H, P), delta (batch, H), B, C (batch, G, N), D (H,).
 
     All in the state's precision; y has x's dtype. Gradients flow through everything; nothing is checked.
     """
     own, work = x.dtype, state.dtype
-    x, delta, A, B, C, D = (given.to(work) for given in (x, delta, A, B, C, D))
+    x, delta, A, B, C = (given.to(work) for given in (x, delta, A, B, C))
     batch, H, P, N = state.shape
     G = B.shape[1]
     grouped = (batch, G, H // G * P, N)
@@ -71,4 +75,6 @@ def ssd_step(
     added = (delta.unsqueeze(-1) * x).view(grouped[:3]).unsqueeze(-1) * B.unsqueeze(2)
     state = torch.addcmul(added.view(state.shape), decay, state)
     y = (state.view(grouped) @ C.unsqueeze(-1)).view(x.shape)
-    return torch.addcmul(y, D.unsqueeze(-1), x).to(own), state
+    if D is not None:
+        y = torch.addcmul(y, D.to(work).unsqueeze(-1), x)
+    return y.to(own), state

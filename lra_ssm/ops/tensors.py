@@ -23,6 +23,20 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def is_clean(*tensors: Tensor | None) -> bool:
+    """Whether all are known to be finite. Not known, hence False, on a GPU, which would have to be waited for, and to
+    torch.compile."""
+    given = [x for x in tensors if x is not None]
+    if torch.compiler.is_compiling() or any(x.device.type != "cpu" for x in given):
+        return False
+    return all(bool(x.isfinite().all()) for x in given)
+
+
+def without_nonfinite(x: Tensor) -> Tensor:
+    """x with 0 in place of inf and NaN."""
+    return x.masked_fill(~x.isfinite(), 0)
+
+
 def read_later(x: Tensor) -> Callable[[], Tensor]:
     """Sends x to the CPU; what it returns waits until x is there, and gives it. On a CPU it is x itself.
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from lra_ssm.errors import InputError
+from lra_ssm.layers.attention import Attention
 from lra_ssm.layers.blocks import asked_of
 from lra_ssm.layers.contract import wrong_output
 from lra_ssm.layers.spec import NetworkFactory
@@ -82,6 +83,8 @@ class LanguageModelling(NetworkTask):
         optimizer: no loss, no log. Raises InputError, or ValueError for what the network lacks."""
         self.try_optimizer()
         tokens, carries = unpack_tokens(batch), self._carries("train") or self._carries("eval")
+        if carries:
+            self._check_that_states_are_bounded(tokens)
         if getattr(self.network, "negative_log_likelihood", None) is not None:
             self._nll(tokens, None, carries)
             return
@@ -115,9 +118,23 @@ class LanguageModelling(NetworkTask):
         data = getattr(self._trainer, "datamodule", None)
         return bool(getattr(data, "carries_state" if mode == "train" else "eval_carries_state", False))
 
+    def _check_that_states_are_bounded(self, tokens: Tokens) -> None:
+        """Raises InputError for attention over everything since the stream's beginning."""
+        data = getattr(self._trainer, "datamodule", None)
+        if getattr(data, "isolate", tokens.reset is not None):
+            return
+        if any(isinstance(layer, Attention) and layer.window is None for layer in self.network.modules()):
+            raise InputError(
+                "Attention has no window, and the data carries states over streams that no document's end resets: every"
+                " position would be kept, in memory and in checkpoints; set the layer's window, or data.isolate=true,"
+                " or read windows (data.order=shuffled, data.evaluation=windows)"
+            )
+
     def _carry(self, tokens: Tokens, mode: str, reduction: str = "none") -> Tensor:
         """−log p of a batch that goes on where the last one of this mode ended, if the data says so."""
         carries = self._carries(mode)
+        if carries:
+            self._check_that_states_are_bounded(tokens)
         nll, state = self._nll(tokens, self._carried.get(mode) if carries else None, carries, reduction)
         if carries:
             self._carried[mode] = tree_map(torch.Tensor.detach, state)

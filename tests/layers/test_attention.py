@@ -18,6 +18,40 @@ def test_its_cache_grows_up_to_the_window(window):
         assert state[0].shape[1] == min(t + 1, window or 9)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_its_cache_holds_the_last_document_only(window):
+    """Over a stream whose documents end, steps and checkpoints do not grow."""
+    layer, x = Attention(D, H, window=window).double(), sequences(L=60, D=D)
+    reset = torch.zeros(2, 60, dtype=torch.bool)
+    reset[0, ::7], reset[1, 3::5] = True, True
+    state, outputs = layer.initial_state(2), []
+    for begin in range(0, 60, 6):
+        part = slice(begin, begin + 6)
+        y, state = layer(x[:, part], reset=reset[:, part], initial_state=state, return_last_state=True)
+        outputs.append(y)
+        assert state[0].shape[1] == state[1].shape[1] == state[2].shape[1] <= min(7, window or 7)
+    torch.testing.assert_close(torch.cat(outputs, 1), layer(x, reset=reset))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_documents_up_to_max_length_are_taken_however_long_the_sequence(window):
+    layer, x = Attention(D, H, positions="learned", max_length=5, window=window).double(), sequences(L=12, D=D)
+    reset = torch.zeros(2, 12, dtype=torch.bool)
+    reset[:, [0, 4, 7]] = True
+    whole = layer(x, reset=reset)
+    for begin, end in ((0, 4), (4, 7), (7, 12)):
+        torch.testing.assert_close(whole[:, begin:end], layer(x[:, begin:end]))
+    torch.testing.assert_close(layer(x, torch.tensor([5, 3]))[:, :5], layer(x[:, :5], torch.tensor([5, 3])))
+    message = "a document has 6 positions or more, and Attention learns max_length 5"
+    with pytest.raises(ValueError, match=message):  # carried over from another call
+        layer(x[:, :3], initial_state=layer(x[:, :3], return_last_state=True)[1])
+    with pytest.raises(ValueError, match="a document has 8 positions or more"):
+        layer(x, reset=reset & (torch.arange(12) < 5))
+    state = layer(x[:, :5], return_last_state=True)[1]
+    with pytest.raises(ValueError, match=message):
+        layer.step(x[:, 5], state)
+
+
 def test_positions_far_behind_are_exact_in_float32():
     """The angle at position 10^6 is known to a rounding of itself."""
     layer, x = build("attention").float(), sequences(L=3, D=D).float()
@@ -52,7 +86,7 @@ def test_wrong_settings_are_named(settings, message):
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="not causal: it has no state"):
         build("attention", bidirectional=True)(sequences(D=D), return_last_state=True)
-    with pytest.raises(ValueError, match="x has 7 positions, and Attention learns max_length 5"):
+    with pytest.raises(ValueError, match="a document has 7 positions or more, and Attention learns max_length 5"):
         Attention(D, H, positions="learned", max_length=5)(sequences(D=D).float())
     with pytest.raises(ValueError, match="mlp_activation is 'relu'; it must be gelu or swiglu"):
         TransformerBlock(D, LayerSpec(Attention, n_heads=H), mlp_activation="relu")

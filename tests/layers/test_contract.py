@@ -269,3 +269,21 @@ def test_a_block_compiles_as_one_graph(name):
     torch.testing.assert_close(compiled(x), block(x))
     own, theirs = (torch.autograd.grad(f(x).square().sum(), list(block.parameters())) for f in (block, compiled))
     torch.testing.assert_close(theirs, own)
+
+
+@each(*pairwise(name=ALL, bidirectional=[False, True], bad=[torch.nan, torch.inf], rest=False).args)
+def test_what_is_not_finite_stays_in_its_document(name, bidirectional, bad):
+    """Neither an input before a reset nor an initial state that a reset drops reaches what comes after it."""
+    module, x = build(name, bidirectional).eval(), of(name, L=9)
+    reset, dirty = torch.zeros(2, 9, dtype=torch.bool), x.clone()
+    reset[:, 5], dirty[0, 2] = True, bad
+    clean, found = module(x, reset=reset), module(dirty, reset=reset)
+    assert not found[0, 2].isfinite().all()
+    assert_same(found[:, 5:], clean[:, 5:])
+    assert_same(found[1], clean[1])
+    if bidirectional:
+        return
+    state = tree_map(lambda part: part if part.dtype == torch.int64 else part * bad, state_of(name, module, 2))
+    assert_same(module(x, reset=reset, initial_state=state)[:, 5:], clean[:, 5:])
+    after = module(dirty, reset=reset, return_last_state=True)[1]
+    assert_states(name, module, after, module(x, reset=reset, return_last_state=True)[1])

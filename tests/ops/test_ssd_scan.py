@@ -79,6 +79,39 @@ def test_is_the_selective_scan_with_one_rate_and_step_for_a_head():
     torch.testing.assert_close(last.flatten(1, 2), state, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["x", "delta", "B", "C", "initial_state"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_reaches_what_it_reaches_in_the_loop(name, bad):
+    """Within its document, from its position on, in its head or group; not beyond a reset, nor into gradients there."""
+    inputs = make(L=20)
+    inputs[name] = inputs[name].clone()
+    inputs[name].view(-1)[inputs[name][0].numel() // 3 if name != "initial_state" else 0] = bad
+    reset = torch.zeros(2, 20, dtype=torch.bool)
+    reset[:, 9] = True
+    expected, last = ssd_scan_reference(**inputs, reset=reset, return_last_state=True)
+    y, state = ssd_scan(**inputs, reset=reset, return_last_state=True, backend="eager", chunk_size=4)
+    assert not expected.isfinite().all() and expected[:, 9:].isfinite().all()
+    seen = expected.isfinite()
+    assert torch.equal(y.isfinite().all(-1), seen.all(-1))
+    finite = seen.all(-1, keepdim=True).expand_as(y)
+    torch.testing.assert_close(y[finite], expected[finite])
+    torch.testing.assert_close(state, last)
+    for tensor in inputs.values():
+        tensor.requires_grad_()
+    y, state = ssd_scan(**inputs, reset=reset, return_last_state=True, backend="eager", chunk_size=4)
+    (y[:, 9:].sum() + state.sum()).backward()
+    assert all(tensor.grad.isfinite().all() for tensor in inputs.values())
+
+
+def test_a_step_without_D():
+    x = make(L=1, optional=("initial_state",))
+    state = x["initial_state"]
+    y, after = ssd_step(x["x"][:, 0], x["delta"][:, 0], x["A"], x["B"][:, 0], x["C"][:, 0], None, state)
+    expected, last = ssd_scan_reference(**x, return_last_state=True)
+    torch.testing.assert_close(y, expected[:, 0])
+    torch.testing.assert_close(after, last)
+
+
 def test_steps_are_the_scan():
     x = {name: value.requires_grad_() for name, value in make(L=6).items()}
     y, last = ssd_scan(**x, return_last_state=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lra_ssm.errors import InputError
-from lra_ssm.layers import S6, LayerSpec, NetworkSpec
+from lra_ssm.layers import S6, Attention, LayerSpec, NetworkSpec, TransformerBlock
 from lra_ssm.models import LanguageModel
 from lra_ssm.tasks import LanguageModelling, OptimizerSettings
 from tests.tasks.fits import trainer
@@ -107,6 +107,22 @@ def test_reset_drops_what_is_carried():
     reset[:, 0] = True
     carried = evaluated(lm, Data([first, (inputs, targets, reset, None)], carries=True))
     assert carried["test/loss"] == pytest.approx(evaluated(lm, Data(cut(whole, 4)))["test/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_attention_over_an_endless_stream_has_a_window_or_is_refused(window):
+    lm = task(NetworkSpec(LanguageModel, layer=LayerSpec(Attention, n_heads=2, window=window), vocab_size=11, d_model=8,
+                          n_layers=1, block=TransformerBlock))  # fmt: skip
+    batches = cut(draw(2, 9), 4)
+    if window is None:
+        with pytest.raises(InputError, match="Attention has no window.*; set the layer's window, or data.isolate=true"):
+            evaluated(lm, Data(batches, carries=True))
+    else:
+        evaluated(lm, Data(batches, carries=True))
+    data = Data(batches, carries=True)
+    data.isolate = True  # documents end
+    evaluated(lm, data)
+    evaluated(lm, Data(batches))
 
 
 def fit(lm, batches, folder, carries=True, **more):
