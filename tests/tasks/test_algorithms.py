@@ -101,6 +101,16 @@ def test_a_class_without_decay_is_taken_where_nothing_decays():
     assert type(optimizer_of(model(), algorithm=f"{HERE}.NoDecay", weight_decay=0.0)) is NoDecay
 
 
+@pytest.mark.parametrize("algorithm", ["AdamW", "SGD", "torch.optim.NAdam"])
+def test_complex_parameters_are_trained(algorithm):
+    """torch's fused optimizers, which we ask for otherwise, refuse them."""
+    model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.complex64)), nn.Parameter(torch.ones(2))])
+    optimizer = optimizer_of(model, algorithm=algorithm)
+    (sum(p.abs().square().sum() for p in model)).backward()
+    optimizer.step()
+    assert all((p != 1).all() for p in model)
+
+
 # --- Muon ---
 
 
