@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lra_ssm.layers.masking import check_lengths, check_sequence, mask_padding
 from lra_ssm.layers.roles import Role, WidthRole, linear_roles
-from lra_ssm.ops.tensors import is_clean, without_nonfinite
+from lra_ssm.ops.tensors import is_clean, is_nonfinite
 
 Cache = tuple[Tensor, Tensor, Tensor]  # keys, values (B, T, G, K), positions (B, T)
 
@@ -199,9 +199,10 @@ class Attention(nn.Module):
         """(B, L, H, K). Of keys that a query does not see, inf and NaN count for nothing."""
         sees_bad = None
         if mask is not None and not is_clean(k, v):  # a weight of 0 times NaN is NaN
-            bad = ~(k.isfinite() & v.isfinite()).flatten(2).all(-1)  # (B, T + L)
+            dtype = torch.promote_types(k.dtype, torch.float32)
+            bad = is_nonfinite(k.sum((2, 3), dtype=dtype) + v.sum((2, 3), dtype=dtype))  # (B, T + L)
             sees_bad = (mask & bad[:, None, None]).any(-1).transpose(1, 2).unsqueeze(-1)  # (B, L, 1, 1)
-            k, v = without_nonfinite(k), without_nonfinite(v)
+            k, v = (part.masked_fill(bad[:, :, None, None], 0) for part in (k, v))
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2), attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0, is_causal=mask is None and self.causal,

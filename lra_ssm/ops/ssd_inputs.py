@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lra_ssm.ops.tensors import check_dense, is_clean, without_nonfinite
+from lra_ssm.ops.tensors import check_dense, is_clean, is_nonfinite, without_nonfinite
 
 
 class SSDInputs(NamedTuple):
@@ -28,6 +28,7 @@ class SSDInputs(NamedTuple):
     reset: Tensor | None
     chunk_size: int | None
     dtype: torch.dtype  # of the arithmetic: float32 or float64
+    zero_nonfinite: bool = False  # whether a backend takes 0 in place of inf and NaN: see `keep_nonfinite_apart`
 
 
 def check_ssd_inputs(
@@ -82,23 +83,23 @@ def check_ssd_inputs(
 def keep_nonfinite_apart(inputs: SSDInputs, run: Callable[[SSDInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """`run` of the inputs, such that an inf or NaN before a reset does not reach what comes after it.
 
-    Backends bring positions together by products with decays, 0 across a reset, and 0 times NaN is NaN. They see 0 in
-    place of what is not finite; y and the last state become NaN where it counts: in its document, from its position on.
+    Backends bring positions together by products with decays, 0 across a reset, and 0 times NaN is NaN. So they take 0
+    in place of what is not finite (each by itself, piece by piece: copies of whole inputs would be kept for backward).
+    Here y and the last state become NaN where it counts: in its document, from its position on.
     """
     x, delta, _, B, C, _, initial, reset, *_ = inputs
     if reset is None or is_clean(x, delta, B, C, initial):
         return run(inputs)
-    heads = x.shape[2] // B.shape[2]
-    entering = ~(x.isfinite().all(-1) & delta.isfinite() & B.isfinite().all(-1).repeat_interleave(heads, 2))
-    before = entering.cumsum(1) - entering.int()  # (batch, L, H): how many at earlier positions
+    heads, dtype = x.shape[2] // B.shape[2], inputs.dtype
+    sums = x.sum(-1, dtype=dtype) + delta + B.sum(-1, dtype=dtype).repeat_interleave(heads, 2)
+    entering = is_nonfinite(sums)  # (batch, L, H): here something enters the state
+    before = entering.cumsum(1) - entering.int()  # how many at earlier positions
     if initial is not None:
-        before = before + (~initial.isfinite().all(-1).all(-1)).int().unsqueeze(1)
+        before = before + is_nonfinite(initial.sum((-1, -2))).int().unsqueeze(1)
     of_document = torch.where(reset.unsqueeze(-1), before, 0).cummax(1).values  # before the document
     bad = before + entering.int() > of_document
-    y, state = run(inputs._replace(
-        x=without_nonfinite(x), delta=without_nonfinite(delta), B=without_nonfinite(B), C=without_nonfinite(C),
-        initial_state=None if initial is None else without_nonfinite(initial),
-    ))  # fmt: skip
-    unread = ~C.isfinite().all(-1).repeat_interleave(heads, 2)
+    initial = None if initial is None else without_nonfinite(initial)
+    y, state = run(inputs._replace(initial_state=initial, zero_nonfinite=True))
+    unread = is_nonfinite(C.sum(-1, dtype=dtype)).repeat_interleave(heads, 2)
     y = y.masked_fill((bad | unread).unsqueeze(-1), torch.nan)
     return y, state.masked_fill(bad[:, -1, :, None, None], torch.nan)

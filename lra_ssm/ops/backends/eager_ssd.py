@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lra_ssm.ops.ssd_inputs import SSDInputs
-from lra_ssm.ops.tensors import without_autocast
+from lra_ssm.ops.tensors import without_autocast, without_nonfinite
 
 CHUNKS = 64  # K of a piece at most: the recurrence over chunks takes K² products
 
@@ -65,10 +65,13 @@ def _factors(sums: Tensor, dropped: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def _prepare(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, reset: Tensor | None, Q: int, dtype: torch.dtype
-) -> _Piece:
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, reset: Tensor | None, Q: int, dtype: torch.dtype,
+    zero_nonfinite: bool,
+) -> _Piece:  # fmt: skip
     (batch, _, H, P), (G, N), missing = x.shape, B.shape[2:], -x.shape[1] % Q
     x, delta, B, C = (F.pad(t.to(dtype), (0,) * (2 * t.dim() - 3) + (missing,)) for t in (x, delta, B, C))
+    if zero_nonfinite:
+        x, delta, B, C = map(without_nonfinite, (x, delta, B, C))
     K = x.shape[1] // Q
     # Running sums of delta A within chunks (batch, K, H, Q), and over whole chunks (batch, H, K + 1).
     within = (delta * A).double().reshape(batch, K, Q, H).transpose(2, 3).cumsum(-1)
@@ -196,7 +199,7 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial: Tensor,
-        reset: Tensor | None, Q: int,
+        reset: Tensor | None, Q: int, zero_nonfinite: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         (batch, L), dtype = x.shape[:2], initial.dtype
         rows, length = _cut(x, Q)
@@ -207,12 +210,14 @@ class _Pieces(torch.autograd.Function):
             for k, of in enumerate(_ranges(L, length)):
                 kept[k, at] = state
                 x_k, delta_k, B_k, C_k = (t[at, of] for t in (x, delta, B, C))
-                piece = _prepare(x_k, delta_k, A, B_k, C_k, None if reset is None else reset[at, of], Q, dtype)
+                piece = _prepare(
+                    x_k, delta_k, A, B_k, C_k, None if reset is None else reset[at, of], Q, dtype, zero_nonfinite
+                )
                 y_k, state = _forward(piece, D, state)
                 y[at, of] = y_k[:, : x_k.shape[1]]
             last[at] = state
         ctx.save_for_backward(x, delta, A, B, C, D, reset, kept)
-        ctx.Q = Q
+        ctx.Q, ctx.zero_nonfinite = Q, zero_nonfinite
         return y, last
 
     @staticmethod
@@ -228,7 +233,17 @@ class _Pieces(torch.autograd.Function):
                 grad = grad_state[at]
                 for k, of in reversed(list(enumerate(_ranges(L, length)))):
                     x_k, delta_k, B_k, C_k, grad_k = (t[at, of] for t in (x, delta, B, C, grad_y))
-                    piece = _prepare(x_k, delta_k, A, B_k, C_k, None if reset is None else reset[at, of], Q, dtype)
+                    piece = _prepare(
+                        x_k,
+                        delta_k,
+                        A,
+                        B_k,
+                        C_k,
+                        None if reset is None else reset[at, of],
+                        Q,
+                        dtype,
+                        ctx.zero_nonfinite,
+                    )
                     grad_k = F.pad(grad_k.to(dtype), (0, 0, 0, 0, 0, -x_k.shape[1] % Q)).reshape(piece.x.shape)
                     *found, of_A, of_D, grad = _backward(piece, A, D, kept[k, at], grad_k, grad)
                     found[1] = found[1].squeeze(-1)
@@ -239,7 +254,9 @@ class _Pieces(torch.autograd.Function):
                     grad_D += of_D
                 grad_initial[at] = grad
         grad_x, grad_delta, grad_B, grad_C = grads
-        return grad_x, grad_delta, grad_A, grad_B, grad_C, None if D is None else grad_D, grad_initial, None, None
+        return (
+            grad_x, grad_delta, grad_A, grad_B, grad_C, None if D is None else grad_D, grad_initial, None, None, None,
+        )  # fmt: skip
 
 
 def _chunk(x: Tensor, N: int) -> int:
@@ -261,13 +278,13 @@ def _ranges(end: int, step: int) -> Iterator[slice]:
 
 def run_eager_ssd(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) of checked inputs."""
-    x, delta, A, B, C, D, initial, reset, Q, dtype = inputs
+    x, delta, A, B, C, D, initial, reset, Q, dtype, zero = inputs
     batch, L, H, P = x.shape
     if initial is None:
         initial = x.new_zeros(batch, H, P, B.shape[-1], dtype=dtype)
     Q = min(_chunk(x, B.shape[-1]) if Q is None else Q, L)
     with without_autocast(x.device):
         if torch.compiler.is_compiling():  # which chooses for itself what to compute twice
-            y, last = _forward(_prepare(x, delta, A, B, C, reset, Q, dtype), D, initial)
+            y, last = _forward(_prepare(x, delta, A, B, C, reset, Q, dtype, zero), D, initial)
             return y[:, :L].to(x.dtype), last
-        return _Pieces.apply(x, delta, A, B, C, D, initial, reset, Q)
+        return _Pieces.apply(x, delta, A, B, C, D, initial, reset, Q, zero)

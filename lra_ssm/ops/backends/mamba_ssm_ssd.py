@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lra_ssm.ops.ssd_inputs import SSDInputs
-from lra_ssm.ops.tensors import without_autocast
+from lra_ssm.ops.tensors import without_autocast, without_nonfinite
 
 CHUNK = 256  # the kernels' own, which they were tuned for
 
@@ -83,7 +83,9 @@ class _FirstDerivatives(torch.autograd.Function):
 
 def run(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
     """(y, last state) of inputs that are not refused."""
-    x, delta, A, B, C, D, initial, reset, chunk_size, _ = inputs
+    x, delta, A, B, C, D, initial, reset, chunk_size, _, zero_nonfinite = inputs
+    if zero_nonfinite:
+        x, delta, B, C = map(without_nonfinite, (x, delta, B, C))
     documents = None if reset is None else reset.cumsum(1, dtype=torch.int32)
     with without_autocast(x.device):
         y, state = _kernel()(
