@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import lra_ssm
+from lra_ssm.results.published import row_of_config
 from tests.each import each
 
 ROOT = Path(__file__).parents[1]
@@ -19,26 +20,17 @@ CONFIGS = sorted(
     for folder in ("lra", "scifar", "mnist")
     for path in (ROOT / "configs" / folder).rglob("*.yaml")
 )
-BESIDE = (*[("yu2025", f"table {n}") for n in (2, 1, 3)], ("wang2024", "table 4"), ("tay2021", "table 1"))
 README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs/reproduction.md").read_text()
 
 
 def row(config):
-    """The published row that a config stands beside, or None."""
-    *_, task, model = config.split("/")
-    layer = yaml.safe_load((ROOT / f"{config}.yaml").read_text())["model"]["init_args"]["network"]["init_args"]["layer"]
-    for table in (TABLES[key] for key in BESIDE):
-        for found in table["rows"]:
-            settings = found.get("settings", {}).items()
-            if (found["task"], found["model"]) == (task, model) and settings <= layer["init_args"].items():
-                return found
-    return None
+    """The published accuracy that a config stands beside, or None."""
+    found = row_of_config(yaml.safe_load((ROOT / f"{config}.yaml").read_text()))
+    return None if found is None or found.unmatched or found.metric != "test/accuracy" else found
 
 
 def printed(found):
-    if found is None:
-        return "none"
-    return f"{found['value']:.2f}" + (f" ± {found['std']:.2f}" if "std" in found else "")
+    return "none" if found is None else found.figure
 
 
 def header(config):

@@ -87,23 +87,35 @@ def rows() -> dict[tuple[str, str], list[Row]]:
     return found
 
 
-def rows_of(run: RunRecord) -> list[Row]:
-    """The rows whose task and model are the run's and whose settings it has."""
+def rows_for(task: str, model: str, settings: Settings) -> list[Row]:
+    """The rows of a task and model whose settings these are, in the file's order. settings: as `counting` has them."""
     return [
         row
-        for row in rows().get((run.task, run.model), [])
-        if all(key is not None and run.settings[key] == value for key, value in _named(run.settings, row))
+        for row in rows().get((task, model), [])
+        if all(key is not None and settings[key] == value for key, value in _named(settings, row))
     ]
 
 
-def row_of(run: RunRecord) -> Row | None:
-    """Of the run's rows the first, one that it can stand beside before others; of several steps the run's last, else
-    the table's last."""
-    found = sorted(rows_of(run), key=lambda row: row.unmatched != "")
-    steps = [row for row in found if row.step is not None]
-    if steps:
-        return next((row for row in steps if row.step == run.planned_steps), steps[-1])
+def row_for(task: str, model: str, settings: Settings, steps: int | None = None) -> Row | None:
+    """The one row that stands beside a run or a config of these settings: the first that can, else the first.
+
+    steps: the optimizer steps planned; of a table over steps the row at that step is taken, else its last.
+    """
+    found = sorted(rows_for(task, model, settings), key=lambda row: row.unmatched != "")
+    over_steps = [row for row in found if row.step is not None]
+    if over_steps:
+        return next((row for row in over_steps if row.step == steps), over_steps[-1])
     return found[0] if found else None
+
+
+def row_of(run: RunRecord) -> Row | None:
+    """The row that a run stands beside."""
+    return row_for(run.task, run.model, run.settings, run.planned_steps)
+
+
+def row_of_config(config: dict[str, Any]) -> Row | None:
+    """The row that a config stands beside: that of a run of it as it is."""
+    return row_of(RunRecord(Path(), config=config))
 
 
 def _named(settings: Settings, row: Row) -> list[tuple[str | None, Any]]:

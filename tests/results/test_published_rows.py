@@ -6,7 +6,7 @@ import yaml
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import group
-from lra_ssm.results.published import compare, config_of, published, row_of, rows, rows_of
+from lra_ssm.results.published import compare, config_of, published, row_of, row_of_config, rows, rows_for
 from lra_ssm.results.settings import counting
 from lra_ssm.results.tables import results_table
 from tests.results.made import ROOT, make_run, read
@@ -54,7 +54,7 @@ def test_every_row_is_some_runs_or_says_why_it_is_none(monkeypatch):
     for config, settings in runs:
         record = RunRecord(ROOT, config=config)
         record.__dict__["settings"] = settings
-        matched |= set(rows_of(record))
+        matched |= set(rows_for(record.task, record.model, settings))
     without = {name for name, model in published()["models"].items() if model.get("no_config")}
     for row in (row for several in rows().values() for row in several):
         assert row in matched or row.unmatched or row.model in without, row
@@ -75,7 +75,8 @@ def test_a_row_that_no_run_can_repeat_stands_in_a_note(tmp_path):
 def test_a_table_in_which_two_rows_are_the_runs_has_the_one_of_its_test(tmp_path):
     make_run(tmp_path, "synthetic/associative_recall")
     (run,) = read(tmp_path)
-    assert [row.value for row in rows_of(run)] == [57.95, 99.8] and row_of(run).value == 99.8
+    assert [row.value for row in rows_for(run.task, run.model, run.settings)] == [57.95, 99.8]
+    assert row_of(run).value == row_of_config(run.config).value == 99.8
     assert compare(run, row_of(run)).differences == ()
 
 
