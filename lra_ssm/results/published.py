@@ -20,7 +20,7 @@ def plus_minus(value: float, std: float | None, decimals: int) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, in the unit it is printed in; of a variance that is printed the root."""
+    """A published figure, in the unit it is printed in; std: the deviation between seeds, of whatever is printed."""
 
     task: str
     model: str
@@ -33,7 +33,7 @@ class Row:
     decimals: int
     where: str
     config: str  # whether our config has its settings: see published.yaml
-    from_variance: bool
+    std_from: str  # what is printed in the deviation's place: "variance", "standard_error" or nothing
     unmatched: str  # why it can stand beside no run; nothing where it can
 
     @property
@@ -72,7 +72,7 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                     row["task"],
                     row["model"],
                     float(row["value"]),
-                    row["variance"] ** 0.5 if "variance" in row else row.get("std"),
+                    _deviation(row, table),
                     tuple(row.get("settings", {}).items()),
                     row.get("step"),
                     metric,
@@ -80,11 +80,19 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                     table["decimals"],
                     f"{paper['authors']} {paper['year']}, {table['where']}",
                     table.get("settings") or published()["models"][row["model"]].get("settings", ""),
-                    "variance" in row,
+                    next((name for name in ("variance", "standard_error") if name in row), ""),
                     row.get("unmatched", table.get("unmatched", "")),
                 )
             )
     return found
+
+
+def _deviation(row: dict[str, Any], table: dict[str, Any]) -> float | None:
+    """The standard deviation between seeds, where one is printed or follows from what is."""
+    if "standard_error" in row:
+        error: float = row["standard_error"] * table["seeds"] ** 0.5
+        return error
+    return row["variance"] ** 0.5 if "variance" in row else row.get("std")
 
 
 def rows_for(task: str, model: str, settings: Settings) -> list[Row]:

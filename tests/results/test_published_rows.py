@@ -1,5 +1,7 @@
 """Which published row a run stands beside, and whether its settings are those of the row's config."""
 
+import re
+
 import pytest
 import yaml
 
@@ -88,6 +90,20 @@ def test_of_a_printed_variance_the_deviation_is_shown_and_that_it_is(tmp_path):
     assert "± of Wang & Li 2024, table 2: the root of what is printed, a variance by its size" in found.notes
 
 
+def test_of_a_printed_standard_error_the_deviation_between_seeds_is_shown(tmp_path):
+    make_run(tmp_path, "lra/listops/lru")
+    found = results_table(group(read(tmp_path)))
+    assert found.frame.published[0] == "60.2 ± 1.4"
+    said = "the standard error that is printed times the root of the number of seeds"
+    assert f"± of Orvieto et al. 2023, table 8: {said}" in found.notes
+
+
+@pytest.mark.parametrize("model", ["s4d", "b2s6", "mamba", "stable_ssm", "lru", "s5", "transformer"])
+def test_the_table_says_what_settings_the_config_beside_a_row_has(model, tmp_path):
+    make_run(tmp_path, f"lra/listops/{model}")
+    assert [note for note in results_table(group(read(tmp_path))).notes if note.startswith(f"config of {model}: ")]
+
+
 def test_what_differs_is_told_leaf_by_leaf(tmp_path):
     changes = {"trainer.max_steps": 1000, "data.init_args.source": "lra", "trainer.precision": "bf16-mixed"}
     make_run(tmp_path, changes=changes)
@@ -138,10 +154,11 @@ def test_reproduction_says_of_the_settings_what_published_yaml_says():
     ]
     seen = set()
     for _, link, number, said, *_ in lines:
-        model = link[1:].partition("]")[0]
+        file = re.search(r"\]\(\.\./(.*)\)", link)[1]
         if number != "none":
-            assert said.startswith(begins[published["models"][model]["settings"]]), (link, said)
-            seen.add(model)
+            row = row_of_config(yaml.safe_load((ROOT / file).read_text()))
+            assert said.startswith(begins[row.config]), (link, said)
+            seen.add(row.model)
     assert seen == {name for name, model in published["models"].items() if "settings" in model}
     assert all(table["settings"] in begins for table in published["tables"] if "settings" in table)
 
