@@ -175,8 +175,8 @@ def _sources(groups: Sequence[Group]) -> list[str]:
     if compared:
         where = dict.fromkeys(row.where for _, row in compared)
         told.append(f"published: {'; '.join(where)}; difference: ours less theirs")
-        for where, printed in dict.fromkeys((row.where, row.std_from) for _, row in compared if row.std_from):
-            told.append(f"± of {where}: {_DEVIATION[printed]}")
+        spreads = dict.fromkeys((row.where, row.std_from) for _, row in compared if row.std_from)
+        told += [f"± of {source}: {_DEVIATION[printed]}" for source, printed in spreads]
         for model, said in dict.fromkeys((model, row.config) for model, row in compared):
             if said:
                 told.append(f"config of {model}: {_SETTINGS[said]} (docs/reproduction.md)")
