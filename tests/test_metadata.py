@@ -39,7 +39,7 @@ def test_versions_that_are_unsafe_or_untested_are_not_taken():
     for name, below, lowest, above in (
         ("lightning", "2.6.5", "2.6.6", None),
         ("huggingface_hub", "1.30.0", "1.31.0", "3.0.0"),
-        ("jsonargparse", "4.48.0", "4.49.0", "5.0.0"),
+        ("jsonargparse", "4.51.0", "4.52.0", "5.0.0"),
     ):
         taken = asked_for(name)
         assert below not in taken and lowest in taken and (above is None or above not in taken), name
