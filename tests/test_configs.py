@@ -238,7 +238,7 @@ def test_rows_have_every_setting_of_their_source(task, model, source):
 
 
 @each("task", LRA)
-@each("source", [name for name in SOURCES if "listops" in SOURCES[name]["settings"]])
+@each("source", [name for name in SOURCES if SOURCES[name]["settings"].keys() >= set(LRA)])
 def test_what_cites_a_source_is_what_stands_there(task, source):
     """Also where a config takes single values: those that B2S6's paper leaves out are its authors' earlier code's."""
     settings, cite, cited = published(source, task), SOURCES[source]["cite"], 0
@@ -330,15 +330,22 @@ def test_stable_ssm_has_the_parameters_and_settings_of_its_public_code(name, lay
         assert same(ours[key][0], value) and ours[key][1].startswith("radarFudan/StableSSM"), key
 
 
-# minimal-LRU's README: epochs of the tasks that it was tried on
-@pytest.mark.parametrize(("name", "epochs"), [("lra/listops", 40), ("lra/text", 35), ("scifar", 180)])
-def test_lru_has_the_values_of_minimal_lru(name, epochs):
-    lru = lines(f"{name}/lru")
-    wanted = {"n_layers": 4, "d_model": 256, "norm": "batch", "prenorm": True, "dropout": 0.1, "lr": 0.001,
-              "recurrent_lr": 0.0005, "weight_decay": 0.05, "warmup_steps": 0, "batch_size": 64, "max_epochs": epochs,
-              "d_state": 128, "r_min": 0.0, "r_max": 1.0, "max_phase": 6.28, "bidirectional": False}  # fmt: skip
-    for key, value in wanted.items():
-        assert same(lru[key][0], value) and not lru[key][1].startswith("ours") and lru[key][1], key
+@each("task", [*(task for task in LRA if task != "image"), "scifar"])
+def test_lru_has_every_setting_of_its_paper_and_the_rest_of_minimal_lru(task):
+    assert MODELS["lru"]["source"] == "orvieto"
+    lru, settings = lines("scifar/lru" if task == "scifar" else f"lra/{task}/lru"), published("orvieto", task)
+    assert len(settings) > 18
+    for key, value in settings.items():
+        assert same(lru[key][0], value) and lru[key][1].startswith(SOURCES["orvieto"]["cite"]), f"{task}: {key}"
+    for key, value in {"lr": 0.001, "decay_biases_and_norms": True, "precision": "32-true"}.items():
+        assert same(lru[key][0], value) and lru[key][1].startswith("NicolasZucchet/minimal-LRU"), f"{task}: {key}"
+    assert lru["min_lr_factor"][0] * lru["lr"][0] == pytest.approx(1e-7)
+
+
+def test_lru_has_the_settings_of_colored_images_on_gray_ones():
+    gray, colored = load("lra/image/lru"), load("scifar/lru")
+    other = {key for key in gray.keys() & colored.keys() if gray[key] != colored[key]}
+    assert other == {"experiment", "data.class_path", NETWORK + "d_input"}
 
 
 def test_what_configs_take_from_each_other_is_the_same():

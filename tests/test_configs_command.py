@@ -1,10 +1,12 @@
 """Configs, sweeps and profiles by name, in any directory; their list."""
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lra_ssm import shipped
 from lra_ssm.cli.configs import readiness
@@ -13,6 +15,8 @@ from lra_ssm.cluster.folder import folder_of
 from lra_ssm.cluster.script import read_profile
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.datamodules import ListOps
+from lra_ssm.results.published import row_of
+from tests.results.made import make_run, read
 from tests.runner import fail, printed, refused
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +86,33 @@ def test_the_list(capsys):
     said = printed(["configs", "synthetic"], capsys)
     assert said.count("generated") == 7 and len(said.splitlines()) == 8
     assert "no config nope" in refused(["configs", "nope"], capsys)
+
+
+# The rows of tables that vary a setting, or give a figure at several steps: it is the config's own value that counts.
+OF_ITS_SETTINGS = {
+    "lra/listops/stable_ssm": "60.80", "lra/text/stable_ssm": "88.50", "lra/retrieval/stable_ssm": "91.30",
+    "lra/image/stable_ssm": "87.39", "lra/pathfinder/stable_ssm": "94.80", "lra/pathx/stable_ssm": "96.10",
+    "mnist/stable_ssm": "0.023475 ± 0.001414", "scifar/stable_ssm": "0.870412 ± 0.021024",
+    "scifar/b2s6": "87.19 ± 0.26", "lm/slimpajama6b/s6": "21.0785", "lm/slimpajama6b/b2s6": "20.9773",
+    "lm/slimpajama6b/s4d": "25.6661", "synthetic/associative_recall": "99.80",
+    "synthetic/associative_recall_131k": "100.00", "lm/tinyshakespeare/b2s6": "1.88",
+    "lm/wikitext103/stable_ssm_3b": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shipped.names("config"))
+def test_the_list_has_the_row_that_results_sets_beside_a_run_of_the_config(name, tmp_path, capsys):
+    config = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+    row = None
+    if "experiment" in config:
+        make_run(tmp_path, name)
+        (run,) = read(tmp_path)
+        row = row_of(run)
+    figure = "" if row is None or row.unmatched else row.figure
+    listed = printed(["configs", name.rpartition("/")[0]], capsys).splitlines()
+    (cells,) = [re.split(r"  +", line.strip()) for line in listed if line.startswith(f"{name} ")]
+    assert cells[4:-1] == ([figure] if figure else [])
+    assert figure == OF_ITS_SETTINGS.get(name, figure)
 
 
 def test_prepared_data_is_ready(tmp_path):

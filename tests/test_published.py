@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import lra_ssm
+from lra_ssm.results.published import row_of_config
 from tests.each import each
 
 ROOT = Path(__file__).parents[1]
@@ -19,26 +20,17 @@ CONFIGS = sorted(
     for folder in ("lra", "scifar", "mnist")
     for path in (ROOT / "configs" / folder).rglob("*.yaml")
 )
-BESIDE = (*[("yu2025", f"table {n}") for n in (2, 1, 3)], ("wang2024", "table 4"), ("tay2021", "table 1"))
 README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs/reproduction.md").read_text()
 
 
 def row(config):
-    """The published row that a config stands beside, or None."""
-    *_, task, model = config.split("/")
-    layer = yaml.safe_load((ROOT / f"{config}.yaml").read_text())["model"]["init_args"]["network"]["init_args"]["layer"]
-    for table in (TABLES[key] for key in BESIDE):
-        for found in table["rows"]:
-            settings = found.get("settings", {}).items()
-            if (found["task"], found["model"]) == (task, model) and settings <= layer["init_args"].items():
-                return found
-    return None
+    """The published accuracy that a config stands beside, or None."""
+    found = row_of_config(yaml.safe_load((ROOT / f"{config}.yaml").read_text()))
+    return None if found is None or found.unmatched or found.metric != "test/accuracy" else found
 
 
 def printed(found):
-    if found is None:
-        return "none"
-    return f"{found['value']:.2f}" + (f" ± {found['std']:.2f}" if "std" in found else "")
+    return "none" if found is None else found.figure
 
 
 def header(config):
@@ -49,12 +41,13 @@ def header(config):
 def test_rows_are_whole_and_stand_once():
     for (paper, _), table in TABLES.items():
         assert paper in PUBLISHED["papers"] and table["metric"] and table["decimals"] >= 0
-        figures = ("value", "std", "variance", "unmatched")
+        figures = ("value", "std", "variance", "standard_error", "unmatched")
         seen = [{k: v for k, v in found.items() if k not in figures} for found in table["rows"]]
         assert all(one not in seen[:i] for i, one in enumerate(seen))
         for found in table["rows"]:
             named = {"task", "model", "value", "settings", "step", "experiment", "case", "unmatched"}
-            assert found.keys() - named in ({"std"}, {"variance"}, set())
+            assert found.keys() - named in ({"std"}, {"variance"}, {"standard_error"}, set())
+            assert "seeds" in table or "standard_error" not in found
             assert found["model"] in PUBLISHED["models"]
             for number in (found["value"], found.get("std", 0.0), found.get("variance", 0.0)):
                 assert isinstance(number, int | float) and not number < 0
@@ -78,6 +71,10 @@ def test_every_table_has_its_cells():
         ("wang2024", "table 6"): 4,
         ("wang2024", "table 7"): 4 * 4,
         ("deep2024", "table 1"): 5,
+        ("orvieto2023", "table 8"): 6,
+        ("orvieto2023", "table 8, quoted"): 2,
+        ("orvieto2023", "table 8, run again"): 2 * 6,
+        ("gu2024", "README, example.py"): 1,
         ("karpathy2022", "README, shakespeare_char on a CPU"): 1,
         ("karpathy2022", "README, shakespeare_char on a GPU"): 1,
     }
@@ -143,7 +140,7 @@ def test_the_page_explains_every_letter_and_names_every_source():
     table = [line for line in PAGE.splitlines() if ".yaml) | " in line]
     used = {letter for line in table for letter in line.split(" | ")[-2].split(", ") if len(letter) == 1}
     explained = re.findall(r"^- \*\*(\w)\*\* ", PAGE, re.MULTILINE)
-    assert used == set(explained) and len(set(explained)) == len(explained) == 18
+    assert used == set(explained) and len(set(explained)) == len(explained) == 21
     for source in PUBLISHED["sources"].values():
         name = source["code"]["repository"].rpartition("/")[2] if "code" in source else "table 4"
         assert name in PAGE or source["cite"] in PAGE
@@ -168,12 +165,72 @@ def test_what_the_papers_say_is_cited_where_it_stands():
     assert all(f"{n:,}" in header("configs/synthetic/linear_functional") for n in (12_800, 1_280))
 
 
+def table_lines(heading):
+    """The lines of a table over six tasks in the page's section of that heading."""
+    section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+    return [line for line in section.splitlines() if line.count("|") == 8]
+
+
+def test_the_page_has_lrus_tables_as_they_are_published():
+    tasks = ("scifar", "listops", "text", "retrieval", "pathfinder", "pathx")
+    cells = {
+        line.strip("| ").split(" | ")[0].strip("*"): line.strip("| ").split(" | ")[1:] for line in table_lines("LRU: ")
+    }
+    settings = PUBLISHED["sources"]["orvieto"]["settings"]
+    for label, keys, scale in (
+        ("least and greatest modulus of λ", ("r_min", "r_max"), 1),
+        ("width H, states N", ("d_model", "d_state"), 1),
+        ("steps", ("max_steps",), 1),
+        ("batch", ("batch_size",), 1),
+        ("rate of A, B and γ", ("recurrent_lr",), 1000),  # the factor: lr is .001
+        ("dropout", ("dropout",), 1),
+    ):
+        for task, cell in zip(tasks, cells[label], strict=True):
+            shown = [float(number) for number in cell.replace(",000", "000").split(", ")]
+            assert shown == pytest.approx([scale * settings[task][key] for key in keys]), (label, task)
+    for name, model in (("S4D", "s4d"), ("S5", "s5")):
+        table = rows_by_task("orvieto2023", "table 8, run again", model)
+        for task, cell in zip(tasks, cells[f"{name}, trained again"], strict=True):
+            assert cell == f"{table[task]['value']:.1f} ± {table[task]['standard_error'] * 3**0.5:.1f}"
+    for model, label in (("s4d", "S4D-LegS, quoted"), ("s5", "S5, quoted")):
+        quoted = rows_by_task("yu2025", "table 2", model)
+        for task, cell in zip(tasks[1:], cells[label][1:], strict=True):
+            assert abs(float(cell) - quoted[task]["value"]) <= 0.0601  # 91.95 is printed as 91.9
+        assert cells[label][0] == f"{rows_by_task('orvieto2023', 'table 8, quoted', model)['scifar']['value']}"
+
+
+def rows_by_task(paper, where, model):
+    return {found["task"]: found for found in TABLES[paper, where]["rows"] if found["model"] == model}
+
+
+def test_gray_image_has_no_figure_of_lru():
+    """Orvieto et al. 2023 have colored sCIFAR in its place, and their 89.0 is quoted as Image's."""
+    figures = {
+        (found["task"], found["value"])
+        for table in TABLES.values()
+        for found in table["rows"]
+        if found["model"] == "lru"
+    }
+    assert ("scifar", 89.0) in figures and "image" not in {task for task, _ in figures}
+    assert printed(row("configs/lra/image/lru")) == "none" and printed(row("configs/scifar/lru")) == "89.0 ± 0.2"
+    assert printed(row("configs/scifar/s4d")) == "89.9"
+    assert "| 90.1 |" in next(
+        line for line in README.splitlines() if line.startswith("| sCIFAR")
+    )  # S5's, without a config
+
+
+def test_the_readme_says_first_that_its_table_is_not_of_our_runs():
+    lines = README.partition("## Published rows\n")[2].strip().splitlines()
+    assert lines[0].startswith("These are other people's numbers")
+    assert lines[2].startswith("| published by others") and lines[4].startswith("| ListOps")
+
+
 def test_the_page_has_b2s6_as_its_config_has_it():
     """The table of its settings: table 4's value, the earlier code's in brackets where it differs."""
     tasks = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
     cells = {
         label.strip("* "): values
-        for label, *values in (line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.count("|") == 8)
+        for label, *values in (line.strip("| ").split(" | ") for line in table_lines("B2S6: table 4"))
     }
     for label, key in (("blocks of layers", "n_layers"), ("width", "d_model"), ("lr", "lr"), ("batch", "batch_size"),
                        ("epochs", "max_epochs"), ("weight decay", "weight_decay")):  # fmt: skip

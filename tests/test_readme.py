@@ -176,6 +176,11 @@ def test_commands_options_and_files_that_are_shown_exist(capsys):
     assert checked > 30 and len(helped) > 8
 
 
+def test_what_the_quickstart_gives_is_the_same_on_every_page():
+    (figure,) = re.findall(r"^  val/accuracy +([\d.]+)$", README, re.MULTILINE)
+    assert f"ends at a validation accuracy of {figure} with AdamW, as the README shows it" in PAGES["training.md"]
+
+
 def test_the_pages_name_every_config():
     pages = set(re.findall(r"configs/[\w/]+\.yaml", "".join(PAGES.values())))
     assert pages >= {str(p.relative_to(ROOT)) for p in (ROOT / "configs").rglob("*.yaml")}

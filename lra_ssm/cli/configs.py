@@ -9,7 +9,7 @@ from lra_ssm.cli.summary import prepared_folders
 from lra_ssm.datamodules.storage.root import resolve_root
 from lra_ssm.errors import InputError
 from lra_ssm.results.collect import load_yaml
-from lra_ssm.results.published import rows
+from lra_ssm.results.published import row_of_config
 from lra_ssm.shipped import FOLDERS, find, names
 from lra_ssm.tables import table, terminal_width
 
@@ -55,10 +55,10 @@ def _cells(name: str, config: dict[str, Any], root: Path) -> tuple[str, ...]:
     network = config["model"]["init_args"]["network"]["init_args"]
     layers = network["layer"] if isinstance(network["layer"], list) else [network["layer"]]
     units = ", ".join(dict.fromkeys(_class(layer) for layer in layers))
-    row_of = tuple(config["experiment"].split("/")[-2:])
-    figures = [row.figure for key, found in rows().items() for row in found if key == row_of and not row.unmatched]
+    row = row_of_config(config)
+    figure = "" if row is None or row.unmatched else row.figure
     size = f"{network['n_layers']} × {network['d_model']}"
-    return name, _dataset(config["data"]), units, size, figures[0] if figures else "", readiness(config["data"], root)
+    return name, _dataset(config["data"]), units, size, figure, readiness(config["data"], root)
 
 
 def _dataset(data: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ def plus_minus(value: float, std: float | None, decimals: int) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, in the unit it is printed in; of a variance that is printed the root."""
+    """A published figure, in the unit it is printed in; std: the deviation between seeds, of whatever is printed."""
 
     task: str
     model: str
@@ -33,7 +33,7 @@ class Row:
     decimals: int
     where: str
     config: str  # whether our config has its settings: see published.yaml
-    from_variance: bool
+    std_from: str  # what is printed in the deviation's place: "variance", "standard_error" or nothing
     unmatched: str  # why it can stand beside no run; nothing where it can
 
     @property
@@ -72,7 +72,7 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                     row["task"],
                     row["model"],
                     float(row["value"]),
-                    row["variance"] ** 0.5 if "variance" in row else row.get("std"),
+                    _deviation(row, table),
                     tuple(row.get("settings", {}).items()),
                     row.get("step"),
                     metric,
@@ -80,30 +80,50 @@ def rows() -> dict[tuple[str, str], list[Row]]:
                     table["decimals"],
                     f"{paper['authors']} {paper['year']}, {table['where']}",
                     table.get("settings") or published()["models"][row["model"]].get("settings", ""),
-                    "variance" in row,
+                    next((name for name in ("variance", "standard_error") if name in row), ""),
                     row.get("unmatched", table.get("unmatched", "")),
                 )
             )
     return found
 
 
-def rows_of(run: RunRecord) -> list[Row]:
-    """The rows whose task and model are the run's and whose settings it has."""
+def _deviation(row: dict[str, Any], table: dict[str, Any]) -> float | None:
+    """The standard deviation between seeds, where one is printed or follows from what is."""
+    if "standard_error" in row:
+        error: float = row["standard_error"] * table["seeds"] ** 0.5
+        return error
+    return row["variance"] ** 0.5 if "variance" in row else row.get("std")
+
+
+def rows_for(task: str, model: str, settings: Settings) -> list[Row]:
+    """The rows of a task and model whose settings these are, in the file's order. settings: as `counting` has them."""
     return [
         row
-        for row in rows().get((run.task, run.model), [])
-        if all(key is not None and run.settings[key] == value for key, value in _named(run.settings, row))
+        for row in rows().get((task, model), [])
+        if all(key is not None and settings[key] == value for key, value in _named(settings, row))
     ]
 
 
-def row_of(run: RunRecord) -> Row | None:
-    """Of the run's rows the first, one that it can stand beside before others; of several steps the run's last, else
-    the table's last."""
-    found = sorted(rows_of(run), key=lambda row: row.unmatched != "")
-    steps = [row for row in found if row.step is not None]
-    if steps:
-        return next((row for row in steps if row.step == run.planned_steps), steps[-1])
+def row_for(task: str, model: str, settings: Settings, steps: int | None = None) -> Row | None:
+    """The one row that stands beside a run or a config of these settings: the first that can, else the first.
+
+    steps: the optimizer steps planned; of a table over steps the row at that step is taken, else its last.
+    """
+    found = sorted(rows_for(task, model, settings), key=lambda row: row.unmatched != "")
+    over_steps = [row for row in found if row.step is not None]
+    if over_steps:
+        return next((row for row in over_steps if row.step == steps), over_steps[-1])
     return found[0] if found else None
+
+
+def row_of(run: RunRecord) -> Row | None:
+    """The row that a run stands beside."""
+    return row_for(run.task, run.model, run.settings, run.planned_steps)
+
+
+def row_of_config(config: dict[str, Any]) -> Row | None:
+    """The row that a config stands beside: that of a run of it as it is."""
+    return row_of(RunRecord(Path(), config=config))
 
 
 def _named(settings: Settings, row: Row) -> list[tuple[str | None, Any]]:

@@ -18,8 +18,14 @@ _SETTINGS = {
     "where published": "has the row's settings where they are published",
     "believed": "has the settings of the code believed behind the row",
     "public code": "has the settings of the authors' public code",
+    "its authors' code's": "has the settings of its authors' code",
     "not published": "stands beside a row whose settings are not published",
     "no": "has other settings than the row's",
+}
+# What is printed in the place of a deviation, which is shown.
+_DEVIATION = {
+    "variance": "the root of what is printed, a variance by its size",
+    "standard_error": "the standard error that is printed times the root of the number of seeds",
 }
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≥": r"$\geq$",
           "±": r"$\pm$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "−": "$-$",
@@ -169,8 +175,8 @@ def _sources(groups: Sequence[Group]) -> list[str]:
     if compared:
         where = dict.fromkeys(row.where for _, row in compared)
         told.append(f"published: {'; '.join(where)}; difference: ours less theirs")
-        roots = dict.fromkeys(row.where for _, row in compared if row.from_variance)
-        told += [f"± of {where}: the root of what is printed, a variance by its size" for where in roots]
+        spreads = dict.fromkeys((row.where, row.std_from) for _, row in compared if row.std_from)
+        told += [f"± of {source}: {_DEVIATION[printed]}" for source, printed in spreads]
         for model, said in dict.fromkeys((model, row.config) for model, row in compared):
             if said:
                 told.append(f"config of {model}: {_SETTINGS[said]} (docs/reproduction.md)")

@@ -1,12 +1,14 @@
 """Which published row a run stands beside, and whether its settings are those of the row's config."""
 
+import re
+
 import pytest
 import yaml
 
 from lra_ssm.cluster.sweep import read_sweep
 from lra_ssm.results.collect import RunRecord
 from lra_ssm.results.groups import group
-from lra_ssm.results.published import compare, config_of, published, row_of, rows, rows_of
+from lra_ssm.results.published import compare, config_of, published, row_of, row_of_config, rows, rows_for
 from lra_ssm.results.settings import counting
 from lra_ssm.results.tables import results_table
 from tests.results.made import ROOT, make_run, read
@@ -54,7 +56,7 @@ def test_every_row_is_some_runs_or_says_why_it_is_none(monkeypatch):
     for config, settings in runs:
         record = RunRecord(ROOT, config=config)
         record.__dict__["settings"] = settings
-        matched |= set(rows_of(record))
+        matched |= set(rows_for(record.task, record.model, settings))
     without = {name for name, model in published()["models"].items() if model.get("no_config")}
     for row in (row for several in rows().values() for row in several):
         assert row in matched or row.unmatched or row.model in without, row
@@ -75,7 +77,8 @@ def test_a_row_that_no_run_can_repeat_stands_in_a_note(tmp_path):
 def test_a_table_in_which_two_rows_are_the_runs_has_the_one_of_its_test(tmp_path):
     make_run(tmp_path, "synthetic/associative_recall")
     (run,) = read(tmp_path)
-    assert [row.value for row in rows_of(run)] == [57.95, 99.8] and row_of(run).value == 99.8
+    assert [row.value for row in rows_for(run.task, run.model, run.settings)] == [57.95, 99.8]
+    assert row_of(run).value == row_of_config(run.config).value == 99.8
     assert compare(run, row_of(run)).differences == ()
 
 
@@ -85,6 +88,20 @@ def test_of_a_printed_variance_the_deviation_is_shown_and_that_it_is(tmp_path):
     found = results_table(groups)
     assert found.frame.published[0] == "0.023475 ± 0.001414"
     assert "± of Wang & Li 2024, table 2: the root of what is printed, a variance by its size" in found.notes
+
+
+def test_of_a_printed_standard_error_the_deviation_between_seeds_is_shown(tmp_path):
+    make_run(tmp_path, "lra/listops/lru")
+    found = results_table(group(read(tmp_path)))
+    assert found.frame.published[0] == "60.2 ± 1.4"
+    said = "the standard error that is printed times the root of the number of seeds"
+    assert f"± of Orvieto et al. 2023, table 8: {said}" in found.notes
+
+
+@pytest.mark.parametrize("model", ["s4d", "b2s6", "mamba", "stable_ssm", "lru", "s5", "transformer"])
+def test_the_table_says_what_settings_the_config_beside_a_row_has(model, tmp_path):
+    make_run(tmp_path, f"lra/listops/{model}")
+    assert [note for note in results_table(group(read(tmp_path))).notes if note.startswith(f"config of {model}: ")]
 
 
 def test_what_differs_is_told_leaf_by_leaf(tmp_path):
@@ -137,10 +154,11 @@ def test_reproduction_says_of_the_settings_what_published_yaml_says():
     ]
     seen = set()
     for _, link, number, said, *_ in lines:
-        model = link[1:].partition("]")[0]
+        file = re.search(r"\]\(\.\./(.*)\)", link)[1]
         if number != "none":
-            assert said.startswith(begins[published["models"][model]["settings"]]), (link, said)
-            seen.add(model)
+            row = row_of_config(yaml.safe_load((ROOT / file).read_text()))
+            assert said.startswith(begins[row.config]), (link, said)
+            seen.add(row.model)
     assert seen == {name for name, model in published["models"].items() if "settings" in model}
     assert all(table["settings"] in begins for table in published["tables"] if "settings" in table)
 
