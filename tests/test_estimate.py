@@ -10,6 +10,7 @@ from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.datamodules import ListOps
 from lra_ssm.errors import InputError
 from lra_ssm.runs.cost import _extrapolate, count_step, estimate
+from lra_ssm.runs.step_cost import Kernel, StepCost
 from tests.runner import FIT, SHORT, everything_below, fail, run_here
 
 
@@ -45,6 +46,18 @@ def test_more_examples_cost_what_the_second_did(made):
         assert getattr(grown, name) == pytest.approx(getattr(four, name), rel=0.02)
     moved = [cost.total("operator", "size").total() for cost in (grown, four)]
     assert moved[0] == pytest.approx(moved[1], rel=0.01)
+
+
+def test_loops_that_are_longer_for_more_examples():
+    """As many products and bytes as are computed, though more kernels."""
+
+    def cost(examples: int) -> StepCost:
+        fixed = Kernel("optimizer", "aten::add", 1, 1000, 0, None)
+        return StepCost(kernels=[fixed] + examples * [Kernel("forward", "aten::mm", 1, 8, 6, torch.float32)])
+
+    grown = _extrapolate(cost(1), cost(2), 5)
+    assert grown.total("operator", "size") == cost(5).total("operator", "size") == {"aten::add": 1000, "aten::mm": 40}
+    assert grown.total("dtype", "flops") == {torch.float32: 30}
 
 
 def test_what_does_not_fit_is_said(made, monkeypatch):

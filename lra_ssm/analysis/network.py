@@ -48,7 +48,7 @@ def layers_of(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def loss_of(network: nn.Module, example: Example) -> Tensor:
-    """Cross-entropy of an example's class or of its positions' targets; for real labels the squared error."""
+    """Return the cross-entropy of a class or of the targets of positions; for real labels the squared error."""
     logits = network(example.inputs) if example.lengths is None else network(example.inputs, example.lengths)
     labels = example.labels
     if labels.is_floating_point():

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lra_ssm.errors import InputError, hint
 from lra_ssm.models.backbone import Backbone
-from lra_ssm.runs.step_cost import CountStep, FusedAttention, StepCost
+from lra_ssm.runs.step_cost import CountStep, FusedAttention, Kernel, StepCost
 from lra_ssm.tables import table, terminal_width
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import optimizer_and_schedule
@@ -123,6 +123,18 @@ def count_step(
     return cost
 
 
+def _total_by_operator(cost: StepCost) -> dict[tuple[str, str], Kernel]:
+    """One `Kernel` for all calls of an operator in a phase."""
+    totals: dict[tuple[str, str], Kernel] = {}
+    for kernel in cost.kernels:
+        key = (kernel.phase, kernel.operator)
+        launches, size, flops = totals[key][2:5] if key in totals else (0, 0, 0)
+        totals[key] = kernel._replace(
+            launches=launches + kernel.launches, size=size + kernel.size, flops=flops + kernel.flops
+        )
+    return totals
+
+
 def _extrapolate(one: StepCost, two: StepCost, examples: int) -> StepCost:
     """The cost of a step on more examples, if each costs as much as the second did."""
 
@@ -132,11 +144,13 @@ def _extrapolate(one: StepCost, two: StepCost, examples: int) -> StepCost:
     sizes: dict[str, Any] = {
         name: line(getattr(one, name), getattr(two, name)) for name in ("resident", "saved", "peak")
     }
-    if len(one.kernels) == len(two.kernels):
-        pairs = zip(one.kernels, two.kernels, strict=True)
-        kernels = [b._replace(size=line(a.size, b.size), flops=line(a.flops, b.flops)) for a, b in pairs]
-    else:  # loops that are longer for more examples
-        kernels = [k._replace(size=k.size * examples // 2, flops=k.flops * examples // 2) for k in two.kernels]
+    before, after = one.kernels, two.kernels
+    if len(before) != len(after):  # loops that are longer for more examples: each operator as a whole
+        totals = _total_by_operator(one)
+        after = list(_total_by_operator(two).values())
+        before = [totals.get(k[:2], k._replace(size=0, flops=0)) for k in after]
+    pairs = zip(before, after, strict=True)
+    kernels = [b._replace(size=line(a.size, b.size), flops=line(a.flops, b.flops)) for a, b in pairs]
     return replace(two, **sizes, kernels=kernels)
 
 
