@@ -1,14 +1,16 @@
 """`lra-ssm fit --estimate`."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
 
-from lra_ssm.cli.estimate import estimate
 from lra_ssm.cli.run_options import read_fit_options
 from lra_ssm.datamodules import ListOps
-from lra_ssm.runs.cost import _grown, count_step
+from lra_ssm.errors import InputError
+from lra_ssm.runs.cost import _extrapolate, count_step, estimate
+from lra_ssm.runs.step_cost import Kernel, StepCost
 from tests.runner import FIT, SHORT, everything_below, fail, run_here
 
 
@@ -34,14 +36,28 @@ def test_more_examples_cost_what_the_second_did(made):
 
     def cost(examples: int):
         part = tuple(None if x is None else x[:examples] for x in batch)
-        return count_step(task, part, torch.device("cpu"), fakes=False)
+        return count_step(task, part, torch.device("cpu"), fake=False)
 
     one, two, four = cost(1), cost(2), cost(4)
-    grown = _grown(one, two, 4)
-    assert grown.launches == four.launches and grown.products == four.products
-    for name in ("peak", "kept", "resident"):
+    grown = _extrapolate(one, two, 4)
+    for key, value in (("phase", "launches"), ("dtype", "flops")):
+        assert grown.total(key, value) == four.total(key, value)
+    for name in ("peak", "saved", "resident"):
         assert getattr(grown, name) == pytest.approx(getattr(four, name), rel=0.02)
-    assert grown.moved.total() == pytest.approx(four.moved.total(), rel=0.01)
+    moved = [cost.total("operator", "size").total() for cost in (grown, four)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.01)
+
+
+def test_loops_that_are_longer_for_more_examples():
+    """As many products and bytes as are computed, though more kernels."""
+
+    def cost(examples: int) -> StepCost:
+        fixed = Kernel("optimizer", "aten::add", 1, 1000, 0, None)
+        return StepCost(kernels=[fixed] + examples * [Kernel("forward", "aten::mm", 1, 8, 6, torch.float32)])
+
+    grown = _extrapolate(cost(1), cost(2), 5)
+    assert grown.total("operator", "size") == cost(5).total("operator", "size") == {"aten::add": 1000, "aten::mm": 40}
+    assert grown.total("dtype", "flops") == {torch.float32: 30}
 
 
 def test_what_does_not_fit_is_said(made, monkeypatch):
@@ -49,6 +65,20 @@ def test_what_does_not_fit_is_said(made, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a page of a byte
     said = estimate(task, data.largest_batch(), "32-true", None, "H100")
     assert said.splitlines()[-1] == "does not fit into this machine (0 GB)"
+
+
+def test_a_step_that_depends_on_values_cannot_be_counted_for_a_gpu(made, monkeypatch):
+    """On fake tensors, whose values are unknown: here the loss checks its labels, as it does on a CPU only."""
+    task, data = made
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("lra_ssm.runs.cost.memory_of", lambda device: 1)
+    on_cpu = partial(count_step, device=torch.device("cpu"))
+    monkeypatch.setattr(
+        "lra_ssm.runs.cost.count_step", lambda task, batch, device, *others: on_cpu(task, batch, precision=others[0])
+    )
+    with pytest.raises(InputError, match="--estimate: the step depends on values of tensors"):
+        estimate(task, data.largest_batch(), "32-true", None, "H100")
 
 
 def test_the_largest_batch_needs_no_data(tmp_path):

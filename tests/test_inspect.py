@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from lra_ssm.analysis.plots import FIGURES
 from lra_ssm.checkpoints import ModelFiles
 from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
@@ -23,16 +22,16 @@ from tests.runner import TINY, everything_below, in_process, only_run, refused
 
 @pytest.fixture
 def reported(monkeypatch, capsys):
-    """Where a command's report would go and what it says of each network; it is not drawn."""
+    """The file that a command would draw, and the facts of each network; nothing is drawn."""
 
     def of(*arguments):
         found = []
         with monkeypatch.context() as patch:
-            patch.setattr("lra_ssm.cli.inspect._write", lambda *report: found.append(report))
+            patch.setattr("lra_ssm.cli.inspect._write", lambda *written: found.append(written))
             code, _, errors = in_process(["inspect", *map(str, arguments)], capsys)
         assert code == 0, errors
-        ((folder, networks),) = found
-        return folder, [f"{network.title}: {'; '.join(network.facts)}" for network in networks]
+        ((file, networks),) = found
+        return file, [f"{network.title}: {'; '.join(network.facts)}" for network in networks]
 
     return of
 
@@ -40,14 +39,14 @@ def reported(monkeypatch, capsys):
 def test_a_run_is_inspected_on_its_own_data(trained, tmp_path, monkeypatch, capsys):
     folder, _ = trained
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("lra_ssm.analysis.report.FIGURES", {name: FIGURES[name] for name in ("memory", "stability")})
-    run = only_run(folder)
-    tmp_path = tmp_path / "of/a run"  # which is made
-    code, out, errors = in_process(["inspect", str(run), f"--out={tmp_path}"], capsys)
-    assert code == 0 and out.splitlines() == [f"{tmp_path}/inspect.html", f"{tmp_path}/inspect.png"], errors
-    text = (tmp_path / "inspect.html").read_text()
-    assert f"tiny {run.name}" in text and "2 validation example(s) of ListOps" in text
-    assert "1 B2S6, both directions" in text and (tmp_path / "inspect.png").read_bytes().startswith(b"\x89PNG")
+    run, file = only_run(folder), tmp_path / "of/a run/memory.pdf"  # whose folder is made
+    code, out, errors = in_process(["inspect", str(run), f"--out={file}"], capsys)
+    assert code == 0, errors
+    facts, columns, *rows, _, last = out.splitlines()
+    assert facts.startswith(f"tiny {run.name}: ") and facts.endswith("2 validation example(s) of ListOps")
+    assert columns.startswith("layer ") and rows[0].startswith("1 B2S6, both directions ")
+    assert last == str(file) and file.read_bytes().startswith(b"%PDF")
+    assert everything_below(tmp_path) == ["of", "of/a run", "of/a run/memory.pdf"]
 
 
 def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
@@ -60,9 +59,12 @@ def test_two_are_measured_on_the_same_inputs_beside_the_first_or_refused(
     config["data"]["init_args"] |= {"num_val": 777, "root": str(tmp_path / "none")}  # its own is not prepared
     Path("second/config.yaml").write_text(yaml.safe_dump(config))
     options = ["--root", str(trained[0] / "data"), "--examples=1"]
-    folder, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
+    file, texts = reported("first", "--against=second/checkpoints/last.ckpt", *options)
     text = "\n".join(texts)
-    assert folder == Path("first") and [one.partition(":")[0] for one in texts] == ["tiny first", "tiny second"]
+    assert file == Path("first/inspect.png") and [one.partition(":")[0] for one in texts] == [
+        "tiny first",
+        "tiny second",
+    ]
     assert "best.ckpt" in texts[0] and "last.ckpt" in texts[1]
     assert text.count("measured on 1 validation example(s) of ListOps") == 2 and "random" not in text
     assert text.count("trained with other settings of data: data.num_val 777 there, 20 here") == 1
@@ -80,7 +82,7 @@ def test_data_that_is_not_prepared_is_one_line_and_noise_is_asked_for(trained, t
     assert said.startswith(f"ListOps is not prepared below {nowhere} with these settings; `lra-ssm prepare listops ")
     assert f"--data.num_train=16 --data.num_val=20 --data.num_test=20 --data.root={nowhere}` makes it ready" in said
     assert said.endswith("; --random takes random inputs") and not nowhere.exists()
-    assert not Path(run, "inspect.html").exists()
+    assert not Path(run, "inspect.png").exists()
     command = said.partition("`")[2].partition("`")[0].replace("'", "").split()[1:]
     nowhere.mkdir()
     code, _, errors = in_process(command, capsys)
@@ -191,7 +193,7 @@ def test_a_saved_model_by_its_name_or_folder(tmp_path, monkeypatch, reported, ca
     assert example.inputs.shape == (1, 28 * 28, 1)
     monkeypatch.setattr(MNIST, "image_size", (4, 4))
     out, texts = reported("mnist-b2s6", f"--against={folder}", "--examples=1", "--random")
-    assert out == Path() and [text.partition(":")[0] for text in texts] == ["mnist-b2s6", "mine"]
+    assert out == Path("inspect.png") and [text.partition(":")[0] for text in texts] == ["mnist-b2s6", "mine"]
     for text in texts:
         assert "test/accuracy 98.89 %" in text and "measured on 1 random input(s) with random labels" in text
     config = Path("mine/config.yaml")
@@ -207,7 +209,8 @@ def test_what_cannot_be_inspected_is_one_line(trained, tmp_path, monkeypatch, ca
     run = str(only_run(trained[0]))
     for arguments, said in (
         (["nowhere.ckpt"], "nowhere.ckpt does not exist: give a run's directory, or a .ckpt"),
-        ([run, f"--out={TINY}"], "tiny.yaml: is no folder"),
+        ([run, f"--out={TINY}"], "tiny.yaml: give a file that ends in .png, .pdf, .svg, such as inspect.png"),
+        ([run, "--out=seen"], "--out seen: give a file that ends in"),
         ([run, "--examples=0"], "must be at least 1"),
         ([], "CHECKPOINT"),
     ):

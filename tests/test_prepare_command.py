@@ -281,7 +281,7 @@ def test_own_data_is_taken_where_no_other_is_prepared(sources, tmp_path, monkeyp
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"] == "one"
     assert run.name == read_fit_options([*fit, "--data.source=one"]).path.name
     assert printed(["configs", "mnist/"], capsys).count("ready") == 4
-    assert printed(["inspect", "mnist-lru", "--out=seen", "--examples=1"], capsys).startswith(note)
+    assert printed(["inspect", "mnist-lru", "--out=seen.png", "--examples=1"], capsys).startswith(note)
     Path("sweep.yaml").write_text("configs: [mnist/lru]\nset: {trainer.max_steps: 1}\n")
     assert printed(["submit", "sweep.yaml", "--dry-run"], capsys).count("note: ") == 1
     assert all("--data.source=one" in run.options for run in SweepFolder.find("sweep.yaml").runs)

@@ -1,4 +1,4 @@
-"""Measurements of memory and stability: pure functions of any layer, network or user's module."""
+"""Measurements of memory and stability: functions of any layer, network, or module of your own."""
 
 from lra_ssm.analysis.correlation import autocorrelations, latent_variances, output_autocorrelation
 from lra_ssm.analysis.frequency import frequency_response, group_delay, group_delay_of, response_of

@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 def output_autocorrelation(input_autocorrelation: Tensor, eigenvalue: float) -> Tensor:
-    """R of a layer's output from R of its input, at lags 0 … T-1 (Prop. 1, eq. 2). (T,) -> (T,), float64.
+    """Return R of a layer's output, given R of its input, at lags 0 … T-1 (Prop. 1, eq. 2). (T,) -> (T,), float64.
 
-    R(Δ) = 1/(1 - λ²) (R_in(Δ) + Σ_{Δ'≥1} λ^Δ' (R_in(Δ + Δ') + R_in(Δ - Δ'))). R_in is taken as 0 beyond lag T-1: the
-    last -log(error)/-log|λ| lags of the result lack what stands there. Raises ValueError unless |λ| < 1.
+    R(Δ) = 1/(1 - λ²) (R_in(Δ) + Σ_{Δ'≥1} λ^Δ' (R_in(Δ + Δ') + R_in(Δ - Δ'))). R_in counts as 0 beyond lag T-1, so that
+    the last log(error)/log|λ| lags of the result are inaccurate. Raises ValueError unless |λ| < 1.
     """
     _check([eigenvalue])
     R = input_autocorrelation.double()
     T = len(R)
-    # The sum over Δ' of both signs is a convolution of the even R with λ^|Δ'|.
+    # The sum over both signs of Δ' is a convolution of the even R with λ^|Δ'|.
     even = torch.cat([R.flip(0)[:-1], R])
     kernel = eigenvalue ** torch.arange(2 * T - 1, dtype=torch.float64)
     kernel = torch.cat([kernel.flip(0)[:-1], kernel])
@@ -30,11 +30,11 @@ def output_autocorrelation(input_autocorrelation: Tensor, eigenvalue: float) -> 
 
 
 def autocorrelations(eigenvalues: Sequence[float], rho: float, lags: int) -> Tensor:
-    """R at lags 0 … lags-1 of the input, ρ^|Δ| with 0 <= ρ <= 1, and of every layer's output: (K + 1, lags) float64.
+    """Return R at lags 0 … lags-1 of the input, ρ^|Δ| with 0 <= ρ <= 1, and of every layer's output: (K + 1, lags).
 
-    What Prop. 1 gives layer by layer, without a window: input and layers are one triangular system driven by white
-    noise, x_t = A x_{t-1} + b w_t, whose covariance solves P = A P Aᵀ + b bᵀ, and R(Δ) is the diagonal of A^Δ P. At
-    ρ = 1, the same value at all times, a layer multiplies it by 1/(1 - λ), R by the square of that.
+    The result of Prop. 1 for every layer, float64, without a window. Input and layers form one triangular system driven
+    by white noise, x_t = A x_{t-1} + b w_t. Its covariance P solves P = A P Aᵀ + b bᵀ, and R(Δ) is the diagonal of
+    A^Δ P. At ρ = 1 the input is constant: each layer multiplies it by 1/(1 - λ), and R by the square of that.
     """
     _check(eigenvalues)
     if not 0 <= rho <= 1:
@@ -50,20 +50,20 @@ def autocorrelations(eigenvalues: Sequence[float], rho: float, lags: int) -> Ten
     b = torch.full((n, 1), (1 - rho**2) ** 0.5, dtype=torch.float64)
     # Solved from the top down, so that the small variances of the first layers keep their digits.
     system = torch.eye(n * n, dtype=torch.float64) - torch.kron(A, A)
-    moved = torch.linalg.solve_triangular(system, torch.kron(b, b), upper=False).view(n, n)
-    found = []
+    lagged = torch.linalg.solve_triangular(system, torch.kron(b, b), upper=False).view(n, n)
+    R = []
     for _ in range(lags):
-        found.append(moved.diagonal())
-        moved = A @ moved
-    return torch.stack(found, 1)
+        R.append(lagged.diagonal())
+        lagged = A @ lagged
+    return torch.stack(R, 1)
 
 
 def latent_variances(eigenvalues: Sequence[float], rho: float) -> Tensor:
-    """Variance R(0) of the input, which is 1, and of every layer's state (fig. 1C). -> (K + 1,), float64."""
+    """Return the variance R(0) of the input, which is 1, and of every layer's state (fig. 1C): (K + 1,), float64."""
     return autocorrelations(eigenvalues, rho, 1)[:, 0]
 
 
 def _check(eigenvalues: Sequence[float]) -> None:
     for value in eigenvalues:
         if not abs(value) < 1:
-            raise ValueError(f"eigenvalue {value}: the output has a finite variance for |λ| < 1 alone")
+            raise ValueError(f"eigenvalue {value}: the output has a finite variance only for |λ| < 1")

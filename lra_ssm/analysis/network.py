@@ -1,4 +1,4 @@
-"""What a network gives to its layers: where they are, what comes in, what comes back in training.
+"""The layers of a network: where they are, their inputs, and the loss whose gradients reach them.
 
 Shapes: B batch, L length, D channels.
 """
@@ -16,39 +16,39 @@ from lra_ssm.layers.recurrent import RecurrentLayer
 
 
 class Example(NamedTuple):
-    """One sequence, or one pair of them, without padding where it is one."""
+    """One sequence without padding, or one pair of sequences."""
 
     inputs: Tensor  # (1, L) int64, (1, L, features); pairs (1, 2, L)
     lengths: Tensor | None  # (1,), pairs (1, 2)
-    labels: Tensor  # (1,) class; (1, L) targets, -100 where nothing is scored; or real ones, as the outputs are
+    labels: Tensor  # (1,) class; (1, L) targets, -100 where nothing is scored; or real, with the outputs' shape
 
 
 def layers_of(network: nn.Module) -> dict[str, nn.Module]:
-    """The recurrent layers of a network by name, in order.
+    """Return the recurrent layers of a network by name, in order.
 
-    Of a network with a list `blocks` what each calls `layer`, else the block itself; of another one its outermost
-    `RecurrentLayer`s. Raises InputError where there is none.
+    In a network with a list `blocks`, a layer is each block's attribute `layer`, or the block itself; in any other
+    network, each outermost `RecurrentLayer`. Raises InputError if there is none.
     """
     for prefix, module in network.named_modules():
         blocks = getattr(module, "blocks", None)
         if isinstance(blocks, nn.ModuleList) and len(blocks):
-            found = {}
+            layers = {}
             for i, block in enumerate(blocks):
                 own = getattr(block, "layer", None)
                 name = ".".join(filter(None, [prefix, "blocks", str(i), "layer" if isinstance(own, nn.Module) else ""]))
-                found[name] = own if isinstance(own, nn.Module) else block
-            return found
-    found = {}
+                layers[name] = own if isinstance(own, nn.Module) else block
+            return layers
+    layers = {}
     for name, module in network.named_modules():
-        if isinstance(module, RecurrentLayer) and not any(name.startswith(f"{other}.") for other in found):
-            found[name] = module
-    if not found:
+        if isinstance(module, RecurrentLayer) and not any(name.startswith(f"{other}.") for other in layers):
+            layers[name] = module
+    if not layers:
         raise InputError(f"{type(network).__name__} has no list `blocks` and no RecurrentLayer: nothing to look at")
-    return found
+    return layers
 
 
 def loss_of(network: nn.Module, example: Example) -> Tensor:
-    """Cross-entropy of an example's class or of the targets of its positions; of real targets the squared error."""
+    """Return the cross-entropy of a class or of the targets of positions; for real labels the squared error."""
     logits = network(example.inputs) if example.lengths is None else network(example.inputs, example.lengths)
     labels = example.labels
     if labels.is_floating_point():
@@ -58,35 +58,35 @@ def loss_of(network: nn.Module, example: Example) -> Tensor:
 
 @contextmanager
 def inputs_of(layers: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Within, what every layer was last called with: by name, x (B, L, D) in the graph that it came in."""
-    seen: dict[str, Tensor] = {}
+    """Record, inside the block, the last input of every layer: by name, x (B, L, D), attached to its graph."""
+    inputs: dict[str, Tensor] = {}
 
-    def remember(name: str) -> Callable[[nn.Module, Any], None]:
+    def recorder(name: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, arguments: Any) -> None:
-            seen[name] = arguments[0]
+            inputs[name] = arguments[0]
             if arguments[0].requires_grad:
                 arguments[0].retain_grad()
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(remember(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(recorder(name)) for name, layer in layers.items()]
     try:
-        yield seen
+        yield inputs
     finally:
         for handle in handles:
             handle.remove()
 
 
 def from_embedding(network: nn.Module, example: Example) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The network as a function of what its embedding gives, and that of an example: (1, L, D).
+    """Return the network as a function of its embedding's output, and that output for an example: (1, L, D).
 
-    So that a network of tokens has derivatives by position. Raises InputError where it has no embedding.
+    So a network of tokens has derivatives by position. Raises InputError if it has no embedding.
     """
     backbone = next((m for m in network.modules() if isinstance(getattr(m, "embedding", None), nn.Module)), None)
     table = next((m for m in network.modules() if isinstance(m, nn.Embedding)), None)
     embedding = backbone.embedding if backbone is not None else table
     if not isinstance(embedding, nn.Module):
-        raise InputError(f"{type(network).__name__} has no embedding: nothing to take its derivatives by")
+        raise InputError(f"{type(network).__name__} has no embedding: its tokens have no derivatives")
     lengths = () if example.lengths is None else (example.lengths,)
 
     def run(hook: Callable[..., Any]) -> Tensor:
@@ -96,7 +96,7 @@ def from_embedding(network: nn.Module, example: Example) -> tuple[Callable[[Tens
         finally:
             handle.remove()
 
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
     with torch.no_grad():
-        run(lambda module, arguments, out: seen.append(out))
-    return (lambda x: run(lambda module, arguments, out: x)), seen[0]
+        run(lambda module, arguments, out: outputs.append(out))
+    return (lambda x: run(lambda module, arguments, out: x)), outputs[0]

@@ -1,4 +1,4 @@
-"""How near a model is to instability: its error when weights are perturbed.
+"""How close a model is to instability: its error when its weights are perturbed.
 
 Source: Wang & Li 2024 (StableSSM), definition 2.4, eq. 6-8. Shapes: B batch, T positions, D channels.
 """
@@ -15,7 +15,7 @@ from lra_ssm.analysis.memory import Model
 
 @torch.no_grad()
 def sobolev_distance(x: Tensor, y: Tensor, other: Tensor) -> float:
-    """sup_t (‖H_t - Ĥ_t‖∞ + ‖dH_t/dt - dĤ_t/dt‖∞) of two functionals (eq. 6), on the given inputs.
+    """Return sup_t (‖H_t - Ĥ_t‖∞ + ‖dH_t/dt - dĤ_t/dt‖∞) of two functionals (eq. 6), on the given inputs.
 
     ‖H_t‖∞ is the supremum over them of |H_t(x)|∞ / (|x|∞ + 1) (eq. 23), the derivative the difference from one position
     to the next. x (B, T, D) inputs, y and other (B, T, D') the outputs of both.
@@ -38,32 +38,32 @@ def perturbation_error(
     generator: torch.Generator | None = None,
     order: float = 2.0,
 ) -> float:
-    """E_m(β): the largest distance of the target from the model with weights perturbed by at most β (eq. 8).
+    """Return E_m(β), the largest distance of the target from the model with weights perturbed by at most β (eq. 8).
 
-    The supremum is sampled, as in the paper (appendix F.1): random directions, each parameter moved by β in its own
-    norm, as |θ|₂ is the largest of theirs. NaN or infinite outputs count as infinite.
+    The supremum is sampled, as in the paper (appendix F.1): each parameter is moved in a random direction by β in its
+    own norm, as |θ|₂ is the largest of these norms. NaN or infinite outputs count as an infinite distance.
 
     Args:
         target: H, from (B, T, D) to (B, T, D').
         model: Ĥ.
         x: inputs on which they are compared.
-        beta: β; 0 is the model as it is.
-        perturbations: how many are tried.
-        parameters: names of those that are perturbed; None for all.
-        generator: of the directions.
-        order: of the norm in which each parameter is moved; infinity lets every entry move by β. Of a diagonal Λ that
-            is |Λ|₂ as a matrix norm, in which the proof of theorem 3.3 moves every eigenvalue by β.
+        beta: β; 0 leaves the model unperturbed.
+        perturbations: number of directions to try.
+        parameters: names of the parameters to perturb; None for all.
+        generator: draws the directions.
+        order: the order of the norm; infinity lets every entry move by β. For a diagonal Λ that is the matrix norm
+            |Λ|₂, in which the proof of theorem 3.3 moves every eigenvalue by β.
     """
-    wanted, worst = target(x), 0.0
-    own = dict(model.named_parameters())
-    chosen = list(own) if parameters is None else list(parameters)
-    if unknown := set(chosen) - own.keys():
+    expected, worst = target(x), 0.0
+    weights = dict(model.named_parameters())
+    names = list(weights) if parameters is None else list(parameters)
+    if unknown := set(names) - weights.keys():
         raise ValueError(f"{type(model).__name__} has no parameter {sorted(unknown)[0]!r}")
     for _ in range(perturbations if beta else 1):
-        moved = {}
-        for name in chosen:
-            noise = torch.randn(own[name].shape, generator=generator, dtype=own[name].dtype)
-            moved[name] = own[name] + beta * noise.to(own[name].device) / vector_norm(noise, order)
-        distance = sobolev_distance(x, wanted, functional_call(model, moved, (x,)))
+        perturbed = {}
+        for name in names:
+            noise = torch.randn(weights[name].shape, generator=generator, dtype=weights[name].dtype)
+            perturbed[name] = weights[name] + beta * noise.to(weights[name].device) / vector_norm(noise, order)
+        distance = sobolev_distance(x, expected, functional_call(model, perturbed, (x,)))
         worst = max(worst, distance if distance == distance else float("inf"))
     return worst

@@ -1,11 +1,11 @@
-"""`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one HTML page and one picture."""
+"""`lra-ssm inspect`: what a checkpoint remembers and where it is unstable, as one figure and a table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lra_ssm.bars import Bar
 from lra_ssm.cli.options import A_MODEL, add_trust, configuring, count
@@ -14,19 +14,21 @@ from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 
 if TYPE_CHECKING:
+    from lra_ssm.analysis.measure import Measures
     from lra_ssm.analysis.network import Example
     from lra_ssm.cli.named_network import NamedNetwork
 
 
+FORMATS = (".png", ".pdf", ".svg")
 DESCRIPTION = """\
-Writes a report on a trained model: what each layer remembers, how Δ moves with the input, what is near instability,
-what one large input does to memory, and where gradients grow; of two models side by side. Measured on a few validation
-examples of the first one's data, which must be prepared."""
+Draws what a trained model remembers: the memory and the eigenvalues of each layer, gradients, the step sizes Δ, and
+the effect of one large input; prints the same as a table. A second model is drawn on the same scales. Both are measured
+on a few validation examples of the first one's data, which must be prepared."""
 
 EXAMPLE = """\
 examples:
   lra-ssm inspect runs/mnist/s4d/38722f686f
-  lra-ssm inspect runs/mnist/s6/5d0c1f6a52 --against=runs/mnist/b2s6/91e2b7c6d0 --out=docs
+  lra-ssm inspect runs/mnist/s6/5d0c1f6a52 --against=runs/mnist/b2s6/91e2b7c6d0 --out=s6-b2s6.pdf
   lra-ssm inspect mnist-lru --against=mnist-b2s6
   lra-ssm inspect mnist-lru --data.source=./digits
 """
@@ -35,13 +37,13 @@ examples:
 def parser() -> PlainParser:
     made = PlainParser("lra-ssm inspect", DESCRIPTION, EXAMPLE)
     made.add_argument("checkpoint", metavar="CHECKPOINT", help=A_MODEL)
-    made.add_argument("--against", metavar="OTHER", help="another one, shown below the first")
-    said = "where the report goes, made where it is missing; default: the run's directory, of a saved model this one"
-    made.add_argument("--out", type=Path, metavar="FOLDER", help=said)
+    made.add_argument("--against", metavar="OTHER", help="a second model")
+    text = "the figure: .png, .pdf or .svg; default: inspect.png in the run's directory, for a saved model in this one"
+    made.add_argument("--out", type=Path, metavar="FILE", help=text)
     made.add_argument("--root", metavar="FOLDER", help="data root; default: the run's own")
-    said = "a setting of its data, as in fit; --data=CLASS is other data"
-    made.add_argument("--data.NAME", metavar="VALUE", help=said)
-    made.add_argument("--random", action="store_true", help="random inputs of the first one's form, no data")
+    text = "a setting of its data, as in fit; --data=CLASS selects other data"
+    made.add_argument("--data.NAME", metavar="VALUE", help=text)
+    made.add_argument("--random", action="store_true", help="use random inputs that fit the first model, no data")
     made.add_argument("--examples", type=count, default=2, metavar="N", help="validation examples; default: 2")
     add_trust(made)
     return made
@@ -50,6 +52,8 @@ def parser() -> PlainParser:
 def main(command: str, arguments: list[str]) -> int:
     of_data, rest = configuring(arguments, "data")
     options = parser().parse_args(rest)
+    if options.out and (options.out.suffix not in FORMATS or options.out.is_dir()):
+        raise InputError(f"--out {options.out}: give a file that ends in {', '.join(FORMATS)}, such as inspect.png")
     if options.random and of_data:
         raise InputError(f"--random takes no data: leave it out, or {of_data[0]}")
     import torch
@@ -59,9 +63,7 @@ def main(command: str, arguments: list[str]) -> int:
     given = [options.checkpoint, options.against] if options.against else [options.checkpoint]
     named = [named_network(name, options.allow_pickle, options.trust) for name in given]
     first = named[0].found
-    folder = options.out or (first.run or first.file.parent if first else Path())
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is no folder")
+    out = options.out or (first.run or first.file.parent if first else Path()) / "inspect.png"
     # Gradients of a model that forgets are full of numbers that a processor takes 50 times as long for.
     torch.set_flush_denormal(True)
     try:
@@ -69,7 +71,7 @@ def main(command: str, arguments: list[str]) -> int:
         networks = _measured(named, examples, sources)
     finally:
         torch.set_flush_denormal(False)
-    _write(folder, networks)
+    _write(out, networks)
     return 0
 
 
@@ -95,7 +97,7 @@ def _facts(one: NamedNetwork) -> list[str]:
 def _inputs(
     named: Sequence[NamedNetwork], random: bool, of_data: Sequence[str], root: str | None, count: int
 ) -> tuple[list[Example], list[list[str]]]:
-    """The inputs that all models are measured on, and what the page says of them to each."""
+    """The examples that all models are measured on, and for each model where they come from."""
     from lra_ssm.cli import inspect_inputs
 
     if random:
@@ -111,23 +113,25 @@ def _inputs(
     return examples, [[source, *inspect_inputs.other_data(one, data)] for one in named]
 
 
-def _measured(named: Sequence[NamedNetwork], examples: list[Example], sources: list[list[str]]) -> list[Any]:
-    """Measures every checkpoint under a progress bar."""
-    from lra_ssm.analysis.measure import measure, steps
+def _measured(named: Sequence[NamedNetwork], examples: list[Example], sources: list[list[str]]) -> list[Measures]:
+    """Measure every checkpoint under a progress bar."""
+    from lra_ssm.analysis.measure import count_ticks, measure
 
-    with Bar("measuring", sum(steps(one.network, examples) for one in named)) as bar:
+    with Bar("measuring", sum(count_ticks(one.network, examples) for one in named)) as bar:
         return [
-            measure(one.network, examples, _title(one), [*_facts(one), *source], lambda _: bar.advance(1))
+            measure(one.network, examples, _title(one), [*_facts(one), *source], lambda: bar.advance(1))
             for one, source in zip(named, sources, strict=True)
         ]
 
 
-def _write(folder: Path, networks: list[Any]) -> None:
-    from lra_ssm.analysis.report import figures, page, picture
+def _write(out: Path, networks: list[Measures]) -> None:
+    from lra_ssm.analysis.figure import draw
+    from lra_ssm.analysis.measure import summary
 
-    drawn = figures(networks)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("inspect.html", page(networks, drawn).encode()), ("inspect.png", picture(networks, drawn))):
-        with replacing(folder / name, "wb") as file:
-            file.write(content)
-        print(folder / name)
+    for measures in networks:
+        print(f"{measures.title}: {'; '.join(measures.facts)}\n{summary(measures)}\n")
+    figure = draw(networks)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out, "wb") as file:
+        figure.savefig(file, format=out.suffix[1:])
+    print(out)

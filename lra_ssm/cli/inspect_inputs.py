@@ -96,7 +96,7 @@ def check_takes(one: NamedNetwork, module: Any) -> None:
 
 
 def other_data(one: NamedNetwork, data: Data) -> list[str]:
-    """What a page says of a model that was trained with other settings of data."""
+    """A note for a model that was trained with other data settings; else nothing."""
 
     def decisive(section: dict[str, Any]) -> dict[str, Any]:
         arguments = (section.get("init_args") or {}).items()
@@ -111,7 +111,7 @@ def other_data(one: NamedNetwork, data: Data) -> list[str]:
 
 
 def examples_of(module: Any, count: int) -> tuple[list[Example], str]:
-    """The first validation examples, and what the page says of them."""
+    """The first validation examples, and a description of them."""
     module.setup("validate")
     batch = next(iter(module.val_dataloader()))
     found = []
@@ -176,7 +176,7 @@ class RandomInputs:
 
 
 def random_examples(one: NamedNetwork, count: int) -> tuple[list[Example], str]:
-    """Random inputs of the data's length with random labels, and what the page says of them."""
+    """Random inputs of the data's length with random labels, and a description of them."""
     random, length = RandomInputs(one.network, one.specification), _length(one.data or {})
     found = []
     for _ in range(count):

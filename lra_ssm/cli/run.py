@@ -17,7 +17,6 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lra_ssm.callbacks import fit_callbacks
-from lra_ssm.cli.estimate import estimate
 from lra_ssm.cli.language_models import with_own_tokenizer
 from lra_ssm.cli.output import in_a_folder
 from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, with_config
@@ -30,6 +29,7 @@ from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import unused
 from lra_ssm.progress import quiet
 from lra_ssm.runs.checks import existing, load_checkpoint, newest
+from lra_ssm.runs.cost import estimate
 from lra_ssm.runs.directory import RunDirectory
 from lra_ssm.runs.ending import ending
 from lra_ssm.runs.run import (

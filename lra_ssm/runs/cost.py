@@ -1,28 +1,38 @@
-"""What a training step of a run costs, before anything is trained; analysis/step_cost.py counts."""
+"""What a training step of a run costs, before anything is trained; step_cost.py counts.
+
+`fit --estimate` prints it, and a fit warns if a step needs more memory than there is.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
 import sys
-from collections import Counter
-from contextlib import nullcontext
-from typing import Any
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lra_ssm.analysis.step_cost import CountStep, FusedAttention, StepCost
+from lra_ssm.errors import InputError, hint
 from lra_ssm.models.backbone import Backbone
+from lra_ssm.runs.step_cost import CountStep, FusedAttention, Kernel, StepCost
+from lra_ssm.tables import table, terminal_width
 from lra_ssm.tasks.base import NetworkTask
 from lra_ssm.tasks.optim import optimizer_and_schedule
 
+_DEPENDS_ON_VALUES = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 _BYTES_PER_WIDTH = 32  # about twice what any config of ours keeps
+
+
+# -- a task's step -------------------------------------------------------------------------------------------------
 
 
 def _fake(x: Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
@@ -31,7 +41,7 @@ def _fake(x: Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
 
 
 def _fake_copy(task: NetworkTask, mode: FakeTensorMode, device: torch.device) -> NetworkTask:
-    """The task with parameters and buffers that have no memory; what is shared stays shared."""
+    """The task with fake parameters and buffers; shared ones stay shared."""
     fakes: dict[int, Any] = {id(buffer): _fake(buffer, mode, device) for buffer in task.buffers()}
     for parameter in task.parameters():
         fakes[id(parameter)] = nn.Parameter(_fake(parameter, mode, device), parameter.requires_grad)
@@ -44,113 +54,205 @@ def count_step(
     device: torch.device,
     precision: str = "32-true",
     clip: float | None = None,
-    fakes: bool = True,
+    fake: bool = True,
+    counter: CountStep | None = None,
 ) -> StepCost:
-    """The cost of a training step that is not the first: forward, backward, clipping and the optimizer's.
+    """Count a training step after the first: forward, backward, gradient clipping and the optimizer.
 
     Args:
         task: a copy of it makes the step.
         batch: on the CPU.
-        device: what is counted for. On "cuda" fake tensors need a build of torch for it, not a GPU.
+        device: the device that is counted for. On "cuda" fake tensors need a build of torch for it, not a GPU.
         precision: the Trainer's: 32-true, bf16-mixed, 16-mixed or bf16-true.
         clip: the Trainer's gradient_clip_val.
-        fakes: whether tensors are fake; else the step is really done.
+        fake: whether tensors are fake; otherwise the step is computed.
+        counter: counts more than a `CountStep`.
     """
-    counter, mode = CountStep(device), FakeTensorMode(allow_non_fake_inputs=True)
-    lower = torch.bfloat16 if precision == "bf16-true" else None
-    task = _fake_copy(task, mode, device) if fakes else copy.deepcopy(task)
+    counter = counter or CountStep(device)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    task = copy.deepcopy(task) if mode is None else _fake_copy(task, mode, device)
     task.train()
+    lower = torch.bfloat16 if precision == "bf16-true" else None
     if lower is not None:
-        with mode if fakes else nullcontext():
+        with mode or nullcontext():
             task.to(lower)
     mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     for name in ("log", "log_dict"):
         setattr(task, name, lambda *_, **__: None)  # there is no Trainer
 
-    def given(x: Any) -> Any:
+    def to_device(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        x = x.to(lower) if lower is not None and x.is_floating_point() else x
-        return _fake(x, mode, device) if fakes else x.to(device)
+        x = x.to(lower) if x.is_floating_point() else x
+        return x.to(device) if mode is None else _fake(x, mode, device)
 
-    with mode if fakes else nullcontext(), counter:
+    with mode or nullcontext(), counter:
         for tensor in (*task.parameters(), *task.buffers()):
-            counter.hold(tensor)
-        found = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100, task.width_factors)
-        trained, schedule = found["optimizer"], found["lr_scheduler"]["scheduler"]
-        several = True if fakes else None  # torch does not take fake parameters together by itself, as it does others
-        for group in trained.param_groups:
+            counter.track(tensor)
+        both = optimizer_and_schedule(task.network, task.optimizer_settings, 1000, 100, task.width_factors)
+        optimizer, schedule = both["optimizer"], both["lr_scheduler"]["scheduler"]
+        foreach = True if fake else None  # torch does not group fake parameters by itself
+        for group in optimizer.param_groups:
             if "fused" in group:
-                group["fused"] = several or group["fused"]
+                group["fused"] = foreach or group["fused"]
         for parameter in task.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        trained.step()  # makes its states
-        trained.zero_grad()
+        optimizer.step()  # creates its state
+        optimizer.zero_grad()
         averages = [] if task.optimizer_settings.ema_decay is None else [p.detach().clone() for p in task.parameters()]
-        inputs = tree_map(given, batch)
+        inputs = tree_map(to_device, batch)
         for tensor in tree_leaves(inputs):
-            counter.hold(tensor)
-        counter.restart()
+            counter.track(tensor)
+        counter.reset()
         cost = counter.cost
-        cost.resident = counter.now
-        held = (x for x in tree_leaves([*trained.state.values(), averages]) if isinstance(x, Tensor))
-        cost.states = sum(x.numel() * x.element_size() for x in held)
+        cost.resident = counter.allocated
+        states = (x for x in tree_leaves([*optimizer.state.values(), averages]) if isinstance(x, Tensor))
+        cost.optimizer_state = sum(x.numel() * x.element_size() for x in states)
         with torch.autocast(device.type, mixed) if mixed is not None else nullcontext():
-            with FusedAttention() if fakes else nullcontext():
+            with FusedAttention() if fake else nullcontext():
                 loss: Any = task.training_step(inputs, 0)
-        cost.kept, counter.phase = counter.now - cost.resident, "backward"
+        cost.saved, counter.phase = counter.allocated - cost.resident, "backward"
         loss.backward()
         counter.phase = "optimizer"
         if clip:
-            nn.utils.clip_grad_norm_(task.parameters(), clip, foreach=several)
-        trained.step()
+            nn.utils.clip_grad_norm_(task.parameters(), clip, foreach=foreach)
+        optimizer.step()
         schedule.step()
-        trained.zero_grad()
+        optimizer.zero_grad()
     cost.parameters = sum(p.numel() for p in task.parameters())
     return cost
 
 
-def _first(batch: Any, examples: int) -> Any:
-    return tree_map(lambda x: x[:examples] if isinstance(x, Tensor) else x, batch)
+def _total_by_operator(cost: StepCost) -> dict[tuple[str, str], Kernel]:
+    """One `Kernel` for all calls of an operator in a phase."""
+    totals: dict[tuple[str, str], Kernel] = {}
+    for kernel in cost.kernels:
+        key = (kernel.phase, kernel.operator)
+        launches, size, flops = totals[key][2:5] if key in totals else (0, 0, 0)
+        totals[key] = kernel._replace(
+            launches=launches + kernel.launches, size=size + kernel.size, flops=flops + kernel.flops
+        )
+    return totals
 
 
-def _grown(one: StepCost, two: StepCost, examples: int) -> StepCost:
-    """The cost for so many examples, where each costs what the second did."""
+def _extrapolate(one: StepCost, two: StepCost, examples: int) -> StepCost:
+    """The cost of a step on more examples, if each costs as much as the second did."""
 
     def line(a: int, b: int) -> int:
         return a + (b - a) * (examples - 1)
 
-    def lines(a: Counter[Any], b: Counter[Any]) -> Counter[Any]:
-        return Counter({key: line(a[key], b[key]) for key in b})
-
-    found = StepCost(two.parameters, states=two.states, peak_phase=two.peak_phase, launches=two.launches)
-    for name in ("resident", "kept", "peak"):
-        setattr(found, name, line(getattr(one, name), getattr(two, name)))
-    found.moved, found.products = lines(one.moved, two.moved), lines(one.products, two.products)
-    if len(one.per_launch) == len(two.per_launch):
-        pairs = zip(one.per_launch, two.per_launch, strict=True)
-        found.per_launch = [(line(a[0], b[0]), line(a[1], b[1]), b[2]) for a, b in pairs]
-    else:  # loops that are longer for more examples
-        found.per_launch = [
-            (size * examples // 2, flops * examples // 2, dtype) for size, flops, dtype in two.per_launch
-        ]
-    return found
+    sizes: dict[str, Any] = {
+        name: line(getattr(one, name), getattr(two, name)) for name in ("resident", "saved", "peak")
+    }
+    before, after = one.kernels, two.kernels
+    if len(before) != len(after):  # loops that are longer for more examples: each operator as a whole
+        totals = _total_by_operator(one)
+        after = list(_total_by_operator(two).values())
+        before = [totals.get(k[:2], k._replace(size=0, flops=0)) for k in after]
+    pairs = zip(before, after, strict=True)
+    kernels = [b._replace(size=line(a.size, b.size), flops=line(a.flops, b.flops)) for a, b in pairs]
+    return replace(two, **sizes, kernels=kernels)
 
 
 def largest_step(
     task: NetworkTask, batch: Any, device: torch.device, precision: str = "32-true", clip: float | None = None
-) -> StepCost:
-    """The cost of a training step on this batch.
+) -> StepCost | None:
+    """Count a training step on this batch.
 
-    On a GPU it is counted on fake tensors. On a CPU steps of one and of two examples are done, by its kernels, and each
-    further one is taken to cost what the second did; no random number is drawn of it.
+    For a GPU, on fake tensors; None if the step depends on their values, as a network that indexes by a mask does, or
+    the item() of a tensor. On a CPU, steps of one and of two examples are computed by its own kernels, and each
+    further example counts as much as the second; the random state stays as it is.
     """
     if device.type == "cuda":
-        return count_step(task, batch, device, precision, clip)
+        with suppress(*_DEPENDS_ON_VALUES):
+            return count_step(task, batch, device, precision, clip)
+        return None
+
+    def count(examples: int) -> StepCost:
+        first = tree_map(lambda x: x[:examples] if isinstance(x, Tensor) else x, batch)
+        return count_step(task, first, device, precision, clip, fake=False)
+
     with isolate_rng(include_cuda=False):
-        one = count_step(task, _first(batch, 1), device, precision, clip, fakes=False)
-        two = count_step(task, _first(batch, 2), device, precision, clip, fakes=False)
-    return _grown(one, two, len(tree_leaves(batch)[0]))
+        return _extrapolate(count(1), count(2), len(tree_leaves(batch)[0]))
+
+
+# -- for the user --------------------------------------------------------------------------------------------------
+
+
+class Gpu(NamedTuple):
+    """A GPU's data sheet: bytes, bytes per second, and operations of dense matrix products per second."""
+
+    memory: float
+    bandwidth: float
+    float32: float
+    tf32: float
+    half: float  # bfloat16 and float16
+
+
+GPUS = {
+    "A100": Gpu(80e9, 2.04e12, 19.5e12, 156e12, 312e12),
+    "H100": Gpu(80e9, 3.35e12, 67e12, 495e12, 989e12),
+    "H200": Gpu(141e9, 4.8e12, 67e12, 495e12, 989e12),
+    "L40S": Gpu(48e9, 0.864e12, 91.6e12, 183e12, 362e12),
+    "RTX4090": Gpu(24e9, 1.008e12, 82.6e12, 82.6e12, 165e12),
+}
+
+
+def seconds_on(cost: StepCost, gpu: Gpu, matmul_precision: str) -> float:
+    """A lower bound of a step's time: kernels one after the other, each as long as its bytes or its products need.
+
+    Float32 products run as `compute.matmul_precision` says. Nothing else is counted: a scan's own arithmetic,
+    latencies, and the time to launch kernels.
+    """
+    single = {"highest": gpu.float32, "high": gpu.tf32, "medium": gpu.half}[matmul_precision]
+    rates = {torch.float32: single, torch.bfloat16: gpu.half, torch.float16: gpu.half}
+    fastest = max(rates.values())
+    seconds = 0.0
+    for kernel in cost.kernels:
+        rate = fastest if kernel.dtype is None else rates.get(kernel.dtype, fastest)
+        seconds += max(kernel.size / gpu.bandwidth, kernel.flops / rate)
+    return seconds
+
+
+def estimate(
+    task: NetworkTask, batch: Any, precision: str, clip: float | None, gpu: str, matmul_precision: str = "high"
+) -> str:
+    """Describe the cost of a training step on this batch (see `largest_step`): the text of `fit --estimate`.
+
+    Raises InputError if the GPU is not in `GPUS`, or if the step cannot be counted.
+    """
+    if gpu not in GPUS:
+        raise InputError(f"--estimate={gpu}: {hint(gpu, GPUS)}")
+    if torch.cuda.is_available():
+        device, how, place = torch.device("cuda", torch.cuda.current_device()), "on tensors without memory", "this GPU"
+    else:
+        device, how, place = torch.device("cpu"), "on 1 and 2 examples, by the CPU's kernels", "this machine"
+    cost, available = largest_step(task, batch, device, precision, clip), memory_of(device)
+    if cost is None:
+        raise InputError("--estimate: the step depends on values of tensors, such as a mask's; it cannot be counted")
+    weights = sum(p.numel() * p.element_size() for p in task.parameters())
+    parts = [
+        (f"{cost.parameters:,} parameters", weights),
+        ("gradients, optimizer's states", weights + cost.optimizer_state),
+        ("kept by forward for backward", cost.saved),
+        (f"peak, in {cost.peak_phase}", cost.peak),
+    ]
+    flops_by_dtype = cost.total("dtype", "flops").items()
+    products = [f"{flops / 1e12:.3g} TFLOP in {str(dtype).removeprefix('torch.')}" for dtype, flops in flops_by_dtype]
+    shape = " x ".join(f"{n:,}" for n in tree_leaves(batch)[0].shape[:2])
+    lines = [
+        f"a training step of {shape}, {precision}; counted {how}",
+        table(("memory", "GB"), [(name, f"{size / 1e9:.3f}") for name, size in parts], width=terminal_width()),
+        "kernels   " + ", ".join(f"{count:,} {phase}" for phase, count in cost.total("phase", "launches").items()),
+        f"moved     {sum(kernel.size for kernel in cost.kernels) / 1e9:.3g} GB",
+        f"products  {', '.join(products) or 'none'}",
+        f"an {gpu} takes at least {seconds_on(cost, GPUS[gpu], matmul_precision) * 1e3:.3g} ms for what is moved and "
+        "the products",
+    ]
+    for name, memory in ((f"an {gpu}", GPUS[gpu].memory), (place, available)):
+        verdict = "does not fit" if cost.peak > memory else "fits"
+        lines.append(f"{verdict} into {name} ({memory / 1e9:.0f} GB)")
+    return "\n".join(lines)
 
 
 def memory_of(device: torch.device) -> int:
@@ -161,26 +263,26 @@ def memory_of(device: torch.device) -> int:
 
 
 def warn_of_memory(trainer: Trainer, task: LightningModule, data: Any) -> None:
-    """Says in one line, before the first step, that a step needs more memory than there is.
+    """Warn in one line, before the first step, if a step needs more memory than there is.
 
-    It is counted, for seconds, where the matrices of the network take and give so much at all positions of a batch.
-    Not for FSDP, under which no device does the whole step.
+    The step is counted, which takes seconds, only if the widths of the network's matrices make it likely. Not for FSDP,
+    where no device computes the whole step.
     """
     whole = trainer.is_global_zero and isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
     if not whole or not isinstance(task, NetworkTask) or not hasattr(data, "largest_batch"):
         return
     device, batch = trainer.strategy.root_device, data.largest_batch()
-    room, inputs = memory_of(device), tree_leaves(batch)[0]
+    available, inputs = memory_of(device), tree_leaves(batch)[0]
     positions = inputs.numel() // (inputs.shape[-1] if inputs.is_floating_point() else 1)
     widths = sum(sum(p.shape[:2]) for p in task.parameters() if p.dim() > 1)
-    if positions * widths * _BYTES_PER_WIDTH < room:
+    if positions * widths * _BYTES_PER_WIDTH < available:
         return
-    peak = largest_step(task, batch, device, trainer.precision, trainer.gradient_clip_val).peak
-    if peak > room:
+    cost = largest_step(task, batch, device, trainer.precision, trainer.gradient_clip_val)
+    if cost is not None and cost.peak > available:
         remedy = "a smaller --data.batch_size, with --trainer.accumulate_grad_batches"
         backbones = [part for part in task.modules() if isinstance(part, Backbone)]
         if backbones and not backbones[0].activation_checkpointing:
             remedy = f"--compute.recompute_blocks=true, or {remedy}"
         where = "the GPU" if device.type == "cuda" else "this machine"
-        needs = f"warning: a training step needs about {peak / 1e9:.3g} GB, and {where} has {room / 1e9:.3g} GB"
-        print(f"{needs}; {remedy}", file=sys.stderr)
+        needs, has = f"{cost.peak / 1e9:.3g} GB", f"{available / 1e9:.3g} GB"
+        print(f"warning: a training step needs about {needs}, and {where} has {has}; {remedy}", file=sys.stderr)

@@ -1,30 +1,23 @@
-"""What `lra-ssm inspect` measures of a network, and the report that it makes of it."""
+"""What `lra-ssm inspect` measures in a network."""
 
-import io
 import math
-import re
-from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
-from matplotlib.figure import Figure
-from PIL import Image
 from torch import nn
 
-from lra_ssm.analysis import report
-from lra_ssm.analysis.measure import LayerMeasures, measure, steps
+from lra_ssm.analysis.measure import COLUMNS, LayerMeasures, _row, count_ticks, format_value, measure, summary
 from lra_ssm.analysis.network import Example, from_embedding, inputs_of, layers_of, loss_of
-from lra_ssm.analysis.plots import FIGURES, delta_range
-from lra_ssm.analysis.report import COLUMNS, figures, page, picture
 from lra_ssm.errors import InputError
 from lra_ssm.layers import B2S6, LRU, S4D, S6, BlockSpec, LayerSpec, MambaBlock
 from lra_ssm.models import Classifier, DualEncoder
 from tests.helpers import Bag, PlainBlock, Smooth
 
 
-def tokens(layer, **settings):
+def tokens(layer, n_layers=2, **settings):
     torch.manual_seed(0)
-    return Classifier(LayerSpec(layer, **settings), num_classes=3, vocab_size=7, d_model=8, n_layers=2)
+    return Classifier(LayerSpec(layer, **settings), num_classes=3, vocab_size=7, d_model=8, n_layers=n_layers)
 
 
 def examples(*lengths):
@@ -86,28 +79,28 @@ def test_measures(measured):
     for network in measured:
         assert network.length == 40 and [m.kind for m in network.layers] == [network.title] * 2
         for m in network.layers:
-            assert m.memory.sum() == pytest.approx(1, abs=1e-4) and 1 <= m.effective <= 40
+            assert m.memory.sum() == pytest.approx(1, abs=1e-4) and 1 <= m.memory_length <= 40
             assert len(m.gradient) == 40 and m.gradient.min() > 0 and m.ratios
             assert all(S.sum() == pytest.approx(1, abs=1e-3) for S in m.scaled.values())
     assert s6.layers[0].causal and s4d.layers[0].causal and not smooth.layers[0].causal
-    assert smooth.layers[0].effective == 2  # a convolution over three positions looks at both sides
+    assert smooth.layers[0].memory_length == 2  # a convolution over three positions looks at both sides
     assert smooth.layers[0].eigenvalues is None and smooth.layers[0].delta is None
-    assert smooth.layers[0].movement is None and smooth.layers[0].distance is None
-    assert s4d.layers[0].movement == pytest.approx(1) and s4d.layers[0].forgotten == pytest.approx(1, abs=1e-3)
-    assert s6.layers[0].movement > 1.01 and abs(s6.layers[0].forgotten - 1) > 0.01
+    assert smooth.layers[0].delta_range is None and smooth.layers[0].stability_margin is None
+    assert s4d.layers[0].delta_range == pytest.approx(1) and s4d.layers[0].forgetting == pytest.approx(1, abs=1e-3)
+    assert s6.layers[0].delta_range > 1.01 and abs(s6.layers[0].forgetting - 1) > 0.01
     assert s6.layers[0].delta.shape == (40, 8) and s6.layers[0].timescales.shape == (8 * 16,)
-    assert 0 < s4d.layers[0].distance < 1
+    assert 0 < s4d.layers[0].stability_margin < 1
     assert s4d.layers[0].timescales.max() > 100  # Δ of 1e-3 to 1e-1 and Re A of -1/2
 
 
 def test_the_network_is_left_as_it_was():
     network = tokens(S6)
     before = {name: p.clone() for name, p in network.named_parameters()}
-    ticks = []
-    measure(network, examples(10), "", [], ticks.append)
+    ticks = count()
+    measure(network, examples(10), "", [], lambda: next(ticks))
     assert network.training and all(p.grad is None for p in network.parameters())
     assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
-    assert len(ticks) == steps(network, examples(10))
+    assert next(ticks) == count_ticks(network, examples(10))
 
 
 def test_pairs_are_measured_on_their_first():
@@ -122,59 +115,31 @@ def test_a_linear_layer_forgets_nothing_however_large_an_input_is():
     torch.manual_seed(0)
     network = Classifier(LayerSpec(LRU, d_state=8), num_classes=2, vocab_size=7, d_model=24, n_layers=1)
     (layer,) = measure(network, examples(30), "", []).layers
-    assert layer.forgotten == pytest.approx(1, abs=1e-4)  # more channels than directions, which are the same
+    assert layer.forgetting == pytest.approx(1, abs=1e-4)  # more channels than directions, which are the same
 
 
 def test_a_state_that_grows_is_seen():
     grows = torch.tensor([[0.5, 1.01]], dtype=torch.complex128)
     m = LayerMeasures("", "", torch.ones(1), 1, True, grows, None, None, {})
-    assert m.distance == pytest.approx(-0.01)
+    assert m.stability_margin == pytest.approx(-0.01)
 
 
-def test_page_and_picture(measured, monkeypatch, recwarn):
-    # The others are drawn by test_inspect.py.
-    some = {name: FIGURES[name] for name in ("delta", "bias", "gradients")}
-    monkeypatch.setattr(report, "FIGURES", some)
-    odd = replace(measured[0], title="<b>&", facts=["<script>"])
-    networks = [odd, measured[2]]
-    drawn = figures(networks)
-    assert list(drawn) == list(some)
-    text = page(networks, drawn)
-    assert text.startswith("<!doctype html>")
-    assert "<script" not in text and not re.search(r'(src|href)="(?!data:)', text) and "@import" not in text
-    assert "&lt;b&gt;&amp;" in text and "&lt;script&gt;" in text
-    assert len(re.findall(r'src="data:image/png;base64,\w', text)) == len(some)
-    assert text.count("<figcaption>") == len(some)
-    for name in COLUMNS:
-        assert f"<th>{name}</th>" in text
-    assert all(figure.title in text for figure in some.values())
-    assert "1 S6" in text and "2 Smooth, both directions" in text
-    image = Image.open(io.BytesIO(picture(networks, drawn)))
-    assert image.format == "PNG" and image.width > 1000 and image.height > sum(i.height for i in drawn.values()) > 2000
-    assert not [w for w in recwarn if "Glyph" in str(w.message)]  # no character is missing in the font
+def test_summary_has_a_row_for_each_layer(measured):
+    s6, _, smooth = measured
+    first, *rows = summary(s6).splitlines()
+    assert all(column in first for column in COLUMNS) and [row[:4] for row in rows] == ["1 S6", "2 S6"]
+    cells = _row(1, s6.layers[0], s6.length)
+    assert len(cells) == len(COLUMNS) and cells[1] == f"{s6.layers[0].memory_length:.0f}"
+    assert cells[5] == f"×{s6.layers[0].delta_range:.3g}" and cells[6] == f"{s6.layers[0].stability_margin:.3g}"
+    name, ratio = max(s6.layers[0].ratios.items(), key=lambda pair: pair[1].norm)
+    assert cells[-1] == f"{name} {ratio.norm:.3g}"
+    outlive = 100 * float((s6.layers[0].timescales > 40).double().mean())
+    assert float(cells[3].removesuffix(" %")) == pytest.approx(outlive, rel=0.01)
+    assert _row(2, smooth.layers[1], 40)[0] == "2 Smooth, both directions"
+    assert _row(2, smooth.layers[1], 40)[2:7] == ["–"] * 5  # it has neither eigenvalues nor a Δ
 
 
-def test_a_diverged_network_is_said_to_be(monkeypatch):
-    monkeypatch.setattr(report, "FIGURES", {name: FIGURES[name] for name in ("stability", "gradients")})
-    torch.manual_seed(0)
-    network = tokens(S6)
-    next(network.head.parameters()).data.fill_(torch.nan)
-    found = measure(network, examples(20), "", [])
-    assert not found.layers[0].gradient.isfinite().any() and found.layers[0].effective > 1
-    assert list(figures([found])) == ["stability", "gradients"]
-
-
-def test_no_figure_is_about_a_delta_that_nobody_has(measured, monkeypatch):
-    monkeypatch.setattr(report, "_figure", lambda name, networks: Image.new("RGB", (1, 1)))
-    drawn = figures(measured[2:])
-    assert list(drawn) == [name for name in FIGURES if name != "delta"]
-    assert FIGURES["delta"].title not in page(measured[2:], drawn)
-
-
-def test_a_long_sequence_is_drawn_to_its_end(measured):
-    """Its Δ is 1 in the first part and 3 in the longer rest."""
-    delta = torch.cat([torch.ones(120_000, 10), torch.full((180_000, 10), 3.0)])
-    axes = Figure().subplots()
-    delta_range(axes, replace(measured[0], layers=[replace(measured[0].layers[0], delta=delta)]))
-    median = next(line for line in axes.lines if line.get_marker() == "o")
-    assert median.get_ydata().tolist() == [3.0]
+def test_values_have_three_digits():
+    assert [format_value(x) for x in (0.00123456, 12.34, 999.5, 118063.2, 2.5e6)] == [
+        "0.00123", "12.3", "1e+03", "118,063", "2.5e+06",
+    ]  # fmt: skip

@@ -19,9 +19,9 @@ from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedu
 from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lra_ssm.analysis.step_cost import _NO_KERNEL, CountStep
 from lra_ssm.models.backbone import Backbone
 from lra_ssm.runs import cost
+from lra_ssm.runs.step_cost import _NO_KERNEL, CountStep
 
 PROBE = "probe"  # the phase of a CountStep that counts one operator alone
 
@@ -59,7 +59,7 @@ def _our_operators(graph: fx.GraphModule) -> dict[str, int]:
                 counter.phase = PROBE
                 with detect_fake_mode(args), counter:
                     node.target(*args, **kwargs)
-                found[name] = sum(counter.cost.launches.values())
+                found[name] = sum(counter.cost.total("phase", "launches").values())
     return found
 
 

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lra_ssm.analysis.step_cost import CountStep
 from lra_ssm.cli import main
+from tests.gpu_walk.waits import CountWaits
 
 fake = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -92,14 +92,14 @@ def made_of(real: Any) -> Any:
 class Between(Callback):
     """Counts from one batch to another."""
 
-    def __init__(self, counter: CountStep, batches: list[int]) -> None:
+    def __init__(self, counter: CountWaits, batches: list[int]) -> None:
         self.counter, self.batches = counter, batches
         self.waits: list[dict[str, int]] = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx in self.batches:
-            self.waits.append(dict(self.counter.cost.waits))
-            self.counter.restart()
+            self.waits.append(dict(self.counter.waits))
+            self.counter.reset()
 
 
 def real(x: Any) -> Any:
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     torch.save = lambda x, *args, **kwargs: save(tree_map(real, x), *args, **kwargs)
     torch.cuda.Event = lambda *_, **__: SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
     torch.tensor, torch.as_tensor = made_of(torch.tensor), made_of(torch.as_tensor)
-    counter = CountStep(torch.device("cuda", 0))
+    counter = CountWaits(torch.device("cuda", 0))
     counting, initialize = Between(counter, [int(x) for x in sys.argv[1].split(",")]), Trainer.__init__
 
     @functools.wraps(initialize)

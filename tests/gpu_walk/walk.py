@@ -20,14 +20,14 @@ import torch
 import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lra_ssm.analysis.step_cost import CountStep, StepCost
-from lra_ssm.cli.estimate import GPUS, seconds_on
 from lra_ssm.layers.spec import import_object
 from lra_ssm.runs.compute import ComputeSettings
-from lra_ssm.runs.cost import count_step
+from lra_ssm.runs.cost import GPUS, count_step, seconds_on
+from tests.gpu_walk.waits import CountWaits
 
 
-def count(path: Path) -> StepCost:
+def count(path: Path) -> CountWaits:
+    """The counter, after a step: its `cost` is the step's."""
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     data = import_object(config["data"]["class_path"])(**config["data"]["init_args"])
     model, trainer = config["model"], config["trainer"]
@@ -37,7 +37,9 @@ def count(path: Path) -> StepCost:
     device, batch = torch.device("cuda", 0), data.largest_batch()
     precision, clip = str(trainer.get("precision", "32-true")), trainer.get("gradient_clip_val")
     with ComputeSettings(**config.get("compute", {})).applied(task, device):
-        return count_step(task, batch, device, precision=precision, clip=clip)
+        counter = CountWaits(device)
+        count_step(task, batch, device, precision=precision, clip=clip, counter=counter)
+    return counter
 
 
 def compiled_launches(path: Path) -> dict[str, int]:
@@ -47,19 +49,19 @@ def compiled_launches(path: Path) -> dict[str, int]:
     found: Counter[str] = Counter()
     with counting(found):
         others = count(path)
-    return {**found, "others": sum(others.launches.values())}
+    return {**found, "others": sum(others.cost.total("phase", "launches").values())}
 
 
-def known() -> StepCost:
+def known() -> CountWaits:
     """What has to be seen: waits of every kind, and a tensor on the wrong device."""
-    with FakeTensorMode(), CountStep(torch.device("cuda", 0)) as counter:
+    with FakeTensorMode(), CountWaits(torch.device("cuda", 0)) as counter:
         x = torch.empty(4, 3, device="cuda")
         x[x[:, 0] > 0].sum().cpu()
         x.nonzero()
         torch.equal(x, x + float(x.sum()))
         with suppress(RuntimeError):  # torch says it too, of most operators
             torch.ops.aten.index_put_(x, [torch.zeros(4, dtype=torch.int64)], x)
-    return counter.cost
+    return counter
 
 
 if __name__ == "__main__":
@@ -67,21 +69,22 @@ if __name__ == "__main__":
     compile_too = "--compiled" in sys.argv
     for name in (given for given in sys.argv[1:] if given != "--compiled"):
         start = time.perf_counter()
-        cost = known() if name == "known" else count(Path(name))
+        counter = known() if name == "known" else count(Path(name))
+        cost, moved = counter.cost, counter.cost.total("operator", "size")
         found = {
             "config": name.rpartition("configs/")[2].removesuffix(".yaml"),
             "parameters": cost.parameters,
             "peak": cost.peak,
-            "kept": cost.kept,
+            "kept": cost.saved,
             "resident": cost.resident,
             "phase": cost.peak_phase,
-            "launches": dict(cost.launches),
-            "moved": sum(cost.moved.values()),
-            "products": {str(dtype): flops for dtype, flops in cost.products.items()},
-            "waits": dict(cost.waits),
-            "mixed": dict(cost.mixed),
+            "launches": dict(cost.total("phase", "launches")),
+            "moved": moved.total(),
+            "products": {str(dtype): flops for dtype, flops in cost.total("dtype", "flops").items()},
+            "waits": dict(counter.waits),
+            "mixed": dict(counter.mixed),
             "bound": seconds_on(cost, GPUS["H100"], "high"),
-            "largest": cost.moved.most_common(5),
+            "largest": moved.most_common(5),
             **({"compiled launches": compiled_launches(Path(name))} if compile_too else {}),
             "seconds": time.perf_counter() - start,
         }

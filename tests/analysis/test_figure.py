@@ -1,0 +1,150 @@
+"""The figure of `lra-ssm inspect`: what each panel draws, and that its texts do not overlap."""
+
+import io
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from lra_ssm.analysis.figure import draw
+from lra_ssm.analysis.measure import measure
+from lra_ssm.layers import B2S6, LRU, S6
+from tests.analysis.test_measure import examples, tokens
+from tests.helpers import Smooth
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return {layer: measure(tokens(layer), examples(40), layer.__name__, ["untrained"]) for layer in (S6, LRU, Smooth)}
+
+
+def panels(figure):
+    """Axes by the last line of their title: one for each network, from above to below."""
+    found = {}
+    for axes in figure.axes:
+        found.setdefault(axes.get_title(loc="left").splitlines()[-1], []).append(axes)
+    return found
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def curves(axes, label=None):
+    """x and y of the lines that are visible and no guides; or of those with a label."""
+    lines = [line for line in axes.lines if line.get_alpha() != 0 and len(line.get_xdata()) > 2]
+    return [line.get_xydata().T for line in lines if label is None or line.get_label() == label]
+
+
+def test_panels_draw_what_was_measured(measured):
+    network = measured[S6]
+    (memory,), (timescales,), (large,), (eigenvalues,), (ratios,), (gradient,), (delta,), (moves,), (forgetting,) = (
+        panels(draw([network])).values()
+    )
+    for layer, (x, y) in zip(network.layers, curves(memory), strict=True):
+        assert x[-1] == 40 and y[-1] == pytest.approx(100, abs=0.1)
+        dots = [line.get_xydata()[0] for line in memory.lines if line.get_marker() == "o"]
+        assert any(point == pytest.approx([layer.memory_length, y[int(layer.memory_length) - 1]]) for point in dots)
+    for layer, (_, y) in zip(network.layers, curves(timescales), strict=True):
+        assert y[0] == pytest.approx(float(layer.timescales.max())) and (np.diff(y) <= 0).all()
+    for scale in (1, 10, 100):
+        ((_, y),) = curves(large, f"× {scale}")
+        torch.testing.assert_close(torch.tensor(y), network.layers[0].scaled[scale].double().clamp(min=1e-12))
+    for layer, (x, y) in zip(network.layers, curves(eigenvalues), strict=True):
+        assert y.min() == pytest.approx(layer.stability_margin) and not x.any()  # S6's are real
+    assert eigenvalues.yaxis_inverted() and not eigenvalues.get_title(loc="right")
+    assert [label.get_text() for label in ratios.get_yticklabels()] == list(network.layers[0].ratios)
+    for layer, (_, y) in zip(network.layers, curves(gradient), strict=True):
+        torch.testing.assert_close(torch.tensor(y), layer.gradient.double())
+    medians = [line.get_ydata()[0] for line in delta.lines if line.get_marker() == "o"]
+    assert medians == pytest.approx([float(layer.delta.quantile(0.5)) for layer in network.layers])
+    assert len(curves(moves)) == 2 and all(0.5 < y.mean() < 2 for _, y in curves(moves))
+    heights = [line.get_ydata()[0] for line in forgetting.lines if line.get_marker() == "o"]
+    assert heights == pytest.approx([layer.forgetting for layer in network.layers])
+
+
+def test_two_networks_have_the_same_scales_and_layers_the_same_color(measured):
+    one = replace(measured[LRU], layers=measured[LRU].layers[:1])
+    figure = draw([measured[S6], one])
+    for title, (above, below) in panels(figure).items():
+        assert above.get_xlim() == below.get_xlim()
+        assert (above.get_ylim() == below.get_ylim()) == (title != "Gradient over weight")
+    memory = panels(figure)["Memory"]
+    assert [axes.get_title(loc="left").splitlines()[0] for axes in memory] == ["S6", "LRU"]
+    assert memory[0].lines[0].get_color() == memory[1].lines[0].get_color()
+    assert panels(figure)["Step size Δ"][0].get_xlim()[1] > 2.4  # there is room for both layers of the first
+
+
+def test_a_panel_without_values_says_so_and_delta_is_left_out(measured):
+    found = panels(draw([measured[Smooth]]))
+    assert len(found) == 6 and "Step size Δ" not in found
+    for title in ("Timescales of the states", "Eigenvalues λ"):
+        assert texts(found[title][0]) == ["no layer has eigenvalues"]
+    both = panels(draw([measured[S6], measured[Smooth]]))
+    assert texts(both["Step size Δ"][1]) == texts(both["Δ along the sequence"][1]) == ["no layer has a Δ"]
+    bare = replace(measured[Smooth], layers=[replace(layer, ratios={}) for layer in measured[Smooth].layers])
+    assert texts(panels(draw([bare]))["Gradient over weight"][0]) == ["no layer has parameters"]
+
+
+def test_a_diverged_network_says_so():
+    network = tokens(S6)
+    next(network.head.parameters()).data.fill_(torch.nan)
+    found = panels(draw([measure(network, examples(20), "", [])]))
+    for title in ("Gradient over weight", "Gradient along the sequence"):
+        assert texts(found[title][0])[0].startswith("gradients are not finite")
+
+
+def test_unstable_eigenvalues_are_counted(measured):
+    values = torch.tensor([[0.5, 1.01, 1.0, 0.9]], dtype=torch.complex128)
+    network = replace(measured[S6], layers=[replace(measured[S6].layers[0], eigenvalues=values)])
+    (axes,) = panels(draw([network]))["Eigenvalues λ"]
+    assert axes.get_title(loc="right") == "2 with |λ| ≥ 1"
+
+
+def test_many_parameters_are_reduced_to_the_largest(measured):
+    ratio = next(iter(measured[S6].layers[0].ratios.values()))
+    ratios = {f"weight{i}": ratio._replace(norm=1.0 + i) for i in range(40)}
+    network = replace(measured[S6], layers=[replace(measured[S6].layers[0], ratios=ratios)])
+    (axes,) = panels(draw([network]))["Gradient over weight"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"weight{i}" for i in range(28, 40)]
+
+
+def test_a_long_sequence_is_drawn_to_its_end(measured):
+    """Its Δ is 1 in the first part and 3 in the longer rest."""
+    delta = torch.cat([torch.ones(120_000, 10), torch.full((180_000, 10), 3.0)])
+    long = replace(measured[S6], layers=[replace(measured[S6].layers[0], delta=delta)])
+    (axes,) = panels(draw([long]))["Step size Δ"]
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"] == [3.0]
+
+
+def is_inside(axes, box):
+    """Whether a tick is drawn: matplotlib also keeps labels of ticks beyond the limits."""
+    return axes.bbox.y0 - 1 <= (box.y0 + box.y1) / 2 <= axes.bbox.y1 + 1
+
+
+@pytest.mark.parametrize("layers", [1, 8])
+def test_texts_do_not_overlap_or_leave_the_picture(layers, recwarn):
+    network = tokens(B2S6, num_blocks=2, d_state=4, n_layers=layers)
+    one = measure(network, examples(40), "lm/b2s6 38722f686f", ["a fact of some length"] * 20)
+    figure = draw([one, replace(one, title="lm/s6 0123456789")])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer, boxes = canvas.get_renderer(), []
+    for axes in figure.axes:
+        ticks = [label for label in axes.get_yticklabels() if is_inside(axes, label.get_window_extent(renderer))]
+        shown = [axes.xaxis.label, axes.yaxis.label, axes._left_title, axes._right_title, *ticks, *axes.texts]
+        boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in shown if text.get_text()]
+    boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
+    width, height = canvas.get_width_height()
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
+    for (text, box), (other, beside) in combinations(boxes, 2):
+        assert not box.padded(-1).overlaps(beside.padded(-1)), (text, other)
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]  # the font has all characters
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    assert Image.open(file).size == (1320, height)
