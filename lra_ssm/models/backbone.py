@@ -4,18 +4,19 @@ Shapes: B batch, L length, D channels, V vocabulary.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
+from lra_ssm.layers import BlockSpec, LayerSpec, Role, check_lengths, mask_padding
 from lra_ssm.layers.blocks import S4Block, need, run_with_state
 from lra_ssm.layers.norms import statistics_kept
 from lra_ssm.layers.roles import WidthRole
 from lra_ssm.layers.spec import Blocks, Layers
 
+Padding = Literal["masked", "seen"]
 State = tuple[Any, ...]  # of a backbone: its blocks' states
 
 
@@ -32,9 +33,12 @@ class Backbone(nn.Module):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
         activation_checkpointing: in training, blocks are run again in backward instead of keeping what they computed.
+        padding: "masked": padding changes nothing. "seen", as in state-spaces/s4: layers and norms get no lengths and
+            read padding as further positions, also in batch norm's statistics and in the reversed direction, where it
+            comes first. The output is 0 at padding in either case, so that pooling leaves it out.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given.
+        ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.
     """
 
     def __init__(
@@ -47,14 +51,17 @@ class Backbone(nn.Module):
         block: Blocks = S4Block,
         residual_in_float32: bool = False,
         activation_checkpointing: bool = False,
+        padding: Padding = "masked",
     ) -> None:
         super().__init__()
+        if padding not in ("masked", "seen"):
+            raise ValueError(f"padding is {padding!r}; it must be masked or seen")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
         for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.activation_checkpointing, self.d_input = activation_checkpointing, d_input
+        self.activation_checkpointing, self.d_input, self.padding = activation_checkpointing, d_input, padding
         pairs = zip(BlockSpec.each(block, n_layers), LayerSpec.each(layer, n_layers), strict=True)
         self.embedding: nn.Module
         if vocab_size is not None:
@@ -79,10 +86,17 @@ class Backbone(nn.Module):
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,), reset (B, L) bool -> (B, L, D), 0 at padding, or
-        with the states of all blocks after the last real position. Raises ValueError for inputs of another shape or
-        kind, and, naming it, for what a block or layer does not take."""
+        with the states of all blocks after the last real position, or after the padding where that is seen.
+
+        Raises ValueError for inputs of another shape or kind, and, naming it, for what a block or layer does not take.
+        """
         check_inputs(inputs, self.d_input)
-        x = mask_padding(self._embed(inputs), lengths)
+        x = self._embed(inputs)
+        real = lengths
+        if self.padding == "seen":
+            check_lengths(lengths, x)
+            lengths = None
+        x = mask_padding(x, lengths)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         after: list[Any] = []
         for i, block in enumerate(self.blocks):
@@ -94,7 +108,8 @@ class Backbone(nn.Module):
                 x, state = run_with_state(*call)
             after.append(state)
         if self.norm is not None:
-            x = mask_padding(self.norm(x, lengths), lengths)
+            x = self.norm(x, lengths)
+        x = mask_padding(x, real)
         return (x, tuple(after)) if return_last_state else x
 
     def initial_state(self, batch_size: int) -> State:

@@ -70,6 +70,23 @@ def test_documents_and_padding_are_isolated(layer, block):
     assert (y[1, 3:] == 0).all()
 
 
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_padding_that_is_seen_is_read_as_further_positions(norm, prenorm):
+    """In statistics and in the reversed direction; what comes out of it is 0 at padding."""
+    layer, block = LayerSpec(S4D, d_state=4, bidirectional=True), BlockSpec(S4Block, norm=norm, prenorm=prenorm)
+    seen, masked = (build(layer, block, padding=padding) for padding in ("seen", "masked"))
+    tokens, lengths = ids(), torch.tensor([8, 3])
+    y, whole = seen(tokens, lengths), masked(tokens)
+    torch.testing.assert_close(y[0], whole[0])
+    torch.testing.assert_close(y[1, :3], whole[1, :3])
+    assert (y[1, 3:] == 0).all() and not torch.allclose(y[1, :3], masked(tokens, lengths)[1, :3], rtol=1e-3)
+    with pytest.raises(ValueError, match="lengths: 9 among them"):
+        seen(tokens, torch.tensor([9, 3]))
+    with pytest.raises(ValueError, match="^padding is 'kept'; it must be masked or seen"):
+        build(layer, block, padding="kept")
+
+
 def test_the_block_says_what_the_stack_ends_with():
     assert isinstance(build(S4D, BLOCKS["s4-pre"]).norm, nn.LayerNorm)
     assert isinstance(build(S4D, BLOCKS["mamba"]).norm, RMSNorm)
