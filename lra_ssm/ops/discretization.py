@@ -174,7 +174,7 @@ def bilinear_as_zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     B, also where a step is 0 and time stands still.
 
     delta > 0 real, A real or complex, broadcasting. Both results are complex, in the precision that delta and A promote
-    to, computed in double. A_bar = 0, at delta A = -2, has no logarithm: within 2e-8 of it A_bar becomes about 1e-8, and
+    to, computed in double. A_bar = 0, at delta A = -2, has no logarithm: within 2e-8 of it A_bar becomes some 1e-8, and
     values and gradients are right to some 1e-8.
     Raises ValueError as `zoh`.
     """
