@@ -128,8 +128,9 @@ def test_s5s_block_starts_as_its_public_code_and_no_norm_ends_the_stack():
     block = S5Block(4, Identity)
     assert block.norm.norm.momentum == pytest.approx(0.05)
     assert block.glu.weight.shape == (4, 4) and block.final_norm(4) is None
-    with pytest.raises(ValueError, match="activation is 'full_glu'; it must be half_glu1 or half_glu2"):
-        S5Block(4, Identity, "full_glu")
+    assert S5Block(4, Identity, "full_glu").glu.weight.shape == (8, 4)
+    with pytest.raises(ValueError, match="activation is 'gelu'; it must be half_glu1, half_glu2 or full_glu"):
+        S5Block(4, Identity, "gelu")
     with pytest.raises(ValueError, match="norm_momentum is 1.5"):
         S5Block(4, Identity, norm_momentum=1.5)
 
