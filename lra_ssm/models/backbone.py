@@ -33,9 +33,10 @@ class Backbone(nn.Module):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
         activation_checkpointing: in training, blocks are run again in backward instead of keeping what they computed.
-        padding: "masked": padding changes nothing. "seen", as in state-spaces/s4: layers and norms get no lengths and
-            read padding as further positions, also in batch norm's statistics and in the reversed direction, where it
-            comes first. The output is 0 at padding in either case, so that pooling leaves it out.
+        padding: "masked": padding changes nothing, unless a block's norm counts it ("batch_padded", as in
+            state-spaces/s4). "seen", as in S5's public code: layers and norms get no lengths and read padding as
+            further positions, also in the reversed direction, where it comes first. The output is 0 at padding in
+            either case, so that pooling leaves it out.
 
     Raises:
         ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.
@@ -96,7 +97,8 @@ class Backbone(nn.Module):
         if self.padding == "seen":
             check_lengths(lengths, x)
             lengths = None
-        x = mask_padding(x, lengths)
+        if not getattr(self.blocks[0], "counts_padding", False):
+            x = mask_padding(x, lengths)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         after: list[Any] = []
         for i, block in enumerate(self.blocks):

@@ -27,7 +27,7 @@ class Classifier(Pretrained):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         pooling: a specification, built as `pooling(D)`; see models/pooling.py.
         head: a specification, built as `head(D, num_classes)`; see models/heads.py. None is `default_head`.
-        padding: "masked", or "seen" as in state-spaces/s4: whether blocks and norms read padding; see `Backbone`.
+        padding: "masked", or "seen" as in S5's public code: whether blocks and norms read padding; see `Backbone`.
 
     Raises:
         ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.

@@ -26,7 +26,7 @@ class Regressor(Pretrained):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K at every position.
         head: a specification, built as `head(D, K)`; without pooling it takes (B, L, D).
-        padding: "masked", or "seen" as in state-spaces/s4: whether blocks and norms read padding; see `Backbone`.
+        padding: "masked", or "seen" as in S5's public code: whether blocks and norms read padding; see `Backbone`.
 
     Raises:
         ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.

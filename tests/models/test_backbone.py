@@ -87,6 +87,22 @@ def test_padding_that_is_seen_is_read_as_further_positions(norm, prenorm):
         build(layer, block, padding="kept")
 
 
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_padding_that_norms_count_goes_through_every_block(prenorm):
+    """Only what comes out of the backbone is 0 there."""
+    model = build(LayerSpec(S4D, d_state=4), BlockSpec(S4Block, norm="batch_padded", prenorm=prenorm))
+    tokens, lengths = ids(), torch.tensor([8, 3])
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x = block(x, lengths)
+    x = model.norm(x) if prenorm else x
+    assert x[1, 3:].abs().min() > 0
+    y = model(tokens, lengths)
+    torch.testing.assert_close(y, x * (torch.arange(8) < lengths[:, None])[..., None])
+    tokens[1, 3:] = (tokens[1, 3:] + 1) % 9
+    assert not torch.allclose(model(tokens, lengths)[0], y[0])  # through the statistics
+
+
 def test_the_block_says_what_the_stack_ends_with():
     assert isinstance(build(S4D, BLOCKS["s4-pre"]).norm, nn.LayerNorm)
     assert isinstance(build(S4D, BLOCKS["mamba"]).norm, RMSNorm)
