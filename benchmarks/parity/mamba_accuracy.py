@@ -28,6 +28,7 @@ from lra_ssm.layers import S6, BlockSpec, HeadSpec, LayerSpec
 from lra_ssm.models import Classifier
 from lra_ssm.ops import selective_scan
 from ssm_benchmark import (
+    DEPTH,
     WIDTH,
     PublicBlock,
     Row,
@@ -55,6 +56,8 @@ WAYS = {
     "all but the schedule": Ways(schedule=False),
     "all but the residual's scale": Ways(block=False),
 }
+BY_FREQUENCY = "all, ids by frequency"  # as torchtext numbers tokens: in ListOps these are the inputs
+EMBEDDED = "all but numbers for tokens"
 Key = tuple[str, str, str, int]  # task, code, way, seed
 
 
@@ -68,7 +71,8 @@ def queue() -> Iterator[Key]:
         for task in ROWS:
             if task == "listops" or way in ("config", "all but the softmax"):
                 yield from ((task, "lra_ssm", way, seed) for seed in range(3))
-    yield from (("listops", "lra_ssm", "all but numbers for tokens", seed) for seed in range(3))
+    for way in (BY_FREQUENCY, EMBEDDED):
+        yield from (("listops", "lra_ssm", way, seed) for seed in range(3))
 
 
 def data_of(task: str, seed: int, root: Path) -> tuple[list[Any], list[Any]]:
@@ -93,14 +97,23 @@ def _as_read(batch: Any) -> Any:
     return (pooled(inputs, 2) if inputs.is_floating_point() else inputs.long()), lengths, labels
 
 
+def numbered_by_frequency(*splits: list[Any]) -> list[list[Any]]:
+    """The same batches with ids as torchtext gives them: after <pad>, <unk> and <eos> the most frequent token first."""
+    V, special = ListOps.vocab_size, 3
+    counts = sum(torch.bincount(inputs.flatten(), minlength=V) for inputs, _, _ in splits[0])
+    ids = torch.arange(V)
+    ids[special + counts[special:].argsort(descending=True)] = torch.arange(special, V)
+    return [[(ids[inputs], lengths, labels) for inputs, lengths, labels in split] for split in splits]
+
+
 def network_with_embedding(row: Row) -> Classifier:
     """Ours with the public code's ways, but an embedding of tokens in place of numbers."""
-    its = our_network(row, Ways()).backbone
     given = row.ours["network"]["init_args"]
     layer = given["layer"]["init_args"] | {"d_state": row.d_state, "delta_rank": -(-WIDTH // 16)}
     block = {name: given["block"]["init_args"][name] for name in ("expand", "norm", "prenorm", "glu")}
+    block["scaled"] = True
     return Classifier(
-        LayerSpec(S6, **layer), row.num_classes, vocab_size=ListOps.vocab_size, d_model=WIDTH, n_layers=len(its.blocks),
+        LayerSpec(S6, **layer), row.num_classes, vocab_size=ListOps.vocab_size, d_model=WIDTH, n_layers=DEPTH,
         block=BlockSpec(PublicBlock, **block), head=HeadSpec(SoftmaxHead),
     )  # fmt: skip
 
@@ -110,12 +123,14 @@ def run(key: Key, public: ModuleType, checkout: Path, root: Path) -> dict[str, A
     task, code, way, seed = key
     row, ways = ROWS[task], WAYS.get(way, Ways())
     train, test = data_of(task, seed, root)
+    if way == BY_FREQUENCY:
+        train, test = numbered_by_frequency(train, test)
     torch.manual_seed(seed)
     if code == "public":
         settings = yaml.safe_load((checkout / "configs" / row.public_config).read_text())
         peer, logits = public_peer(public, row, settings, STEPS, EPOCH), public_logits
     else:
-        network = our_network(row, ways) if way in WAYS else network_with_embedding(row)
+        network = network_with_embedding(row) if way == EMBEDDED else our_network(row, ways)
         peer, logits = our_peer(row, ways, network, STEPS, EPOCH), ways.logits
     start = time.process_time()
     losses = [peer.step(batch)[0] for batch in train]

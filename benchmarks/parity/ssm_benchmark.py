@@ -200,7 +200,7 @@ class Row:
 
 
 ROWS = {
-    "listops": Row("listops", "listops-mamba.yaml", 10),
+    "listops": Row("listops", "listops-mamba.yaml", 10, 16),
     "text": Row("text", "imdb-mamba.yaml", 2, 16),
     "retrieval": Row("retrieval", "aan-mamba.yaml", 2, 16),
     "image": Row("image", "cifar-10-mamba.yaml", 10, 16),
