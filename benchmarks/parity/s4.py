@@ -18,7 +18,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +29,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, compare, load_weights, our_peer, perturb
-from compare import write_summary
+from compare import (
+    RESULTS,
+    STEPS,
+    From,
+    Names,
+    TorchPeer,
+    arrays_of,
+    compare,
+    load_weights,
+    our_peer,
+    perturb,
+    write_summary,
+)
 from lra_ssm.datamodules import ListOps, Text
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
@@ -84,14 +95,15 @@ def import_public(checkout: Path) -> Any:
 
 
 def build_public(checkout: Path, train: Any, experiment: str, vocabulary: int, classes: int, settings: Sequence[str]):  # type: ignore[no-untyped-def]
-    """Its LightningModule, as `python -m train experiment=… SETTINGS` builds it; the data set is only its sizes."""
+    """Its LightningModule, as `python -m train experiment=… SETTINGS` builds it; the data set is only its sizes, ids of
+    a vocabulary or one feature."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
     from src.dataloaders import SequenceDataset  # type: ignore[import-not-found]
 
     class Sizes(SequenceDataset):
         _name_ = "sizes"
-        n_tokens, d_output, l_output = vocabulary, classes, 0
+        n_tokens, d_input, d_output, l_output = vocabulary, 1, classes, 0
 
         def __init__(self, **_: Any) -> None:
             pass
@@ -105,9 +117,15 @@ def build_public(checkout: Path, train: Any, experiment: str, vocabulary: int, c
 
 def public_loss(module: nn.Module, batch: Any) -> Tensor:
     """Its training step without its logs. Lengths go where its data loaders put them: to encoder, model and decoder."""
+    _, _, labels = batch
+    return module.loss(public_logits(module, batch), labels)  # type: ignore[operator]
+
+
+def public_logits(module: nn.Module, batch: Any) -> Tensor:
+    """(batch, classes)."""
     inputs, lengths, labels = batch
-    logits, targets, more = module((inputs, labels, {"lengths": lengths}))
-    return module.loss(logits, targets, **more)  # type: ignore[operator]
+    logits, _, _ = module((inputs, labels, {} if lengths is None else {"lengths": lengths}))
+    return logits
 
 
 # -- ours ----------------------------------------------------------------------------------------------------------
@@ -132,25 +150,25 @@ class Case:
     about: str = ""
     versions: tuple[str, ...] = ("v3",)
     batch: int = 16
-    rates: dict[str, float] = field(default_factory=lambda: {"lr": 0.01, "weight_decay": 0.05})
 
 
+ZOH = ("+model.layer.disc=zoh",)  # of v3.0.0; HEAD's default
+EXP = ("model.layer.dt_transform=exp",)  # Δ = exp(w), as v3.0.0; HEAD has softplus(w)
 IMDB = {"v3": "lra/s4-lra-imdb", "head": "lra/s4-imdb"}
 LISTOPS = {"v3": "lra/s4-lra-listops", "head": "lra/s4-listops"}
-ZOH = {"v3": ("+model.layer.disc=zoh",), "head": ()}
 CASES = {
-    "text-full-zoh": Case(IMDB, "text", 128, True, 2, ("+model.layer.disc=zoh",), "zoh",
+    "text-full-zoh": Case(IMDB, "text", 128, True, 2, ZOH, "zoh",
                           about="full length, zero-order hold"),
     "text-full": Case(IMDB, "text", 128, True, 2, about="full length, bilinear rule"),
     "text-padded": Case(IMDB, "text", 1024, True, 2, about="padded, bilinear rule", batch=8),
     "listops-padded": Case(LISTOPS, "listops", 100, False, 4, about="padded, post-norm, bilinear rule"),
     "listops-masked": Case(LISTOPS, "listops", 100, False, 4, about="the same, ours with masked statistics",
                            norm="batch"),
-    "text-padded-exp": Case(IMDB, "text", 1024, True, 2, ("model.layer.dt_transform=exp",), "zoh", batch=8,
+    "text-padded-exp": Case(IMDB, "text", 1024, True, 2, EXP, "zoh", batch=8,
                             about="padded, zero-order hold, exp for Δ", versions=("head",)),
     "text-padded-softplus": Case(IMDB, "text", 1024, True, 2, (), "zoh", batch=8, versions=("head",),
                                  about="padded, zero-order hold, theirs with softplus for Δ"),
-    "listops-padded-exp": Case(LISTOPS, "listops", 100, False, 4, ("model.layer.dt_transform=exp",), "zoh",
+    "listops-padded-exp": Case(LISTOPS, "listops", 100, False, 4, EXP, "zoh",
                                about="padded, post-norm, zero-order hold, exp for Δ", versions=("head",)),
 }  # fmt: skip
 WIDTH, STATES = 64, 64
@@ -215,10 +233,10 @@ def with_softplus(table: Names) -> Names:
     return {**table, **{n: From(e.theirs, lambda x: np.log(np.log1p(np.exp(x[:, 0])))) for n, e in own.items()}}
 
 
-def settings(version: str, case: Case, steps: int) -> OptimizerSettings:
+def settings(version: str, steps: int) -> OptimizerSettings:
     """As configs/lra/*/s4d.yaml: Δ has the base rate without decay; only HEAD exempts biases and norms from decay."""
     return OptimizerSettings(
-        **case.rates, recurrent_lr=0.001, delta_lr_factor=1.0, warmup_steps=steps // 10,
+        lr=0.01, weight_decay=0.05, recurrent_lr=0.001, delta_lr_factor=1.0, warmup_steps=steps // 10,
         decay_biases_and_norms=version == "v3",
     )  # fmt: skip
 
@@ -235,13 +253,13 @@ def group(name: str) -> str:
 
 
 def batches_of(case: Case, root: Path, count: int) -> tuple[list[Any], int, int]:
-    """(inputs, lengths, labels) of our data modules, vocabulary and classes. Full length: only batches without padding."""
+    """(inputs, lengths, labels) of our data modules, vocabulary and classes; of full length those without padding."""
     data: Any
     if case.data == "text":
         data = Text(root=str(root), batch_size=case.batch, max_length=case.length, shuffle_seed=0)
     else:
         data = ListOps(root=str(root), batch_size=case.batch, max_length=case.length, length_bounds=(3, case.length),
-                       max_depth=5, num_train=case.batch * count, num_val=200, num_test=200, shuffle_seed=0)  # fmt: skip
+                       max_depth=5, num_train=case.batch * count, shuffle_seed=0)  # fmt: skip
     data.prepare_data()
     data.setup("fit")
     full = "full" in case.about
@@ -261,7 +279,7 @@ class Scheduled(TorchPeer):
         super().__init__(module.train(), public_loss, optimizer, group, scheduler, names=table, unused=unused)
 
 
-def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: int, out: Path) -> None:
+def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: int, out: Path, double: bool) -> None:
     case = CASES[name]
     batches, vocabulary, classes = batches_of(case, root, steps)
     torch.manual_seed(0)
@@ -274,16 +292,18 @@ def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: 
     weights = arrays_of(public)
     for network in (ours, control):
         load_weights(network, weights, table, unused)
-    own = settings(version, case, steps)
-    peers = (our_peer(network, own, steps, group) for network in (ours, perturb(control)))
+    if double:
+        public, ours, control = public.double(), ours.double(), control.double()
+    own = settings(version, steps)
+    again = None if double else our_peer(perturb(control), own, steps, group)
     sizes = f"{case.layers} × {WIDTH}, {STATES} states, length {case.length}, batch {case.batch}"
     title = f"state-spaces/s4 {TAGS[version]}, {name}: {case.about}; {sizes}"
     theirs = Scheduled(public, table, unused)
-    found = compare(theirs, next(peers), batches, out / f"s4-{version}-{name}", title, steps, next(peers))
-    write_summary(f"s4-{version}-{name}", found, out / "summary.csv", source="state-spaces/s4", commit=TAGS[version],
+    label = f"s4-{version}-{name}" + ("-float64" if double else "")
+    found = compare(theirs, our_peer(ours, own, steps, group), batches, out / label, title, steps, again)
+    write_summary(label, found, out / "summary.csv", source="state-spaces/s4", commit=TAGS[version],
                   sizes=sizes, about=case.about)  # fmt: skip
-    print(f"{name}: first {found.difference()[0]:.1e}, largest {found.difference().max():.1e}, "
-          f"control {found.difference('control').max():.1e}", flush=True)  # fmt: skip
+    print(f"{label}: first {found.difference()[0]:.1e}, largest {found.difference().max():.1e}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -293,13 +313,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", default="", help=f"of {', '.join(CASES)}; default: all of the version")
     parser.add_argument("--data", type=Path, default=Path("data"), help="data root, with Text prepared")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument(
+        "--double", action="store_true", help="both in float64, where rounding has no time to grow; without control"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     chosen = [name for name, case in CASES.items() if given.version in case.versions]
     chosen = given.cases.split(",") if given.cases else chosen
     train = import_public(given.checkout)
     for name in chosen:
-        run(name, given.version, given.checkout, train, given.data, given.steps, given.out)
+        run(name, given.version, given.checkout, train, given.data, given.steps, given.out, given.double)
 
 
 if __name__ == "__main__":
