@@ -126,9 +126,10 @@ OFF = (
     "optimizer.ema_decay", "model.label_smoothing", "model.class_weights", "model.metrics",
     "model.width",
 )  # fmt: skip
-# Off too: what the public S4 code does otherwise, in networks and in S4D.
+# Off too: what other public code does otherwise, in networks and in S4D.
 OFF_IN_NETWORKS = {
     "model.init_args.network.init_args.padding": AS_BEFORE["network.padding"],
+    "model.init_args.network.init_args.embedding_std": AS_BEFORE["network.embedding_std"],
     "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
 }
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
@@ -139,10 +140,9 @@ def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id(
     defaults = {f"optimizer.{name}": value for name, value in asdict(OptimizerSettings()).items()}
     defaults |= {f"model.{name}": p.default for name, p in inspect.signature(Classification).parameters.items()}
     assert {name: defaults[name] for name in OFF} == {name: AS_BEFORE[name] for name in OFF}
-    networks = [
-        inspect.signature(cls).parameters["padding"].default for cls in (Backbone, Classifier, DualEncoder, Regressor)
-    ]
-    assert {*networks} == {AS_BEFORE["network.padding"]}
+    networks = [inspect.signature(cls).parameters for cls in (Backbone, Classifier, DualEncoder, Regressor)]
+    assert {parameters["padding"].default for parameters in networks} == {AS_BEFORE["network.padding"]}
+    assert {parameters["embedding_std"].default for parameters in networks[:3]} == {AS_BEFORE["network.embedding_std"]}
     assert inspect.signature(S4D).parameters["discretization"].default == AS_BEFORE["S4D.discretization"]
 
 
@@ -156,9 +156,8 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
     for cls, given in found:
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
-        missing -= (
-            OFF_NAMES if cls is OptimizerSettings or issubclass(cls, NetworkTask) else {"padding", "discretization"}
-        )
+        settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
+        missing -= OFF_NAMES if settings else {"padding", "embedding_std", "discretization"}
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 

@@ -3,6 +3,7 @@
 Shapes: B batch, L length, D channels, V vocabulary.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -37,9 +38,12 @@ class Backbone(nn.Module):
             state-spaces/s4). "seen", as in S5's public code: layers and norms get no lengths and read padding as
             further positions, also in the reversed direction, where it comes first. The output is 0 at padding in
             either case, so that pooling leaves it out.
+        embedding_std: the embedding of tokens starts as N(0, embedding_std²); None is 1, torch's own. A linear map of
+            one-hot vectors, as in S5's public code, starts near 1/√V.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.
+        ValueError: not exactly one of vocab_size and d_input is given, there is no such padding, or embedding_std is
+            not above 0 or stands next to d_input.
     """
 
     def __init__(
@@ -53,12 +57,15 @@ class Backbone(nn.Module):
         residual_in_float32: bool = False,
         activation_checkpointing: bool = False,
         padding: Padding = "masked",
+        embedding_std: float | None = None,
     ) -> None:
         super().__init__()
         if padding not in ("masked", "seen"):
             raise ValueError(f"padding is {padding!r}; it must be masked or seen")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
+        if embedding_std is not None and (vocab_size is None or not 0 < embedding_std < math.inf):
+            raise ValueError(f"embedding_std is {embedding_std}; it must be above 0, and needs vocab_size")
         for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -67,6 +74,8 @@ class Backbone(nn.Module):
         self.embedding: nn.Module
         if vocab_size is not None:
             self.embedding = nn.Embedding(vocab_size, d_model)
+            if embedding_std is not None:
+                nn.init.normal_(self.embedding.weight, std=embedding_std)
         elif d_input is not None:
             self.embedding = nn.Linear(d_input, d_model)
         self.blocks = nn.ModuleList(block(d_model, layer) for block, layer in pairs)

@@ -72,6 +72,7 @@ AS_BEFORE: dict[str, Any] = {
     "Attention.d_head": None,
     "TransformerBlock.mlp_dropout": 0.0,
     "network.padding": "masked",
+    "network.embedding_std": None,
     "S4D.discretization": "zoh",
 }
 # What Lightning takes precisions for, by their short names.

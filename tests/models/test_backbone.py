@@ -103,6 +103,15 @@ def test_padding_that_norms_count_goes_through_every_block(prenorm):
     assert not torch.allclose(model(tokens, lengths)[0], y[0])  # through the statistics
 
 
+def test_the_embedding_starts_as_wide_as_it_is_told():
+    wide, narrow = (build(S4D, S4Block, vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
+    assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
+    assert narrow.embedding.weight.std().item() == pytest.approx(0.1, rel=0.02)
+    for wrong in ({"embedding_std": 0.0}, {"embedding_std": 0.1, "vocab_size": None, "d_input": 3}):
+        with pytest.raises(ValueError, match="^embedding_std is 0.[01]; it must be above 0, and needs vocab_size"):
+            build(S4D, S4Block, **wrong)
+
+
 def test_the_block_says_what_the_stack_ends_with():
     assert isinstance(build(S4D, BLOCKS["s4-pre"]).norm, nn.LayerNorm)
     assert isinstance(build(S4D, BLOCKS["mamba"]).norm, RMSNorm)
