@@ -37,15 +37,16 @@ from compare import (
     TorchPeer,
     arrays_of,
     compare,
+    cross_entropy,
     load_weights,
-    our_peer,
     perturb,
     write_summary,
 )
 from lra_ssm.datamodules import ListOps, Text
 from lra_ssm.layers import S4D, BlockSpec, LayerSpec, S4Block
 from lra_ssm.models import Classifier
-from lra_ssm.tasks.optim import OptimizerSettings
+from lra_ssm.tasks.optim import OptimizerSettings, parameter_groups, parameter_rates
+from lra_ssm.tasks.schedules import Span, schedule_of
 
 # Packages of data sets, loggers and other models, which nothing here needs.
 ABSENT = (
@@ -241,6 +242,17 @@ def settings(version: str, steps: int) -> OptimizerSettings:
     )  # fmt: skip
 
 
+def peer_of_ours(version: str, network: nn.Module, steps: int) -> TorchPeer:
+    """Ours with these settings. HEAD exempts only its backbone's biases from decay, not the head's: here too."""
+    own = settings(version, steps)
+    rates = dict(parameter_rates(network, own))
+    if version == "head":
+        rates["head.bias"] = rates["head.weight"]
+    optimizer = torch.optim.AdamW(parameter_groups(network, rates), betas=own.betas)
+    schedule = schedule_of(optimizer, own.schedule, {}, Span(own.warmup_of(steps), steps))
+    return TorchPeer(network.train(), cross_entropy, optimizer, group, schedule)
+
+
 GROUPS = {"A_log": "A", "inv_A_real": "A", "A_real": "A", "A_imag": "A", "B": "B", "C": "C",
           "log_delta": "delta", "log_dt": "delta", "inv_dt": "delta"}  # fmt: skip
 
@@ -294,13 +306,12 @@ def run(name: str, version: str, checkout: Path, train: Any, root: Path, steps: 
         load_weights(network, weights, table, unused)
     if double:
         public, ours, control = public.double(), ours.double(), control.double()
-    own = settings(version, steps)
-    again = None if double else our_peer(perturb(control), own, steps, group)
+    again = None if double else peer_of_ours(version, perturb(control), steps)
     sizes = f"{case.layers} × {WIDTH}, {STATES} states, length {case.length}, batch {case.batch}"
     title = f"state-spaces/s4 {TAGS[version]}, {name}: {case.about}; {sizes}"
     theirs = Scheduled(public, table, unused)
     label = f"s4-{version}-{name}" + ("-float64" if double else "")
-    found = compare(theirs, our_peer(ours, own, steps, group), batches, out / label, title, steps, again)
+    found = compare(theirs, peer_of_ours(version, ours, steps), batches, out / label, title, steps, again)
     write_summary(label, found, out / "summary.csv", source="state-spaces/s4", commit=TAGS[version],
                   sizes=sizes, about=case.about)  # fmt: skip
     print(f"{label}: first {found.difference()[0]:.1e}, largest {found.difference().max():.1e}", flush=True)
