@@ -29,6 +29,7 @@ Distances and differences are relative: |loss theirs - loss ours| / |loss theirs
 """
 
 import csv
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -37,6 +38,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from filelock import FileLock
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -300,12 +302,13 @@ def write_summary(case: str, found: Comparison, file: Path = RESULTS / "summary.
         "worst weight": worst, "distance": f"{found.weights[worst]:.1e}",
     }  # fmt: skip
     rows: dict[str, dict[str, str]] = {}
-    if file.exists():
-        with file.open(newline="") as stream:
-            rows = {each["case"]: each for each in csv.DictReader(stream)}
-    rows[case] = {key: str(value) for key, value in row.items()}
-    keys = list(dict.fromkeys(key for each in rows.values() for key in each))
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, keys, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
+    with FileLock(Path(tempfile.gettempdir(), "lra_ssm-parity-summary.lock")):  # scripts may run at the same time
+        if file.exists():
+            with file.open(newline="") as stream:
+                rows = {each["case"]: each for each in csv.DictReader(stream)}
+        rows[case] = {key: str(value) for key, value in row.items()}
+        keys = list(dict.fromkeys(key for each in rows.values() for key in each))
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, keys, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows.values())
