@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +45,14 @@ class Recipe:
     warmup_epochs: int
     lr_min: float = 0.0
     padding: str = "masked"
+    embedding_std: float | None = VOCABULARY**-0.5
     one_hot: bool = False
     flax: bool = False
     public_schedule: bool = False
 
     def network(self) -> Classifier:
-        inputs = {"d_input": VOCABULARY} if self.one_hot else {"vocab_size": VOCABULARY}
+        tokens = {"vocab_size": VOCABULARY, "embedding_std": self.embedding_std}
+        inputs = {"d_input": VOCABULARY} if self.one_hot else tokens
         padding = "masked" if self.padding == "masked" else "seen"
         network = Classifier(
             self.layer, CLASSES, d_model=D_MODEL, n_layers=N_LAYERS, block=self.block, padding=padding, **inputs
@@ -75,31 +76,34 @@ S5_RECIPE = Recipe(
                       warmup_steps=STEPS_PER_EPOCH),
     warmup_epochs=1,
 )  # fmt: skip
-LRU_BLOCK = BlockSpec(S5Block, activation="full_glu", norm="batch", norm_momentum=0.99, dropout=0.1)
 LRU_RECIPE = Recipe(
     LayerSpec(LRU, d_state=32),
-    BlockSpec(S4Block, norm="batch", prenorm=True, dropout=0.1),
+    BlockSpec(S5Block, activation="full_glu", norm="batch", norm_momentum=0.99, dropout=0.1),
     OptimizerSettings(lr=0.001, recurrent_lr=0.0005, weight_decay=0.05, decay_biases_and_norms=True, warmup_steps=0),
     warmup_epochs=0, lr_min=1e-7,
 )  # fmt: skip
-PUBLIC_S5: dict[str, Any] = {"padding": "seen", "one_hot": True, "flax": True, "public_schedule": True}
-PUBLIC_LRU: dict[str, Any] = {"padding": "pooled", "one_hot": True, "flax": True, "block": LRU_BLOCK}
+WIDE = {"embedding_std": None}
+FLAX = {"one_hot": True, "flax": True}
+PUBLIC = {**FLAX, "public_schedule": True}
 RECIPES: dict[str, dict[str, Recipe]] = {
     "S5": {
         "our config": S5_RECIPE,
+        "all: the public code": replace(S5_RECIPE, padding="seen", **PUBLIC),
+        "embedding from N(0, 1)": replace(S5_RECIPE, **WIDE),
         "padding read": replace(S5_RECIPE, padding="seen"),
-        "one-hot vectors": replace(S5_RECIPE, one_hot=True),
-        "one-hot vectors, Flax's initialization": replace(S5_RECIPE, one_hot=True, flax=True),
+        "one-hot vectors, Flax's initialization": replace(S5_RECIPE, **FLAX),
         "S5's schedule": replace(S5_RECIPE, public_schedule=True),
-        "all: the public code": replace(S5_RECIPE, **PUBLIC_S5),
     },
     "LRU": {
-        "S4's block": LRU_RECIPE,
-        "the public block": replace(LRU_RECIPE, block=LRU_BLOCK),
-        "padding read": replace(LRU_RECIPE, block=LRU_BLOCK, padding="seen"),
-        "padding read and averaged": replace(LRU_RECIPE, block=LRU_BLOCK, padding="pooled"),
-        "one-hot vectors, Flax's initialization": replace(LRU_RECIPE, block=LRU_BLOCK, one_hot=True, flax=True),
-        "all: the public code": replace(LRU_RECIPE, **PUBLIC_LRU, public_schedule=True),
+        "our config": LRU_RECIPE,
+        "all: the public code": replace(LRU_RECIPE, padding="pooled", **PUBLIC),
+        "padding read": replace(LRU_RECIPE, padding="seen"),
+        "padding read and averaged": replace(LRU_RECIPE, padding="pooled"),
+        "embedding from N(0, 1)": replace(LRU_RECIPE, **WIDE),
+        "one-hot vectors, Flax's initialization": replace(LRU_RECIPE, **FLAX),
+        "embedding from N(0, 1), S4's block": replace(
+            LRU_RECIPE, **WIDE, block=BlockSpec(S4Block, norm="batch", prenorm=True, dropout=0.1)
+        ),
     },
 }
 
