@@ -331,14 +331,14 @@ def group_of(name: str) -> str:
 
 
 def batches_of(row: str, root: Path) -> list[Any]:
-    """ListOps of 20 to 50 tokens, reviews cut at 64 characters (for Retrieval pairs of them, in place of papers; the
+    """ListOps of 20 to 50 tokens, reviews cut at 40 characters (for Retrieval pairs of them, in place of papers; the
     label is whether they judge alike), or MNIST's digits averaged to 7 × 7 pixels."""
     data: Any
     if row == "listops":
         data = ListOps(root=str(root), batch_size=8, max_length=50, length_bounds=(20, 50), num_train=8 * BATCHES,
                        num_val=8, num_test=8)  # fmt: skip
     elif row in ("text", "retrieval"):
-        data = Text(root=str(root), batch_size=16 if row == "retrieval" else 8, max_length=64)
+        data = Text(root=str(root), batch_size=16 if row == "retrieval" else 8, max_length=40)
     else:
         data = MNIST(root=str(root), batch_size=16)
     data.prepare_data()
