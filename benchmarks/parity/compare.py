@@ -119,7 +119,7 @@ def perturb(model: nn.Module, size: float = 1e-7, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(1 + size * torch.randn(p.shape, generator=generator))
+            p.mul_(1 + size * torch.randn(p.shape, generator=generator).to(p.dtype))
     return model
 
 
