@@ -331,14 +331,14 @@ def group_of(name: str) -> str:
 
 
 def batches_of(row: str, root: Path) -> list[Any]:
-    """ListOps of 20 to 50 tokens, reviews cut at 40 characters (for Retrieval pairs of them, in place of papers; the
+    """ListOps of 10 to 32 tokens, reviews cut at 32 characters (for Retrieval pairs of them, in place of papers; the
     label is whether they judge alike), or MNIST's digits averaged to 7 × 7 pixels."""
     data: Any
     if row == "listops":
-        data = ListOps(root=str(root), batch_size=8, max_length=50, length_bounds=(20, 50), num_train=8 * BATCHES,
+        data = ListOps(root=str(root), batch_size=8, max_length=32, length_bounds=(10, 32), num_train=8 * BATCHES,
                        num_val=8, num_test=8)  # fmt: skip
     elif row in ("text", "retrieval"):
-        data = Text(root=str(root), batch_size=16 if row == "retrieval" else 8, max_length=40)
+        data = Text(root=str(root), batch_size=8, max_length=32)
     else:
         data = MNIST(root=str(root), batch_size=16)
     data.prepare_data()
@@ -384,9 +384,11 @@ def main() -> None:
         title = f"jsie7/ssm-benchmark, Mamba with the settings of {row.public_config}"
         found = compare(theirs, ours, batches, RESULTS / case, title, options.steps, control)
         L = max(each[0].shape[1 if name == "image" else -1] for each in batches)
+        about = "full length" if name == "image" else "pairs, padded" if name == "retrieval" else "padded"
+        about += f"; {'pre' if settings['model']['prenorm'] else 'post'}-norm, softmax before the loss"
         write_summary(
-            case, found, source="jsie7/ssm-benchmark", commit="3c4337fd8385" if scaled else "07af385798fa",
-            sizes=f"{DEPTH} layers, width {WIDTH}, {row.d_state} states, length {L}, batch {len(batches[0][2])}",
+            case, found, about=about, source="jsie7/ssm-benchmark", commit="3c4337fd8385" if scaled else "07af385798fa",
+            sizes=f"{DEPTH} × {WIDTH}, {row.d_state} states, length {L}, batch {len(batches[0][2])}",
         )  # fmt: skip
         print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
 

@@ -11,7 +11,8 @@ over all parameters, a cosine by epochs, layer norm after the residual, normaliz
 optimizer of configs/mnist/stable_ssm.yaml. At this rate rounding errors of float32 grow within 150 steps to a
 hundredth of the loss, whoever makes them; --double, in float64, tells them from differences of the models.
 
-"direct" is w itself, which starts there at +1/2: such a system is unstable, and both blow up.
+"direct" is w itself, which starts there at +1/2: such a system is unstable, and multiplies rounding errors from the
+first step on.
 
 Shapes: B batch, L length, D channels, N states (conjugate pairs).
 """
@@ -160,9 +161,10 @@ def main() -> None:
             f"radarFudan/StableSSM, {form}, sequential MNIST of 14 × 14 pixels{', float64' if options.double else ''}"
         )
         found = compare(theirs, ours, batches, RESULTS / case, title, options.steps, control)
-        sizes = f"{DEPTH} layers, width {WIDTH}, 64 states, length 196, batch {BATCH}"
-        sizes += ", float64" if options.double else ""
-        write_summary(case, found, source="radarFudan/StableSSM", commit="64315ac89468", sizes=sizes)
+        sizes = f"{DEPTH} × {WIDTH}, 64 states, length 196, batch {BATCH}"
+        write_summary(
+            case, found, source="radarFudan/StableSSM", commit="64315ac89468", sizes=sizes, about=f"full length; {form}"
+        )
         print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
 
 

@@ -188,7 +188,7 @@ def main() -> None:
     about = {
         "source": "transformers' Mamba, AnnanYu/mamba-bare",
         "commit": "3a1526268af9",
-        "sizes": f"{DEPTH} layers, width {WIDTH}, {STATES} states, length {LENGTH}, batch {BATCH}",
+        "sizes": f"{DEPTH} × {WIDTH}, {STATES} states, length {LENGTH}, batch {BATCH}",
     }
     for case, as_config in (("mamba-bare", False), ("mamba-bare-config", True)):
         peer = theirs()
@@ -196,7 +196,7 @@ def main() -> None:
         perturb(control.model)
         title = f"transformers' Mamba, trained as AnnanYu/mamba-bare does{' (ours: our config)' if as_config else ''}"
         found = compare(peer, mine, batches, RESULTS / case, title, options.steps, control)
-        write_summary(case, found, **about)
+        write_summary(case, found, about="our config" if as_config else "the public ways", **about)
         print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
 
 
