@@ -14,8 +14,9 @@ import yaml
 from lightning.pytorch import Trainer
 
 import lra_ssm
-from lra_ssm.layers import NetworkSpec
+from lra_ssm.layers import S4D, NetworkSpec
 from lra_ssm.layers.spec import import_object
+from lra_ssm.models import Backbone, Classifier, DualEncoder, Regressor
 from lra_ssm.runs.identity import AS_BEFORE
 from lra_ssm.runs.saving import CheckpointSettings
 from lra_ssm.tasks import Classification, OptimizerSettings
@@ -125,14 +126,24 @@ OFF = (
     "optimizer.ema_decay", "model.label_smoothing", "model.class_weights", "model.metrics",
     "model.width",
 )  # fmt: skip
+# Off too: what other public code does otherwise, in networks and in S4D.
+OFF_IN_NETWORKS = {
+    "model.init_args.network.init_args.padding": AS_BEFORE["network.padding"],
+    "model.init_args.network.init_args.embedding_std": AS_BEFORE["network.embedding_std"],
+    "model.init_args.network.init_args.layer.init_args.discretization": AS_BEFORE["S4D.discretization"],
+}
 OFF_NAMES = {name.rpartition(".")[2] for name in OFF}
-OFF_IN_FULL = {f"model.init_args.{name.removeprefix('model.')}": AS_BEFORE[name] for name in OFF}
+OFF_IN_FULL = {f"model.init_args.{name.removeprefix('model.')}": AS_BEFORE[name] for name in OFF} | OFF_IN_NETWORKS
 
 
 def test_what_need_not_stand_in_a_file_is_off_by_default_and_changes_no_runs_id():
     defaults = {f"optimizer.{name}": value for name, value in asdict(OptimizerSettings()).items()}
     defaults |= {f"model.{name}": p.default for name, p in inspect.signature(Classification).parameters.items()}
     assert {name: defaults[name] for name in OFF} == {name: AS_BEFORE[name] for name in OFF}
+    networks = [inspect.signature(cls).parameters for cls in (Backbone, Classifier, DualEncoder, Regressor)]
+    assert {parameters["padding"].default for parameters in networks} == {AS_BEFORE["network.padding"]}
+    assert {parameters["embedding_std"].default for parameters in networks[:3]} == {AS_BEFORE["network.embedding_std"]}
+    assert inspect.signature(S4D).parameters["discretization"].default == AS_BEFORE["S4D.discretization"]
 
 
 @each("path", FILES)
@@ -145,7 +156,8 @@ def test_every_setting_of_model_and_data_stands_in_the_file(path):
     for cls, given in found:
         takes = inspect.signature(cls).parameters
         missing = {name for name, parameter in takes.items() if parameter.default is not none} - given.keys()
-        missing -= OFF_NAMES if cls is OptimizerSettings or issubclass(cls, NetworkTask) else set()
+        settings = cls is OptimizerSettings or issubclass(cls, NetworkTask)
+        missing -= OFF_NAMES if settings else {"padding", "embedding_std", "discretization"}
         assert not missing and given.keys() <= takes.keys(), f"{path} leaves {missing} of {cls.__name__} to a default"
 
 

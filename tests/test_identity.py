@@ -45,7 +45,8 @@ def resolved(name, **trainer):
 # Settings that there were not.
 SINCE = (
     "cosine_by", "norm_weight_decay", "embedding_weight_decay", "learn_B", "algorithm", "arguments", "schedule",
-    "schedule_arguments", "ema_decay", "label_smoothing", "class_weights", "metrics", "width",
+    "schedule_arguments", "ema_decay", "label_smoothing", "class_weights", "metrics", "width", "padding",
+    "discretization", "embedding_std",
 )  # fmt: skip
 
 

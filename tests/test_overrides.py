@@ -39,6 +39,13 @@ def test_what_is_given_after_the_class_belongs_to_it_and_what_before_does_not(ca
         assert network["layer"]["init_args"]["d_state"] == d_state, flags
 
 
+def test_padding_and_discretization_as_in_the_public_code(capsys):
+    flags = ["--model.network.padding=seen", "--model.network.layer=lra_ssm.layers.S4D"]
+    network = model_of(capsys, *flags, "--model.network.layer.discretization=bilinear")["network"]["init_args"]
+    assert network["padding"] == "seen" and network["layer"]["init_args"]["discretization"] == "bilinear"
+    assert "masked" in refused([*FIT, "--model.network.padding=kept"], capsys)
+
+
 def test_the_same_class_by_another_path_keeps_its_arguments(capsys):
     network = model_of(capsys, "--model.network.layer=lra_ssm.layers.b2s6.B2S6")["network"]["init_args"]
     assert network["layer"]["init_args"]["num_blocks"] == 2

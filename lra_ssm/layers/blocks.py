@@ -104,7 +104,8 @@ def _is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
 
 
 class Block(nn.Module):
-    """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a subclass gives `f`. Output is 0 at padding.
+    """x + f(norm(x)) with `prenorm`, norm(x + f(x)) without; a subclass gives `f`. Output is 0 at padding, unless the
+    norm counts padding: see `counts_padding`.
 
     `stateful` names the parts that keep a state, in the order in which f takes x through them; the block's state is
     that of the one, or a tuple of theirs, which is empty where there is none.
@@ -117,6 +118,13 @@ class Block(nn.Module):
         super().__init__()
         self.norm: nn.Module | None = None if norm is None else make_norm(norm, d_model)
         self.norm_name, self.prenorm = norm, prenorm
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether the norm is "batch_padded". Padding then is as in the public S4 code: stateful parts read zeros
+        there, and what they and the rest of the block make of it goes on, through the residual too, to the next norm.
+        """
+        return self.norm_name == "batch_padded"
 
     def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
         """x (B, L, D), or one position of it (B, D) -> the same shape.
@@ -134,8 +142,10 @@ class Block(nn.Module):
         after: list[State] = []
 
         def through(part: nn.Module, u: Tensor, width: int | None = None) -> Tensor:
-            state = before[len(after)]
-            y, state = run_with_state(part, u, lengths, reset, state, return_last_state, width)
+            state, real = before[len(after)], lengths
+            if self.counts_padding and not return_last_state:
+                u, real = mask_padding(u, lengths), None
+            y, state = run_with_state(part, u, real, reset, state, return_last_state, width)
             after.append(state)
             return y
 
@@ -169,6 +179,10 @@ class Block(nn.Module):
         """What f reads."""
         return self.norm(x, lengths) if self.norm is not None and self.prenorm else x
 
+    def masked(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """x, 0 at padding unless that is counted."""
+        return x if self.counts_padding else mask_padding(x, lengths)
+
     def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
         """What is made of the sum."""
         return y if self.norm is None or self.prenorm else self.norm(y, lengths)
@@ -189,7 +203,7 @@ class Block(nn.Module):
         check_lengths(lengths, x)
         y, state = self.inner(self.before(x, lengths), lengths, reset, initial_state, return_last_state)
         y = x + y if self.residual else y
-        y = mask_padding(self.behind(y, lengths), lengths)
+        y = self.masked(self.behind(y, lengths), lengths)
         return (y, state) if return_last_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:

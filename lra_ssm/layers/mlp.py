@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lra_ssm.layers.blocks import Block, inner_width
-from lra_ssm.layers.masking import mask_padding
 from lra_ssm.layers.norms import make_norm
 from lra_ssm.layers.roles import WidthRole, linear_roles
 
@@ -45,7 +44,7 @@ class MLPBlock(Block):
             self.mlp_dropout = nn.Dropout(dropout)
 
     def behind(self, y: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = mask_padding(super().behind(y, lengths), lengths)
+        x = self.masked(super().behind(y, lengths), lengths)
         if self.norm2 is None:
             return x
         y = self.fc1(self.norm2(x, lengths) if self.prenorm else x)

@@ -1,7 +1,7 @@
 """Normalization of (B, L, D) sequences with padding.
 
 All three take `(x, lengths=None)`. LayerNorm and RMSNorm look at one position at a time, so padding cannot leak
-into them; BatchNorm takes its statistics over real positions alone ("batch_padded" over all, as the public S4 code),
+into them; BatchNorm takes its statistics over real positions only ("batch_padded" over all, as the public S4 code),
 of all devices together: how many share a batch does not change what is trained.
 
 Shapes: B batch, L length, D channels.
@@ -44,7 +44,7 @@ class BatchNorm(nn.Module):
 
     Args:
         d_model: D.
-        padding: padded positions count in its statistics too, with what stands there: after a block zeros.
+        padding: padded positions count in its statistics too, with what stands there: see `Block.counts_padding`.
     """
 
     def __init__(self, d_model: int, padding: bool = False) -> None:

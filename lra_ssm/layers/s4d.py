@@ -17,6 +17,7 @@ from lra_ssm.ops import (
     Parameterization,
     as_complex,
     bidirectional_convolution,
+    bilinear_as_zoh,
     causal_convolution,
     eigenvalues,
     initialize_A,
@@ -29,7 +30,8 @@ from lra_ssm.ops import (
 
 
 class S4D(RecurrentLayer):
-    """y = SSM(u) + D u with Ā = exp(ΔA), B̄ = A⁻¹(Ā − I)B, as one FFT convolution. x (batch, L, D) -> (batch, L, D).
+    """y = SSM(u) + D u with x_k = Ā x_{k-1} + B̄ u_k, discretized as chosen, as one FFT convolution.
+    x (batch, L, D) -> (batch, L, D).
 
     Δ is per channel. B starts at 1 (the public full kernel takes LegS's B from HiPPO; its minimal form, and ours,
     leaves it to C), C complex normal with E|C|² = 1 and D normal, as in the public code.
@@ -45,10 +47,12 @@ class S4D(RecurrentLayer):
         delta_max: greatest.
         bidirectional: as the public S4: a second C for the reversed direction, which starts one position later; A, B
             and Δ are shared.
+        discretization: how Ā and B̄ come from A, B and Δ (`ops.discretization`): "zoh", or "bilinear" as in
+            state-spaces/s4 up to v3.
         parameterization: f of Re A = f(w), `ops.parameterization`: "exp", or a name or {name, a, b} of continuous time.
 
     Raises:
-        ValueError: d_state is odd, or f does not reach an initial Re A.
+        ValueError: d_state is odd, f does not reach an initial Re A, or another discretization is asked for.
     """
 
     def __init__(
@@ -63,8 +67,12 @@ class S4D(RecurrentLayer):
         delta_max: float = 1e-1,
         bidirectional: bool = False,
         parameterization: Form = "exp",
+        discretization: Literal["zoh", "bilinear"] = "zoh",
     ) -> None:
         super().__init__()
+        if discretization not in ("zoh", "bilinear"):
+            raise ValueError(f"S4D discretization is {discretization!r}; it must be zoh or bilinear")
+        self.discretization = discretization
         if d_state % 2:
             raise ValueError(f"S4D d_state {d_state} is odd: the layer holds d_state / 2 conjugate pairs")
         D, N, K = d_model, d_state // 2, 2 if bidirectional else 1
@@ -90,6 +98,18 @@ class S4D(RecurrentLayer):
         A = eigenvalues(self.A_log, self.A_imag, self.parameterization).expand(D, -1)
         return self.log_delta.exp(), A, as_complex(self.B).expand(D, -1), as_complex(self.C).expand(-1, D, -1)
 
+    def _zoh_system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same, with A and B such that zero-order hold gives this layer's Ā and B̄: scans have no bilinear rule."""
+        delta, A, B, C = self._system()
+        if self.discretization == "bilinear":
+            A, factor = bilinear_as_zoh(delta[:, None], A)
+            B = factor * B
+        return delta, A, B, C
+
+    def _kernel(self, L: int) -> Tensor:
+        """(K, D, L)."""
+        return s4d_kernel(*self._system(), L, self.discretization)
+
     def scan(
         self,
         x: Tensor,
@@ -106,21 +126,18 @@ class S4D(RecurrentLayer):
         if reset is not None or initial_state is not None or return_last_state:
             y, state = self._recur(x, 0, valid, reset, initial_state, return_last_state)
             return y + self.D * x, state
-        delta, A, B, C = self._system()
-        y = causal_convolution(x.transpose(1, 2), s4d_kernel(delta, A, B, C[0], x.shape[1]))
+        y = causal_convolution(x.transpose(1, 2), self._kernel(x.shape[1])[0])
         return y.transpose(1, 2) + self.D * x, None
 
     def scan_step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See `RecurrentLayer.scan_step`."""
-        delta, A, B, C = self._system()
+        delta, A, B, C = self._zoh_system()
         return selective_step(x_t, delta[None], A, B, C[0], self.D, state, discretization="zoh")
 
     def scan_both(self, x: Tensor, lengths: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
         """See `RecurrentLayer.scan_both`; y_t takes what the reversed scan has seen after t, x_t itself left out."""
         if reset is None:
-            delta, A, B, C = self._system()
-            k = s4d_kernel(delta, A, B, C, x.shape[1])
-            y = bidirectional_convolution(x.transpose(1, 2), k[0], k[1])
+            y = bidirectional_convolution(x.transpose(1, 2), *self._kernel(x.shape[1]))
             return y.transpose(1, 2) + self.D * x
         # The reversed scan's output at t + 1, unless a document starts there.
         backward = self._recur(x.flip(1), 1, reset=flip_reset(reset))[0].flip(1)[:, 1:]
@@ -137,7 +154,7 @@ class S4D(RecurrentLayer):
         return_last_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Run one direction's C as a scan, without D: (y (batch, L, D), last state (batch, D, N) if asked for)."""
-        delta, A, B, C = self._system()
+        delta, A, B, C = self._zoh_system()
         u = x.transpose(1, 2)
         if valid is not None:  # no time passes at padding
             delta = delta[:, None].expand_as(u).masked_fill(~valid.transpose(1, 2), 0)

@@ -1,4 +1,4 @@
-"""S5's block: S4's, with half of its gated linear unit.
+"""S5's block: S4's, with half of its gated linear unit or the whole.
 
 Shapes: B batch, L length, D channels.
 Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", and its public code,
@@ -17,18 +17,19 @@ from lra_ssm.layers.spec import LayerFactory
 
 
 class S5Block(S4Block):
-    """S4's block with half of its gated linear unit.
+    """S4's block with half of its gated linear unit or the whole, and no norm behind the last block.
 
-    f(x) = dropout(h · sigmoid(linear(g))), g = dropout(GELU(y)), y from the layer, and h is g or y. A stack of such
-    blocks ends without a norm, as the public code's does.
+    f(x) = dropout(h · sigmoid(linear(g))), g = dropout(GELU(y)), y from the layer, and h is g, y or another linear map
+    of g. GELU is its approximation by tanh, which is Flax's default.
 
     Args:
         d_model: D.
         layer: built as `layer(D)`.
-        activation: what the gate multiplies, by the public code's names: "half_glu1", g; "half_glu2", y. (Its
-            "full_glu" is `S4Block`'s.)
+        activation: what the gate multiplies, by the public code's names: "half_glu1", g; "half_glu2", y; "full_glu",
+            a linear map of g, as in minimal-LRU, which stands on this code.
         norm: "batch", "layer" or "rms".
-        norm_momentum: how much of a batch norm's running statistics a step keeps; torch's own BatchNorm keeps 0.9.
+        norm_momentum: how much of a batch norm's running statistics a step keeps; torch's own BatchNorm keeps 0.9,
+            Flax's, and so minimal-LRU, 0.99.
         prenorm: the norm stands before the layer; else after the residual.
         dropout: its probability; tied over length.
 
@@ -40,25 +41,28 @@ class S5Block(S4Block):
         self,
         d_model: int,
         layer: LayerFactory,
-        activation: Literal["half_glu1", "half_glu2"] = "half_glu1",
+        activation: Literal["half_glu1", "half_glu2", "full_glu"] = "half_glu1",
         norm: NormName = "batch",
         norm_momentum: float = 0.95,
         prenorm: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, layer, norm, prenorm, dropout)
-        if activation not in ("half_glu1", "half_glu2"):
-            raise ValueError(f"S5Block activation is {activation!r}; it must be half_glu1 or half_glu2")
+        if activation not in ("half_glu1", "half_glu2", "full_glu"):
+            raise ValueError(f"S5Block activation is {activation!r}; it must be half_glu1, half_glu2 or full_glu")
         if not 0 <= norm_momentum <= 1:
             raise ValueError(f"S5Block norm_momentum is {norm_momentum}; it must be from 0 to 1")
         self.activation = activation
-        self.glu = nn.Linear(d_model, d_model)
+        if activation != "full_glu":
+            self.glu = nn.Linear(d_model, d_model)
         if isinstance(self.norm, BatchNorm):
             self.norm.norm.momentum = 1 - norm_momentum  # torch's is the share of the new batch
 
     def f(self, x: Tensor, through: Callable[..., Tensor]) -> Tensor:
         y = through(self.layer, x)
         g = self.dropout(F.gelu(y, approximate="tanh"))
+        if self.activation == "full_glu":
+            return self.dropout(F.glu(self.glu(g), dim=-1))
         return self.dropout((g if self.activation == "half_glu1" else y) * self.glu(g).sigmoid())
 
     def final_norm(self, d_model: int) -> None:

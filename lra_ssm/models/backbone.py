@@ -3,19 +3,21 @@
 Shapes: B batch, L length, D channels, V vocabulary.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lra_ssm.layers import BlockSpec, LayerSpec, Role, mask_padding
+from lra_ssm.layers import BlockSpec, LayerSpec, Role, check_lengths, mask_padding
 from lra_ssm.layers.blocks import S4Block, need, run_with_state
 from lra_ssm.layers.norms import statistics_kept
 from lra_ssm.layers.roles import WidthRole
 from lra_ssm.layers.spec import Blocks, Layers
 
+Padding = Literal["masked", "seen"]
 State = tuple[Any, ...]  # of a backbone: its blocks' states
 
 
@@ -32,9 +34,16 @@ class Backbone(nn.Module):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         residual_in_float32: what goes from one pre-norm block to the next is float32 in a model of lower precision.
         activation_checkpointing: in training, blocks are run again in backward instead of keeping what they computed.
+        padding: "masked": padding changes nothing, unless a block's norm counts it ("batch_padded", as in
+            state-spaces/s4). "seen", as in S5's public code: layers and norms get no lengths and read padding as
+            further positions, also in the reversed direction, where it comes first. The output is 0 at padding in
+            either case, so that pooling leaves it out.
+        embedding_std: the embedding of tokens starts as N(0, embedding_std²); None is 1, torch's own. A linear map of
+            one-hot vectors, as in S5's public code, starts near 1/√V.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given.
+        ValueError: not exactly one of vocab_size and d_input is given, there is no such padding, or embedding_std is
+            not above 0 or stands next to d_input.
     """
 
     def __init__(
@@ -47,18 +56,26 @@ class Backbone(nn.Module):
         block: Blocks = S4Block,
         residual_in_float32: bool = False,
         activation_checkpointing: bool = False,
+        padding: Padding = "masked",
+        embedding_std: float | None = None,
     ) -> None:
         super().__init__()
+        if padding not in ("masked", "seen"):
+            raise ValueError(f"padding is {padding!r}; it must be masked or seen")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give vocab_size for token inputs or d_input for feature inputs, and not both")
+        if embedding_std is not None and (vocab_size is None or not 0 < embedding_std < math.inf):
+            raise ValueError(f"embedding_std is {embedding_std}; it must be above 0, and needs vocab_size")
         for name, value in {"d_model": d_model, "n_layers": n_layers}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.activation_checkpointing, self.d_input = activation_checkpointing, d_input
+        self.activation_checkpointing, self.d_input, self.padding = activation_checkpointing, d_input, padding
         pairs = zip(BlockSpec.each(block, n_layers), LayerSpec.each(layer, n_layers), strict=True)
         self.embedding: nn.Module
         if vocab_size is not None:
             self.embedding = nn.Embedding(vocab_size, d_model)
+            if embedding_std is not None:
+                nn.init.normal_(self.embedding.weight, std=embedding_std)
         elif d_input is not None:
             self.embedding = nn.Linear(d_input, d_model)
         self.blocks = nn.ModuleList(block(d_model, layer) for block, layer in pairs)
@@ -79,10 +96,18 @@ class Backbone(nn.Module):
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
         """inputs (B, L) int64 or (B, L, d_input) float, lengths (B,), reset (B, L) bool -> (B, L, D), 0 at padding, or
-        with the states of all blocks after the last real position. Raises ValueError for inputs of another shape or
-        kind, and, naming it, for what a block or layer does not take."""
+        with the states of all blocks after the last real position, or after the padding where that is seen.
+
+        Raises ValueError for inputs of another shape or kind, and, naming it, for what a block or layer does not take.
+        """
         check_inputs(inputs, self.d_input)
-        x = mask_padding(self._embed(inputs), lengths)
+        x = self._embed(inputs)
+        real = lengths
+        if self.padding == "seen":
+            check_lengths(lengths, x)
+            lengths = None
+        if not getattr(self.blocks[0], "counts_padding", False):
+            x = mask_padding(x, lengths)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         after: list[Any] = []
         for i, block in enumerate(self.blocks):
@@ -94,7 +119,8 @@ class Backbone(nn.Module):
                 x, state = run_with_state(*call)
             after.append(state)
         if self.norm is not None:
-            x = mask_padding(self.norm(x, lengths), lengths)
+            x = self.norm(x, lengths)
+        x = mask_padding(x, real)
         return (x, tuple(after)) if return_last_state else x
 
     def initial_state(self, batch_size: int) -> State:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block
 from lra_ssm.layers.contract import check_call, check_output
 from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
-from lra_ssm.models.backbone import Backbone
+from lra_ssm.models.backbone import Backbone, Padding
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import MeanPooling
 from lra_ssm.models.pretrained import Pretrained
@@ -27,9 +27,12 @@ class Classifier(Pretrained):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         pooling: a specification, built as `pooling(D)`; see models/pooling.py.
         head: a specification, built as `head(D, num_classes)`; see models/heads.py. None is `default_head`.
+        padding: "masked", or "seen" as in S5's public code: whether blocks and norms read padding; see `Backbone`.
+        embedding_std: standard deviation of the tokens' embedding at the start; None is 1.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given.
+        ValueError: not exactly one of vocab_size and d_input is given, there is no such padding, or embedding_std is
+            not above 0 or stands next to d_input.
     """
 
     per_example = 1  # sequences of an example; the data is checked against it
@@ -46,13 +49,16 @@ class Classifier(Pretrained):
         block: Blocks = S4Block,
         pooling: LayerFactory = MeanPooling,
         head: HeadFactory | None = None,
+        padding: Padding = "masked",
+        embedding_std: float | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes is {num_classes}; it must be at least 1")
         self.backbone = Backbone(
-            layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block
-        )
+            layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block,
+            padding=padding, embedding_std=embedding_std,
+        )  # fmt: skip
         self.pooling = PoolingSpec.of(pooling)(d_model)
         self.head = HeadSpec.of(head or type(self).default_head)(d_model, num_classes)
         takes = getattr(self.head, "per_example", self.per_example)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lra_ssm.layers import HeadSpec, PoolingSpec, S4Block, mask_padding
 from lra_ssm.layers.spec import Blocks, HeadFactory, LayerFactory, Layers
-from lra_ssm.models.backbone import Backbone
+from lra_ssm.models.backbone import Backbone, Padding
 from lra_ssm.models.heads import LinearHead
 from lra_ssm.models.pooling import LastPooling
 from lra_ssm.models.pretrained import Pretrained
@@ -26,9 +26,10 @@ class Regressor(Pretrained):
         block: a specification, built as `block(D, layer)`, or a list as of layers.
         pooling: a specification, built as `pooling(D)`: K outputs per sequence; null for K at every position.
         head: a specification, built as `head(D, K)`; without pooling it takes (B, L, D).
+        padding: "masked", or "seen" as in S5's public code: whether blocks and norms read padding; see `Backbone`.
 
     Raises:
-        ValueError: not exactly one of vocab_size and d_input is given.
+        ValueError: not exactly one of vocab_size and d_input is given, or there is no such padding.
     """
 
     per_example = 1  # sequences of an example; the data is checked against it
@@ -44,13 +45,15 @@ class Regressor(Pretrained):
         block: Blocks = S4Block,
         pooling: LayerFactory | None = LastPooling,
         head: HeadFactory = LinearHead,
+        padding: Padding = "masked",
     ) -> None:
         super().__init__()
         if num_outputs < 1:
             raise ValueError(f"num_outputs is {num_outputs}; it must be at least 1")
         self.backbone = Backbone(
-            layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block
-        )
+            layer=layer, vocab_size=vocab_size, d_input=d_input, d_model=d_model, n_layers=n_layers, block=block,
+            padding=padding,
+        )  # fmt: skip
         self.pooling = None if pooling is None else PoolingSpec.of(pooling)(d_model)
         self.head = HeadSpec.of(head)(d_model, num_outputs)
 

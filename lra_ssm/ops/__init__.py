@@ -4,7 +4,7 @@ from lra_ssm.ops.backends import note_backend, prefer_backend, record_backends, 
 from lra_ssm.ops.convolution import bidirectional_convolution, causal_convolution
 from lra_ssm.ops.cross_entropy import linear_cross_entropy
 from lra_ssm.ops.depthwise_convolution import causal_depthwise_convolution, last_taps
-from lra_ssm.ops.discretization import bilinear, euler, step_sizes, zoh
+from lra_ssm.ops.discretization import bilinear, bilinear_as_zoh, euler, step_sizes, zoh
 from lra_ssm.ops.initialization import (
     hippo_legs_normal,
     initialize_A,
@@ -41,6 +41,7 @@ __all__ = [
     "bidirectional_convolution",
     "bidirectional_convolution_reference",
     "bilinear",
+    "bilinear_as_zoh",
     "causal_convolution",
     "causal_convolution_reference",
     "causal_depthwise_convolution",

@@ -166,6 +166,29 @@ def bilinear(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     return (1 + half) / (1 - half), delta / (1 - half)
 
 
+def bilinear_as_zoh(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """The zero-order hold that equals the bilinear rule: (A', f) with zoh(delta, A') = (A_bar, B_bar / f) of bilinear.
+
+    A' = log(A_bar) / delta = (log(1 + delta A/2) - log(1 - delta A/2)) / delta, and f = A'/A, because B_bar is
+    (A_bar - 1)/A under both rules. So what computes zero-order hold serves the bilinear rule with A' for A and f B for
+    B, also where a step is 0 and time stands still.
+
+    delta > 0 real, A real or complex, broadcasting. Both results are complex, in the precision that delta and A promote
+    to, computed in double. A_bar = 0, at delta A = -2, has no logarithm: within 2e-8 of it A_bar becomes some 1e-8, and
+    values and gradients are right to some 1e-8.
+    Raises ValueError as `zoh`.
+    """
+    _check(delta, A)
+    dtype = torch.promote_types(torch.promote_types(delta.dtype, A.dtype), torch.float32).to_complex()
+    half = delta.double() * A.to(torch.complex128) / 2
+    half = half + 2e-8 * ((1 + half).abs() < 1e-8)
+    near = half.abs() < 1e-4  # where the quotient is 0/0, or loses digits
+    series = 1 + half.square() / 3 + half.pow(4) / 5
+    away = torch.where(near, 0.5, half)
+    factor = torch.where(near, series, (torch.log1p(away) - torch.log1p(-away)) / (2 * away))
+    return (factor * A).to(dtype), factor.to(dtype)
+
+
 def euler(delta: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """mamba-ssm's rule, called "euler" there: A_bar = exp(delta A) is exact, B_bar = delta is Euler's.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lra_ssm.ops.discretization import bilinear_as_zoh
 from lra_ssm.ops.tensors import check_dense
 
 DISCRETIZATIONS = ("zoh", "bilinear")
@@ -37,6 +38,17 @@ class KernelInputs:
         wide = torch.complex128 if self.A.is_complex() else torch.float64
         A, B, C = (x.to(wide) for x in (self.A, self.B, self.C))
         return replace(self, delta=self.delta.double(), A=A, B=B, C=C)
+
+    def as_zoh(self) -> KernelInputs:
+        """The same kernel under zero-order hold, for backends that compute only that; A complex.
+
+        A bilinear one has its A and B replaced, in double, as `bilinear_as_zoh` says.
+        """
+        if self.discretization == "zoh":
+            return self
+        inputs = self.in_double()
+        A, factor = bilinear_as_zoh(inputs.delta.unsqueeze(-1), inputs.A)
+        return replace(inputs, A=A, B=factor * inputs.B, discretization="zoh")
 
 
 def check_kernel_inputs(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, L: int, discretization: str) -> KernelInputs:

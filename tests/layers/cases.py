@@ -95,6 +95,7 @@ def attending(**settings: Any) -> Case:
 LAYERS: dict[str, Case] = {
     "s4d": of(S4D, d_state=8, **STEPS),
     "s4d-tied": of(S4D, init="inv", tie_A=True, tie_B=True, tie_C=True, **OF_S4D),
+    "s4d-bilinear": of(S4D, discretization="bilinear", **OF_S4D),
     "s4d-real-init": of(S4D, init="real", **OF_S4D),
     "s4d-best": of(S4D, parameterization={"name": "best", "a": 2.0, "b": 0.2}, **OF_S4D),
     "s6": of(S6, 4, **STEPS),
@@ -139,6 +140,7 @@ BLOCKS: dict[str, Case] = {
     "s4block-behind": around(S4Block, S6, OF_S6, norm="rms"),
     "s5block": around(S5Block, S5, {"d_state": 4, "num_blocks": 1, **STEPS}, norm="layer"),
     "s5block-behind": around(S5Block, S4D, OF_S4D, activation="half_glu2", norm="rms", prenorm=False),
+    "s5block-full": around(S5Block, LRU, {"d_state": 3}, activation="full_glu", norm="layer"),
     "mamba": around(MambaBlock, S6, OF_S6),
     "mamba-s4d": around(MambaBlock, S4D, OF_S4D, expand=1.5, d_conv=1),
     "mamba-ssd": around(MambaBlock, SSD, OF_SSD, glu=True),

@@ -35,6 +35,8 @@ def s4d(layer, x: Tensor) -> Tensor:
     B = torch.view_as_complex(layer.B).expand(D, -1)
     delta = layer.log_delta.exp()[:, None]
     A_bar, B_bar = torch.exp(delta * A), zoh_factor(delta, A) * B
+    if layer.discretization == "bilinear":  # Gu et al. 2022 (S4), eq. 3
+        A_bar, B_bar = (1 + delta * A / 2) / (1 - delta * A / 2), delta * B / (1 - delta * A / 2)
 
     def run(u: Tensor, C: Tensor) -> list[Tensor]:
         state, outputs = torch.zeros(u.shape[0], *A.shape, dtype=A.dtype), []
@@ -294,11 +296,13 @@ def s4_block(block, x: Tensor) -> Tensor:
 
 
 def s5_block(block, x: Tensor) -> Tensor:
-    """lindermanlab/S5, s5/layers.py: h · sigmoid(W g + b), h = g or y."""
+    """lindermanlab/S5, s5/layers.py: h · sigmoid(W g + b), h = g, y or another map of g."""
 
     def f(h: Tensor) -> Tensor:
         y = forward(block.layer, h)
         g = gelu_by_tanh(y)
+        if block.activation == "full_glu":
+            return gated(block.glu, g)
         gate = torch.sigmoid(linear(g, block.glu.weight, block.glu.bias))
         return (g if block.activation == "half_glu1" else y) * gate
 

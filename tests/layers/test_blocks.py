@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from lra_ssm.layers import (
     S4D,
@@ -79,9 +80,21 @@ def test_batch_norm_may_count_padding_as_the_public_code_does():
     ours, plain = make_norm("batch_padded", 4), nn.BatchNorm1d(4)
     torch.testing.assert_close(ours(x, lengths), plain(x.flatten(0, 1)).view_as(x))
     torch.testing.assert_close(ours.norm.running_var, plain.running_var)
-    block = S4Block(4, LayerSpec(S4D, d_state=4), "batch_padded")
-    y = block(x, lengths)
-    assert (y[1, 2:] == 0).all() and (y[2, 3:] == 0).all()
+
+
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_a_norm_that_counts_padding_sees_what_the_block_makes_of_it(prenorm):
+    """As state-spaces/s4 computes it: the layer reads zeros at padding, and nothing else is masked."""
+    x, lengths = torch.randn(3, 6, 4), padded()[1]
+    block = S4Block(4, LayerSpec(S4D, d_state=4, bidirectional=True), "batch_padded", prenorm)
+
+    def norm(x):
+        return functional.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x)
+
+    u = (norm(x) if prenorm else x) * valid_mask(lengths, x.shape[1])
+    y = x + functional.glu(block.glu(functional.gelu(block.layer(u))), dim=-1)
+    y = y if prenorm else norm(y)
+    torch.testing.assert_close(block(x, lengths), y)
 
 
 @pytest.mark.parametrize("kind", [S4Block, HyenaBlock])
@@ -128,8 +141,9 @@ def test_s5s_block_starts_as_its_public_code_and_no_norm_ends_the_stack():
     block = S5Block(4, Identity)
     assert block.norm.norm.momentum == pytest.approx(0.05)
     assert block.glu.weight.shape == (4, 4) and block.final_norm(4) is None
-    with pytest.raises(ValueError, match="activation is 'full_glu'; it must be half_glu1 or half_glu2"):
-        S5Block(4, Identity, "full_glu")
+    assert S5Block(4, Identity, "full_glu").glu.weight.shape == (8, 4)
+    with pytest.raises(ValueError, match="activation is 'gelu'; it must be half_glu1, half_glu2 or full_glu"):
+        S5Block(4, Identity, "gelu")
     with pytest.raises(ValueError, match="norm_momentum is 1.5"):
         S5Block(4, Identity, norm_momentum=1.5)
 

@@ -70,6 +70,48 @@ def test_documents_and_padding_are_isolated(layer, block):
     assert (y[1, 3:] == 0).all()
 
 
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_padding_that_is_seen_is_read_as_further_positions(norm, prenorm):
+    """In statistics and in the reversed direction; what comes out of it is 0 at padding."""
+    layer, block = LayerSpec(S4D, d_state=4, bidirectional=True), BlockSpec(S4Block, norm=norm, prenorm=prenorm)
+    seen, masked = (build(layer, block, padding=padding) for padding in ("seen", "masked"))
+    tokens, lengths = ids(), torch.tensor([8, 3])
+    y, whole = seen(tokens, lengths), masked(tokens)
+    torch.testing.assert_close(y[0], whole[0])
+    torch.testing.assert_close(y[1, :3], whole[1, :3])
+    assert (y[1, 3:] == 0).all() and not torch.allclose(y[1, :3], masked(tokens, lengths)[1, :3], rtol=1e-3)
+    with pytest.raises(ValueError, match="lengths: 9 among them"):
+        seen(tokens, torch.tensor([9, 3]))
+    with pytest.raises(ValueError, match="^padding is 'kept'; it must be masked or seen"):
+        build(layer, block, padding="kept")
+
+
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_padding_that_norms_count_goes_through_every_block(prenorm):
+    """Only what comes out of the backbone is 0 there."""
+    model = build(LayerSpec(S4D, d_state=4), BlockSpec(S4Block, norm="batch_padded", prenorm=prenorm))
+    tokens, lengths = ids(), torch.tensor([8, 3])
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x = block(x, lengths)
+    x = model.norm(x) if prenorm else x
+    assert x[1, 3:].abs().min() > 0
+    y = model(tokens, lengths)
+    torch.testing.assert_close(y, x * (torch.arange(8) < lengths[:, None])[..., None])
+    tokens[1, 3:] = (tokens[1, 3:] + 1) % 9
+    assert not torch.allclose(model(tokens, lengths)[0], y[0])  # through the statistics
+
+
+def test_the_embedding_starts_as_wide_as_it_is_told():
+    wide, narrow = (build(S4D, S4Block, vocab_size=2000, d_model=16, embedding_std=std) for std in (None, 0.1))
+    assert wide.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
+    assert narrow.embedding.weight.std().item() == pytest.approx(0.1, rel=0.02)
+    for wrong in ({"embedding_std": 0.0}, {"embedding_std": 0.1, "vocab_size": None, "d_input": 3}):
+        with pytest.raises(ValueError, match="^embedding_std is 0.[01]; it must be above 0, and needs vocab_size"):
+            build(S4D, S4Block, **wrong)
+
+
 def test_the_block_says_what_the_stack_ends_with():
     assert isinstance(build(S4D, BLOCKS["s4-pre"]).norm, nn.LayerNorm)
     assert isinstance(build(S4D, BLOCKS["mamba"]).norm, RMSNorm)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lra_ssm.layers import B2S6, S6, BlockSpec, S4Block
-from lra_ssm.models import Classifier, LastPooling, LayerSpec, MaxPooling, MeanPooling
+from lra_ssm.layers import B2S6, S6, BlockSpec, S4Block, mask_padding
+from lra_ssm.models import Classifier, LastPooling, LayerSpec, MaxPooling, MeanPooling, Regressor
 from tests.helpers import Smooth
 
 SPEC = LayerSpec(B2S6, num_blocks=2, d_state=4, bidirectional=True)
@@ -19,6 +19,16 @@ def test_a_batch_in_any_padding_gives_the_same_logits(pooling, prenorm, training
     lengths = torch.tensor([8, 3, 1])
     wider = torch.cat([ids, torch.randint(0, 7, (3, 4))], 1)
     torch.testing.assert_close(model(ids, lengths), model(wider, lengths), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [Classifier, Regressor])
+@pytest.mark.parametrize("pooling", [MeanPooling, LastPooling, MaxPooling])
+def test_pooling_leaves_out_padding_that_the_blocks_see(network, pooling):
+    torch.manual_seed(0)
+    model = network(SPEC, 3, vocab_size=7, d_model=4, n_layers=2, pooling=pooling, padding="seen")
+    ids, lengths = torch.randint(1, 7, (3, 8)), torch.tensor([8, 3, 1])
+    x = mask_padding(model.backbone(ids), lengths)  # in training, whose batch norm counts all of the batch
+    torch.testing.assert_close(model(ids, lengths), model.head(pooling(4)(x, lengths)))
 
 
 def test_each_sequence_alone_gives_its_row():

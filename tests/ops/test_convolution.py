@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -22,8 +24,8 @@ from tests.ops.scan_cases import needs_compiled
 
 @pytest.fixture(params=[pytest.param("auto", marks=needs_compiled), "eager", "triton"])
 def path(request, monkeypatch):
-    """s4d_kernel by C++, by matrix products, and by Triton's kernels, interpreted where there is no GPU; what is not
-    complex zero-order hold takes the second in any case."""
+    """s4d_kernel by C++, by matrix products, and by Triton's kernels, interpreted where there is no GPU; what has a
+    real A takes the second in any case."""
     if request.param == "triton":
         pytest.importorskip("triton")
         request.getfixturevalue("interpreter")
@@ -159,13 +161,20 @@ def test_numbers_of_states(N, path):
     assert (s4d_kernel(*narrow, 200) - truth).abs().max() <= 2e-6 * truth.abs().max()
 
 
-@each("discretization", ["zoh", "bilinear"])
-def test_kernel_with_a_vanishing_discrete_pole(discretization, path):
-    """A = 0 for zoh (A_bar = 1), delta A = -2 for bilinear (A_bar = 0): gradients stay finite and right."""
+def test_kernel_with_a_vanishing_pole(path):
+    """A = 0, that is A_bar = 1 and B_bar = delta: gradients stay finite and right."""
     delta, A, B, C = kernel_inputs(True)
-    A[0, 0] = 0 if discretization == "zoh" else -2 / delta[0]
-    assert_same(*(lambda *x, f=f: f(*x, 257, discretization) for f in (s4d_kernel, s4d_kernel_reference)),
-                delta, A, B, C)  # fmt: skip
+    A[0, 0] = 0
+    assert_same(*(lambda *x, f=f: f(*x, 257) for f in (s4d_kernel, s4d_kernel_reference)), delta, A, B, C)
+
+
+def test_bilinear_kernel_with_a_vanishing_discrete_pole(path):
+    """delta A = -2, that is A_bar = 0. What computes it by way of zero-order hold is right to some 1e-8 there."""
+    delta, A, B, C = kernel_inputs(True)
+    A[0, 0] = -2 / delta[0]
+    truth = partial(s4d_kernel_reference, L=257, discretization="bilinear")
+    assert_same(partial(s4d_kernel, L=257, discretization="bilinear", backend="eager"), truth, delta, A, B, C)
+    assert_same(partial(s4d_kernel, L=257, discretization="bilinear"), truth, delta, A, B, C, rtol=1e-7)
 
 
 @each("name", ["lin", "inv", "legs", "real"])
@@ -192,9 +201,13 @@ def test_real_B_and_C_beside_complex_A(path):
 
 @each("backend", [pytest.param("cpu", marks=needs_compiled), "eager", "reference"])
 @each("several", [0, 2])
-def test_kernel_of_every_backend(backend, several):
+@each("rule", ["zoh", "bilinear"])
+def test_kernel_of_every_backend(backend, several, rule):
     inputs = kernel_inputs(True, several=several)
-    ours, truth = (lambda *x: s4d_kernel(*x, 70, backend=backend)), (lambda *x: s4d_kernel_reference(*x, 70))
+    ours, truth = (
+        (lambda *x: s4d_kernel(*x, 70, rule, backend=backend)),
+        (lambda *x: s4d_kernel_reference(*x, 70, rule)),
+    )
     assert_same(ours, truth, *inputs)
 
 
@@ -211,14 +224,15 @@ def test_a_backend_that_makes_no_such_kernel_says_why():
     names = "'cpu', 'eager', 'reference', 'triton'"
     with pytest.raises(ValueError, match=f"backend: 'mamba_ssm'; expected 'auto' or one of {names}"):
         s4d_kernel(delta, A, B, C, 5, backend="mamba_ssm")
-    with pytest.raises(ValueError, match="'triton' cannot run this call: it computes zero-order hold of a complex A"):
-        s4d_kernel(delta, A.real, B.real, C.real, 5, backend="triton")
-    with pytest.raises(ValueError, match="'cpu' cannot run this call: it computes zero-order hold of a complex A"):
-        s4d_kernel(delta, A, B, C, 5, "bilinear", backend="cpu")
+    for backend in ("triton", "cpu"):
+        with pytest.raises(
+            ValueError, match=f"'{backend}' cannot run this call: it computes kernels of a complex A only"
+        ):
+            s4d_kernel(delta, A.real, B.real, C.real, 5, backend=backend)
     with prefer_backend("mamba_ssm"):  # it has a scan and no kernel: this stays with auto
         assert s4d_kernel(delta, A, B, C, 5).shape == (3, 5)
-    with prefer_backend("cpu"):  # nor has this one bilinear kernels
-        assert s4d_kernel(delta, A, B, C, 5, "bilinear").shape == (3, 5)
+    with prefer_backend("cpu"):  # nor has this one kernels of a real A
+        assert s4d_kernel(delta, A.real, B.real, C.real, 5).shape == (3, 5)
 
 
 @each("change, match", [

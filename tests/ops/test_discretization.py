@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lra_ssm.ops import bilinear, euler, zoh
+from lra_ssm.ops import bilinear, bilinear_as_zoh, euler, zoh
 from lra_ssm.ops.discretization import SERIES_RADIUS, exp_values, phi1_derivative_series, zoh_values
 from tests.each import each
 
@@ -86,6 +86,37 @@ def test_values(complex_A):
     torch.testing.assert_close(zoh_values(delta, A), zoh(delta, A), rtol=0, atol=0)
 
 
+@each("complex_A", [False, True])
+def test_bilinear_as_zero_order_hold(complex_A):
+    """Values and every gradient, from A = 0 over the series' radius to A_bar < 0; at A_bar = 0 to 1e-7."""
+    A = torch.tensor([0, -1e-9, -1e-5, -1e-3, -0.3, -3.9, -9], dtype=torch.float64)
+    A = torch.complex(A, torch.tensor([0, 1e-9, 3e-5, 0.5, -30, 0, 7], dtype=torch.float64)) if complex_A else A
+    delta = torch.tensor([[0.01], [0.5]], dtype=torch.float64)
+
+    def through_zoh(delta, A):
+        A_prime, factor = bilinear_as_zoh(delta, A)
+        A_bar, B_bar = zoh(delta, A_prime)
+        return A_bar, factor * B_bar
+
+    found = []
+    for rule in (bilinear, through_zoh):
+        inputs = delta.clone().requires_grad_(), A.clone().requires_grad_()
+        values = rule(*inputs)
+        weights = [
+            torch.randn(2, 7, dtype=torch.complex128, generator=torch.Generator().manual_seed(i)) for i in (0, 1)
+        ]
+        gradients = [torch.autograd.grad((v * w).sum().real, inputs, retain_graph=True)
+                     for v, w in zip(values, weights, strict=True)]  # fmt: skip
+        found.append([*(v.to(torch.complex128) for v in values), *gradients])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+    assert (bilinear(delta, A)[0].real < 0).any()
+    pole = torch.tensor([2.0], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64).to(A.dtype)
+    torch.testing.assert_close(through_zoh(*pole), bilinear(*pole), rtol=1e-7, atol=1e-7, check_dtype=False)
+    single = bilinear_as_zoh(delta.float(), A.to(torch.complex64))
+    assert all(x.dtype == torch.complex64 for x in single)
+    torch.testing.assert_close(single, bilinear_as_zoh(delta, A), rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
 @each("rule, order", [(bilinear, 3), (zoh, 15)])
 def test_rules_agree_to_their_order(rule, order):
     """Against the exact solution: bilinear's one-step error falls as delta^3, zoh has none."""
@@ -128,7 +159,7 @@ def test_half_precision_and_broadcasting():
     assert zoh(delta.float(), A.to(torch.complex128))[1].dtype == torch.complex128
 
 
-@each("rule", [zoh, bilinear, euler])
+@each("rule", [zoh, bilinear, bilinear_as_zoh, euler])
 def test_errors(rule):
     with pytest.raises(ValueError, match="delta: dtype torch.complex64"):
         rule(torch.zeros(2, dtype=torch.complex64), torch.zeros(2))

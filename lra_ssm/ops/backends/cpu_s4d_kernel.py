@@ -76,7 +76,7 @@ s4d_kernel_zoh.register_autograd(_backward, setup_context=_keep_for_backward)
 
 def run_kernel(inputs: KernelInputs) -> Tensor:
     """(K, D, L) for checked inputs."""
-    x = inputs.in_double()
+    x = inputs.as_zoh().in_double()
     return s4d_kernel_zoh(x.delta, x.A, x.B, x.C, x.L, x.dtype == torch.float64)
 
 
@@ -84,6 +84,6 @@ def kernel_refusal(device: torch.device, inputs: KernelInputs | None) -> str | N
     """Why C++ cannot make this kernel, or None; inputs None asks about the device alone."""
     if device.type != "cpu":
         return f"it needs tensors on a CPU, not on {device.type}"
-    if inputs is not None and (inputs.discretization != "zoh" or not inputs.A.is_complex()):
-        return "it computes zero-order hold of a complex A alone"
+    if inputs is not None and not inputs.A.is_complex():
+        return "it computes kernels of a complex A only"
     return unavailable()

@@ -25,8 +25,8 @@ WARPS = 4
 
 def refusal(device: torch.device, inputs: KernelInputs | None) -> str | None:
     """Why Triton cannot make this kernel, or None; inputs None asks about the device alone."""
-    if inputs is not None and (inputs.discretization != "zoh" or not inputs.A.is_complex()):
-        return "it computes zero-order hold of a complex A alone"
+    if inputs is not None and not inputs.A.is_complex():
+        return "it computes kernels of a complex A only"
     return triton_scan.refusal(device, None)
 
 
@@ -93,4 +93,5 @@ s4d_kernel_zoh.register_autograd(_backward, setup_context=_setup_context)
 
 def run(inputs: KernelInputs) -> Tensor:
     """(K, D, L) for checked inputs."""
+    inputs = inputs.as_zoh()
     return s4d_kernel_zoh(inputs.delta, inputs.A, inputs.B, inputs.C, inputs.L, inputs.dtype == torch.float64)

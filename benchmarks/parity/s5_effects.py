@@ -1,0 +1,187 @@
+"""What the differences between our configs and the public code of S5 and LRU change: test accuracy on short ListOps.
+
+    python benchmarks/parity/s5_effects.py              # half an hour on one core; needs no public code and no JAX
+
+Each run has one difference from our config (configs/lra/listops/s5.yaml and lru.yaml at a small size), or all of them,
+and the public code's weights' distribution, not its numbers. A run that is in the CSV is not made again.
+
+Shapes: B batch, L length.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compare import RESULTS
+from lra_ssm.datamodules import ListOps
+from lra_ssm.layers import LRU, S5, BlockSpec, LayerSpec, S4Block, S5Block
+from lra_ssm.models import Classifier
+from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks.optim import optimizer_and_schedule
+from s5_family import features, public_schedule, start_as_flax
+
+D_MODEL, N_LAYERS, BATCH, VOCABULARY, CLASSES = 64, 2, 32, 20, 10
+EPOCHS, STEPS_PER_EPOCH = 20, 50
+LENGTH = 40  # of the longest sequence, <eos> included
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model is built and trained; padded as "masked", "seen" (by layers and norms) or "pooled" (seen, and in
+    the mean over positions)."""
+
+    layer: LayerSpec
+    block: BlockSpec
+    settings: OptimizerSettings
+    warmup_epochs: int
+    lr_min: float = 0.0
+    padding: str = "masked"
+    embedding_std: float | None = VOCABULARY**-0.5
+    one_hot: bool = False
+    flax: bool = False
+    public_schedule: bool = False
+
+    def network(self) -> Classifier:
+        tokens = {"vocab_size": VOCABULARY, "embedding_std": self.embedding_std}
+        inputs = {"d_input": VOCABULARY} if self.one_hot else tokens
+        padding = "masked" if self.padding == "masked" else "seen"
+        network = Classifier(
+            self.layer, CLASSES, d_model=D_MODEL, n_layers=N_LAYERS, block=self.block, padding=padding, **inputs
+        )
+        if self.flax:
+            start_as_flax(network)
+        return network
+
+    def logits(self, network: nn.Module, inputs: Tensor, lengths: Tensor) -> Tensor:
+        if self.padding != "masked":
+            inputs = F.pad(inputs, (0, LENGTH - inputs.shape[1]))
+        if self.one_hot:
+            inputs = features(inputs, VOCABULARY, inputs.shape[1])
+        return network(inputs, None if self.padding == "pooled" else lengths)
+
+
+S5_RECIPE = Recipe(
+    LayerSpec(S5, d_state=16, num_blocks=8, C_init="lecun", bidirectional=True, fast_B=True),
+    BlockSpec(S5Block, activation="half_glu2", norm="batch", norm_momentum=0.95),
+    OptimizerSettings(lr=0.003, recurrent_lr=0.001, weight_decay=0.04, decay_biases_and_norms=True,
+                      warmup_steps=STEPS_PER_EPOCH),
+    warmup_epochs=1,
+)  # fmt: skip
+LRU_RECIPE = Recipe(
+    LayerSpec(LRU, d_state=32),
+    BlockSpec(S5Block, activation="full_glu", norm="batch", norm_momentum=0.99, dropout=0.1),
+    OptimizerSettings(lr=0.001, recurrent_lr=0.0005, weight_decay=0.05, decay_biases_and_norms=True, warmup_steps=0),
+    warmup_epochs=0, lr_min=1e-7,
+)  # fmt: skip
+WIDE = {"embedding_std": None}
+FLAX = {"one_hot": True, "flax": True}
+PUBLIC = {**FLAX, "public_schedule": True}
+RECIPES: dict[str, dict[str, Recipe]] = {
+    "S5": {
+        "our config": S5_RECIPE,
+        "all: the public code": replace(S5_RECIPE, padding="seen", **PUBLIC),
+        "embedding from N(0, 1)": replace(S5_RECIPE, **WIDE),
+        "padding read": replace(S5_RECIPE, padding="seen"),
+        "one-hot vectors, Flax's initialization": replace(S5_RECIPE, **FLAX),
+        "S5's schedule": replace(S5_RECIPE, public_schedule=True),
+    },
+    "LRU": {
+        "our config": LRU_RECIPE,
+        "all: the public code": replace(LRU_RECIPE, padding="pooled", **PUBLIC),
+        "padding read": replace(LRU_RECIPE, padding="seen"),
+        "padding read and averaged": replace(LRU_RECIPE, padding="pooled"),
+        "embedding from N(0, 1)": replace(LRU_RECIPE, **WIDE),
+        "one-hot vectors, Flax's initialization": replace(LRU_RECIPE, **FLAX),
+        "embedding from N(0, 1), S4's block": replace(
+            LRU_RECIPE, **WIDE, block=BlockSpec(S4Block, norm="batch", prenorm=True, dropout=0.1)
+        ),
+    },
+}
+
+
+def accuracy(recipe: Recipe, seed: int, folder: str) -> float:
+    """Test accuracy in percent after EPOCHS · STEPS_PER_EPOCH steps."""
+    torch.manual_seed(seed)
+    data = ListOps(root=folder, batch_size=BATCH, eval_batch_size=200, length_bounds=(3, LENGTH), max_depth=4,
+                   num_train=16000, num_val=10, num_test=4000, shuffle_seed=seed)  # fmt: skip
+    data.prepare_data()
+    data.setup()
+    network, steps = recipe.network(), EPOCHS * STEPS_PER_EPOCH
+    made = optimizer_and_schedule(network, recipe.settings, steps)
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    if recipe.public_schedule:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        schedule = public_schedule(optimizer, STEPS_PER_EPOCH, EPOCHS, recipe.warmup_epochs, recipe.lr_min)
+    done = 0
+    while done < steps:
+        for inputs, lengths, labels in data.train_dataloader():
+            optimizer.zero_grad()
+            F.cross_entropy(recipe.logits(network, inputs, lengths), labels).backward()
+            optimizer.step()
+            schedule.step()
+            done += 1
+            if done == steps:
+                break
+    network.eval()
+    with torch.no_grad():
+        right = [recipe.logits(network, x, n).argmax(-1) == y for x, n, y in data.test_dataloader()]
+    return 100 * float(torch.cat(right).float().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "s5-effects.csv")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        for seed in range(given.seeds):
+            for model in given.models:
+                for name, recipe in RECIPES[model].items():
+                    run_once(given.out, (model, name, str(seed)), partial(accuracy, recipe, seed, folder))
+    report(given.out)
+
+
+def run_once(file: Path, key: tuple[str, ...], run: Callable[[], float]) -> None:
+    """Adds a row with the accuracy of a run that the CSV does not have yet."""
+    rows = rows_of(file)
+    if key in rows:
+        return
+    if not rows:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("model,recipe,seed,test accuracy\n")
+    found = run()
+    with file.open("a", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerow([*key, f"{found:.2f}"])
+    print(*key, f"{found:.2f}", flush=True)
+
+
+def rows_of(file: Path) -> dict[tuple[str, ...], float]:
+    if not file.exists():
+        return {}
+    with file.open(newline="") as stream:
+        return {tuple(row[:3]): float(row[3]) for row in list(csv.reader(stream))[1:]}
+
+
+def report(file: Path) -> None:
+    """Mean ± standard deviation over seeds."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for (*key, _), value in rows_of(file).items():
+        found.setdefault(tuple(key), []).append(value)
+    for key, values in found.items():
+        print(f"{': '.join(key):60} {mean(values):.2f} ± {stdev(values) if len(values) > 1 else 0:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What lindermanlab/S5 and minimal-LRU, which stands on its code, share beyond their layers, with our pieces: the
+schedule, tokens as one-hot vectors, padding, initialization.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from lra_ssm.datamodules import ListOps, Pathfinder
+
+
+def public_schedule(
+    optimizer: Optimizer, steps_per_epoch: int, epochs: int, warmup_epochs: int, lr_min: float = 0.0
+) -> LambdaLR:
+    """train.py and train_helpers.py of both: the rates after a step are those of its number k, from 0; the very first
+    step has each group's own rate.
+
+    In the warm-up (k + 1) / its steps. Then half a cosine that counts from the run's start, over the run's steps less
+    the warm-up's: it begins below the rate, and stands at lr_min in the last `warmup_epochs`.
+    """
+    warmup, total = warmup_epochs * steps_per_epoch, epochs * steps_per_epoch
+
+    def share(step: int, rate: float) -> float:
+        k = step - 1
+        if step == 0:
+            return 1.0
+        if k < warmup:
+            return (k + 1) / warmup
+        cosine = 0.5 * (1 + math.cos(math.pi * min(k / (total - warmup), 1.0)))
+        return ((rate - lr_min) * cosine + lr_min) / rate
+
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return LambdaLR(optimizer, [lambda step, rate=rate: share(step, rate) for rate in rates])
+
+
+def features(inputs: Tensor, d_input: int, length: int) -> Tensor:
+    """Token ids (…, L) as one-hot vectors (…, length, d_input), padding as token 0; features as they are."""
+    if inputs.is_floating_point():
+        return inputs
+    return F.one_hot(F.pad(inputs, (0, length - inputs.shape[-1])), d_input).float()
+
+
+def loss_on_features(d_input: int, length: int, pooled: str) -> Callable[[nn.Module, Any], Tensor]:
+    """The loss of a classifier of ours that reads what the public code does.
+
+    pooled: "real", the mean over real positions, or "all", over padding too.
+    """
+
+    def loss(network: nn.Module, batch: Any) -> Tensor:
+        inputs, lengths, labels = batch
+        logits = network(features(inputs, d_input, length), lengths if pooled == "real" else None)
+        return F.cross_entropy(logits, labels)
+
+    return loss
+
+
+def start_as_flax(network: nn.Module) -> None:
+    """Linear maps as Flax's Dense: normal of variance 1 / inputs, cut off at two deviations, and biases of 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            std = module.in_features**-0.5 / 0.87962566103423978  # what is cut off makes the variance smaller
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+            nn.init.zeros_(module.bias)
+
+
+def generated(folder: str, padded: bool, length: int, batch_size: int, steps: int) -> list[Any]:
+    """`Batch`es that differ: ListOps of up to `length` tokens, padded, or Pathfinder's images of 16 × 16 pixels, each
+    the mean of four of 32 × 32."""
+    if padded:
+        data: Any = ListOps(root=folder, batch_size=batch_size, length_bounds=(10, length), max_depth=5,
+                            num_train=batch_size * steps, num_val=10, num_test=10)  # fmt: skip
+    else:
+        data = Pathfinder(root=folder, batch_size=batch_size, num_images=2000, inputs="symmetric")
+    data.prepare_data()
+    data.setup("fit")
+    return [batch if padded else batch._replace(inputs=halved(batch.inputs)) for batch in data.train_dataloader()]
+
+
+def paired(batch: Any) -> Any:
+    """A batch of ListOps as half as many pairs (B, 2, L), which belong together where both have the same value."""
+    inputs, lengths, labels = (x.unflatten(0, (-1, 2)) for x in batch)
+    return batch._replace(inputs=inputs, lengths=lengths, labels=(labels[:, 0] == labels[:, 1]).long())
+
+
+def halved(images: Tensor) -> Tensor:
+    """(B, 1024, 1) -> (B, 256, 1)."""
+    return F.avg_pool2d(images.unflatten(1, (32, 32)).movedim(-1, 1), 2).flatten(2).mT

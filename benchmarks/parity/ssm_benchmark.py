@@ -1,0 +1,397 @@
+"""jsie7/ssm-benchmark's Mamba classifier, which is believed to stand behind LRA's Mamba rows, next to ours.
+
+    git clone https://github.com/jsie7/ssm-benchmark && git -C ssm-benchmark checkout 3c4337fd8385
+    pip install einops pytorch-warmup
+    python benchmarks/parity/ssm_benchmark.py ssm-benchmark listops text image
+
+Retrieval's model cannot be built at that commit, where its head lacks an argument. It could before:
+
+    git -C ssm-benchmark checkout 07af385798fa
+    python benchmarks/parity/ssm_benchmark.py ssm-benchmark retrieval
+
+The public model runs on a CPU with the pure-torch `selective_scan_ref` of the mamba-ssm that the checkout contains.
+Its backward pass takes time that grows with the square of the length, so sequences are short. Everything else is the
+checkout's: model, initialization, settings (configs/*-mamba.yaml), one AdamW group, cosine by epochs, softmax before
+the loss. Ours has the model and the optimizer of configs/lra/*/mamba.yaml, and the ways of the public code that our
+config does not take (docs/reproduction.md, j and k) by the classes below. mamba_accuracy.py measures what each of
+them changes.
+
+Shapes: B batch, L length, D channels, N states, R rank of the Δ projection.
+"""
+
+import argparse
+import inspect
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, compare, load_weights, perturb, write_summary
+from lra_ssm.datamodules import MNIST, ListOps, Text
+from lra_ssm.layers import S6, BlockSpec, HeadSpec, LayerSpec, MambaBlock, NetworkSpec
+from lra_ssm.layers.blocks import State
+from lra_ssm.models import Classifier, LinearHead, LogitPairHead
+from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks.optim import optimizer_and_schedule
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "lra"
+WIDTH, DEPTH = 64, 2
+EPOCH = 25  # steps; 20 epochs in 500 steps
+BATCHES = 200
+
+
+# -- the public code -----------------------------------------------------------------------------------------------
+
+
+def import_public(checkout: Path, scan: Callable[..., Tensor] | None = None) -> ModuleType:
+    """The checkout's `models.mamba`, with the pure-torch selective scan of its copy of mamba-ssm, or with `scan`.
+
+    Its imports of CUDA extensions and of Mamba-2, which Mamba-1 does not call, are given empty modules.
+    """
+    folder = next(checkout.glob("mamba-*/mamba_ssm"))
+    absent = {
+        "Mamba2Simple": None,
+        "mamba_chunk_scan_combined": None,
+        "mamba_split_conv1d_scan_combined": None,
+        "scan": None,
+    }
+    for name in ("mamba_ssm", *_EXTENSIONS):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__dict__.update(absent)
+    sys.modules["mamba_ssm"].__path__ = [str(folder)]
+    sys.path.insert(0, str(checkout))
+    with warnings.catch_warnings(action="ignore"):  # names that torch has renamed since
+        from mamba_ssm.modules import mamba_simple
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_ref
+    mamba_simple.selective_scan_fn = scan or selective_scan_ref
+    sys.modules["mamba_ssm"].__dict__["Mamba"] = mamba_simple.Mamba
+    return import_module("models.mamba")
+
+
+_EXTENSIONS = (
+    "selective_scan_cuda",
+    "mamba_ssm.modules.mamba2_simple",
+    "mamba_ssm.ops.triton.ssd_combined",
+    "accelerated_scan",
+    "accelerated_scan.warp",
+)
+
+
+class PublicSchedule:
+    """What the public train.py does after each epoch, called after each step."""
+
+    def __init__(self, optimizer: Optimizer, settings: Mapping[str, Any], epochs: int, epoch_steps: int) -> None:
+        self.cosine = CosineAnnealingLR(optimizer, T_max=epochs, eta_min=5e-6)
+        self.dampening: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.epoch_steps, self.steps = epoch_steps, 0
+        if "warmup" in settings:
+            from pytorch_warmup import LinearWarmup
+
+            warmup = round(settings["warmup"] * epochs / settings["num_epochs"])
+            self.dampening = LinearWarmup(optimizer, warmup).dampening
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % self.epoch_steps == 0:
+            with self.dampening():
+                self.cosine.step()
+
+
+def public_peer(
+    public: ModuleType, row: "Row", settings: Mapping[str, Any], steps: int, epoch_steps: int = EPOCH
+) -> TorchPeer:
+    """The public model and its training. settings: of the row's YAML file in the checkout."""
+    given = settings["model"] | {"hidden_dim": WIDTH, "state_dim": row.d_state, "output_dim": row.num_classes}
+    del given["layer"]
+    if "cfg" in inspect.signature(public.Mamba).parameters:
+        model = public.Mamba(given | {"num_layers": DEPTH, "version": "mamba1"}).train()
+    else:  # before November 2024, the version for which all files but Image's are written
+        model = public.Mamba(**given | {"num_blocks": DEPTH}).train()
+    train = settings["train"]
+    rate = row.rate or train["lr"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=train["wd"])
+    schedule: Any = PublicSchedule(optimizer, train, steps // epoch_steps, epoch_steps)
+    names = names_of(row, model)
+    groups = {each.theirs if isinstance(each, From) else each: group_of(ours) for ours, each in names.items()}
+    return TorchPeer(model, loss_of(public_logits), optimizer, groups.__getitem__, schedule, names=names)
+
+
+def public_logits(model: nn.Module, batch: Any) -> Tensor:
+    """What the public train.py takes the cross-entropy of: numbers in place of tokens, padding as it is."""
+    inputs = batch[0]
+    if inputs.dim() == 3 and not inputs.is_floating_point():  # pairs (B, 2, L): all first ones, then all second ones
+        inputs = inputs.transpose(0, 1).flatten(0, 1)
+    found: Tensor = model(inputs if inputs.is_floating_point() else inputs.float()[:, :, None])
+    return found
+
+
+def loss_of(logits: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    """The loss of a batch (inputs, lengths, labels)."""
+    return lambda model, batch: F.cross_entropy(logits(model, batch), batch[2])
+
+
+# -- ours ----------------------------------------------------------------------------------------------------------
+
+
+class PublicBlock(MambaBlock):
+    """MambaBlock with what the public block has of its own: a learned scale of the residual (scaled; not in the older
+    version), and no norm after the last of pre-norm blocks."""
+
+    def __init__(
+        self, d_model: int, layer: LayerSpec, expand: float, norm: Any, prenorm: bool, glu: bool, scaled: bool
+    ) -> None:
+        super().__init__(d_model, layer, expand=expand, norm=norm, prenorm=prenorm, glu=glu)
+        self.residual_scale = nn.Parameter(torch.ones(1)) if scaled else None
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, lengths: Tensor | None = None, *, return_last_state: bool = False
+    ) -> Tensor | tuple[Tensor, State]:
+        y, state = self.inner(self.before(x, lengths), lengths, None, None, return_last_state)
+        y = self.behind((x if self.residual_scale is None else self.residual_scale * x) + y, lengths)
+        return (y, state) if return_last_state else y
+
+    def final_norm(self, d_model: int) -> None:
+        return None
+
+
+class SoftmaxHead(LinearHead):
+    """A linear map and a softmax: the public code takes the cross-entropy of probabilities."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(-1)
+
+
+class SoftmaxPairHead(LogitPairHead):
+    """The same for pairs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, y).softmax(-1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of LRA at a small size. rate: in place of the published one."""
+
+    config: str
+    public_config: str
+    num_classes: int
+    d_state: int = 64
+    rate: float | None = None
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        """model.init_args of our config."""
+        model = yaml.safe_load((CONFIGS / self.config / "mamba.yaml").read_text())["model"]
+        found: dict[str, Any] = model["init_args"]
+        return found
+
+
+ROWS = {
+    "listops": Row("listops", "listops-mamba.yaml", 10, 16),
+    "text": Row("text", "imdb-mamba.yaml", 2, 16),
+    "retrieval": Row("retrieval", "aan-mamba.yaml", 2, 16),
+    "image": Row("image", "cifar-10-mamba.yaml", 10, 16),
+}
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Which of the public code's ways ours takes; all of them give the same model and training."""
+
+    softmax: bool = True
+    block: bool = True  # the residual's scale, and no norm after the last of pre-norm blocks
+    padding: bool = True  # counts in the mean
+    schedule: bool = True  # by epochs to 5e-6, Image's warm-up too; else as our config has it
+
+    def logits(self, network: nn.Module, batch: Any) -> Tensor:
+        found: Tensor = network(batch[0], None if self.padding else batch[1])
+        return found
+
+
+def our_network(row: Row, ways: Ways, scaled: bool = True) -> Classifier:
+    """The network of our config at the small size. scaled: as of `PublicBlock`."""
+    network = row.ours["network"]
+    given = network["init_args"]
+    block, layer = given["block"]["init_args"], given["layer"]["init_args"]
+    layer |= {"d_state": row.d_state, "delta_rank": -(-WIDTH // 16)}
+    if ways.block:
+        its = BlockSpec(
+            PublicBlock, scaled=scaled, **{each: block[each] for each in ("expand", "norm", "prenorm", "glu")}
+        )
+    else:
+        its = BlockSpec(MambaBlock, **block)
+    head = {"lra_ssm.models.LinearHead": SoftmaxHead, "lra_ssm.models.LogitPairHead": SoftmaxPairHead}[given["head"]]
+    changed = {"layer": LayerSpec(S6, **layer), "block": its, "d_model": WIDTH, "n_layers": DEPTH}
+    if ways.softmax:
+        changed["head"] = HeadSpec(head)
+    if "vocab_size" in given:  # images
+        changed["num_classes"] = row.num_classes
+    built: Classifier = NetworkSpec.of({"class_path": network["class_path"], "init_args": given | changed})()
+    return built
+
+
+def our_peer(row: Row, ways: Ways, network: nn.Module, steps: int, epoch_steps: int = EPOCH) -> TorchPeer:
+    """A network of ours with the optimizer settings of our config."""
+    settings = row.ours["optimizer"]
+    if row.rate is not None:
+        settings |= {"lr": row.rate, "recurrent_lr": row.rate}
+    if ways.schedule:
+        settings |= {"cosine_by": "epoch", "min_lr_factor": 5e-6 / settings["lr"]}
+    made = optimizer_and_schedule(network, OptimizerSettings.of(settings), steps, epoch_steps)
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    if ways.schedule and settings["warmup_steps"]:  # by epochs there, which is no setting of ours
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        schedule = LambdaLR(optimizer, damped(settings, steps // epoch_steps, epoch_steps))
+    return TorchPeer(network.train(), loss_of(ways.logits), optimizer, group_of, schedule)
+
+
+def copy_weights(network: Classifier, theirs: nn.Module, row: Row) -> Classifier:
+    """Ours, built with all of the public ways, with the weights of theirs."""
+    load_weights(network, arrays_of(theirs), names_of(row, theirs))
+    return network
+
+
+def damped(settings: Mapping[str, Any], epochs: int, epoch_steps: int) -> Callable[[int], float]:
+    """Image's schedule by steps: a cosine by epochs to 5e-6, times the warm-up's share, which grows by epochs."""
+    warmup, floor = round(settings["warmup_steps"] * epochs), settings["min_lr_factor"]
+
+    def share(step: int) -> float:
+        epoch = step // epoch_steps
+        cosine = floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        return min(1.0, (epoch + 1) / warmup) * cosine
+
+    return share
+
+
+# -- both ----------------------------------------------------------------------------------------------------------
+
+
+def names_of(row: Row, theirs: nn.Module) -> Names:
+    """Our parameters -> theirs."""
+    R, N = -(-WIDTH // 16), row.d_state
+    its = dict(theirs.named_parameters())
+    pairs = {"backbone.embedding": "linear_encoder", "head": "linear_decoder"}
+    if "match.encoder.weight" in its:
+        heads = {
+            "each": "linear_decoder",
+            "match.0": "match.encoder",
+            "match.2": "match.middle",
+            "match.4": "match.decoder",
+        }
+        pairs = {"backbone.embedding": "linear_encoder", **{f"head.{ours}": each for ours, each in heads.items()}}
+    names: dict[str, str | From] = {
+        f"{ours}.{part}": f"{each}.{part}" for ours, each in pairs.items() for part in ("weight", "bias")
+    }
+    for i in range(DEPTH):
+        block = {
+            "norm.weight": "norm.weight",
+            "norm.bias": "norm.bias",
+            "in_proj.weight": "mamba.in_proj.weight",
+            "conv1d.weight": "mamba.conv1d.weight",
+            "conv1d.bias": "mamba.conv1d.bias",
+            "layer.A_log": "mamba.A_log",
+            "layer.D": "mamba.D",
+            "layer.delta_up": "mamba.dt_proj.weight",
+            "layer.delta_bias": "mamba.dt_proj.bias",
+            "out_proj.weight": "mamba.out_proj.weight",
+            "glu.weight": "glu.linear.weight",
+            "glu.bias": "glu.linear.bias",
+        }
+        names |= {f"backbone.blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in block.items()}
+        if f"blocks.{i}.lambd" in its:
+            names[f"backbone.blocks.{i}.residual_scale"] = f"blocks.{i}.lambd"
+        selection = f"blocks.{i}.mamba.x_proj.weight"
+        names[f"backbone.blocks.{i}.layer.delta_down"] = From(selection, lambda x: x[:R])
+        names[f"backbone.blocks.{i}.layer.B"] = From(selection, lambda x: x[R : R + N])
+        names[f"backbone.blocks.{i}.layer.C"] = From(selection, lambda x: x[R + N :])
+    return names
+
+
+def group_of(name: str) -> str:
+    """The group in which the gradient of a parameter of ours is counted."""
+    if ".layer." in name:
+        return "A and D" if name.endswith(("A_log", ".D")) else "Δ, B and C"
+    if any(part in name for part in (".in_proj.", ".conv1d.", ".out_proj.", ".glu.")):
+        return "projections"
+    return "head" if name.startswith("head.") else "encoder, norms, residual"
+
+
+def batches_of(row: str, root: Path) -> list[Any]:
+    """ListOps of 10 to 32 tokens, reviews cut at 32 characters (for Retrieval pairs of them, in place of papers; the
+    label is whether they judge alike), or MNIST's digits averaged to 7 × 7 pixels."""
+    data: Any
+    if row == "listops":
+        data = ListOps(root=str(root), batch_size=8, max_length=32, length_bounds=(10, 32), num_train=8 * BATCHES,
+                       num_val=8, num_test=8)  # fmt: skip
+    elif row in ("text", "retrieval"):
+        data = Text(root=str(root), batch_size=8, max_length=32)
+    else:
+        data = MNIST(root=str(root), batch_size=16)
+    data.prepare_data()
+    data.setup("fit")
+    found = []
+    for batch in data.train_dataloader():
+        inputs, lengths, labels = batch
+        if row == "retrieval":
+            pairs = labels.view(-1, 2)
+            found.append(
+                (inputs.long().view(-1, 2, inputs.shape[1]), lengths.view(-1, 2), (pairs[:, 0] == pairs[:, 1]).long())
+            )
+        else:
+            found.append((pooled(inputs) if row == "image" else inputs.long(), lengths, labels))
+        if len(found) == BATCHES:
+            break
+    return found
+
+
+def pooled(inputs: Tensor, size: int = 4) -> Tensor:
+    """Images (B, 784, 1), averaged over squares of size × size pixels -> (B, 784 / size², 1), from -1 to 1."""
+    return F.avg_pool2d(inputs.view(-1, 1, 28, 28), size).flatten(1).unsqueeze(-1) * 2 - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("rows", nargs="+", choices=list(ROWS))
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    options = parser.parse_args()
+    public = import_public(options.checkout)
+    for name in options.rows:
+        row, batches = ROWS[name], batches_of(name, options.data)
+        settings = yaml.safe_load((options.checkout / "configs" / row.public_config).read_text())
+        torch.manual_seed(0)
+        theirs = public_peer(public, row, settings, options.steps)
+        scaled = hasattr(theirs.model.blocks[0], "lambd")
+        networks = [copy_weights(our_network(row, Ways(), scaled), theirs.model, row) for _ in range(2)]
+        ours, control = (our_peer(row, Ways(), network, options.steps) for network in networks)
+        perturb(control.model)
+        case = f"ssm-benchmark-{name}"
+        title = f"jsie7/ssm-benchmark, Mamba with the settings of {row.public_config}"
+        found = compare(theirs, ours, batches, RESULTS / case, title, options.steps, control)
+        L = max(each[0].shape[1 if name == "image" else -1] for each in batches)
+        about = "full length" if name == "image" else "pairs, padded" if name == "retrieval" else "padded"
+        about += f"; {'pre' if settings['model']['prenorm'] else 'post'}-norm, softmax before the loss"
+        write_summary(
+            case, found, about=about, source="jsie7/ssm-benchmark", commit="3c4337fd8385" if scaled else "07af385798fa",
+            sizes=f"{DEPTH} × {WIDTH}, {row.d_state} states, length {L}, batch {len(batches[0][2])}",
+        )  # fmt: skip
+        print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
+
+
+if __name__ == "__main__":
+    main()

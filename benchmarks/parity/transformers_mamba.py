@@ -1,0 +1,204 @@
+"""transformers' Mamba, trained as AnnanYu/mamba-bare trains its language models, next to ours.
+
+    git clone https://github.com/AnnanYu/mamba-bare && git -C mamba-bare checkout 3a1526268af9
+    pip install transformers einops mambapy
+    python benchmarks/parity/transformers_mamba.py mamba-bare tinyshakespeare/input.txt
+
+The model is transformers' MambaForCausalLM without mamba-ssm's kernels; its scan is mambapy's (`use_mambapy`). The
+checkout's own `group_parameters_for_optimizer` says which weights decay. Rates, betas, decay, clipping, warm-up and
+cosine are those of its mamba-360m.yaml, with the schedule shortened to 500 steps. The text is read by characters, in
+windows that do not overlap.
+
+Ours is trained twice: with that code's ways where they differ from configs/lm/wikitext103/mamba.yaml (case
+"mamba-bare"), and as the config says (case "mamba-bare-config").
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import MambaConfig, MambaForCausalLM
+
+from compare import RESULTS, STEPS, From, Names, TorchPeer, arrays_of, compare, load_weights, perturb, write_summary
+from lra_ssm.layers import S6, BlockSpec, LayerSpec, MambaBlock
+from lra_ssm.models import LanguageModel
+from lra_ssm.tasks import OptimizerSettings
+from lra_ssm.tasks.optim import optimizer_and_schedule, parameter_groups, parameter_rates
+
+CONFIG = Path(__file__).parents[2] / "configs" / "lm" / "wikitext103" / "mamba.yaml"
+WIDTH, DEPTH, STATES, LENGTH, BATCH = 64, 2, 16, 256, 8
+RANK = WIDTH // 16
+CLIP = 1.0  # experiment/pile/base.yaml: gradient_clip_val
+MULTIPLE = 16  # mamba-360m.yaml: pad_vocab_size_multiple
+
+
+def public_model(vocabulary: int) -> MambaForCausalLM:
+    """At the small size, with as many rows of the embedding as mamba-bare pads to."""
+    config = MambaConfig(
+        vocab_size=math.ceil(vocabulary / MULTIPLE) * MULTIPLE, hidden_size=WIDTH, num_hidden_layers=DEPTH,
+        state_size=STATES, time_step_rank=RANK, rescale_prenorm_residual=True, use_mambapy=True,
+        pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return MambaForCausalLM(config).train()
+
+
+def public_groups(checkout: Path, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """mamba-bare's groups of the parameters, which its imports of hydra and CUDA extensions do not touch."""
+    for name in ("hydra", "mamba_core", "mamba_core.modules", "mamba_core.modules.seq_common"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules["mamba_core.modules.seq_common"].__dict__["PositionalEncoding"] = nn.Identity  # there is none here
+    sys.path.insert(0, str(checkout))
+    from train.optim.param_grouping import group_parameters_for_optimizer
+
+    for name, p in model.named_parameters():  # its Mamba marks these, transformers' does not
+        if name.endswith(("A_log", ".D")):
+            p.__dict__["_no_weight_decay"] = True
+    groups: list[dict[str, Any]] = group_parameters_for_optimizer(model, _Settings(weight_decay=weight_decay))
+    return groups
+
+
+class _Settings(dict[str, Any]):
+    """As OmegaConf has it: values by key and by attribute."""
+
+    __getattr__ = dict.__getitem__
+
+
+def schedule(settings: dict[str, Any], rate: float, steps: int) -> Callable[[int], float]:
+    """timm's cosine with warm-up as a share of the rate: a line from warmup_lr_init, then half a cosine to lr_min.
+
+    settings: `scheduler` of the YAML file, t_initial in place of which stand the steps that are left.
+    """
+    warmup, first, least = settings["warmup_t"], float(settings["warmup_lr_init"]), float(settings["lr_min"])
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (first + step * (rate - first) / warmup) / rate
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+        return (least + (rate - least) * cosine) / rate
+
+    return share
+
+
+def our_network(vocabulary: int) -> LanguageModel:
+    """The network of our config at the small size."""
+    given = yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["network"]["init_args"]
+    layer = given.pop("layer")["init_args"] | {"d_state": STATES, "delta_rank": RANK}
+    given["block"] = BlockSpec(MambaBlock, **given["block"]["init_args"])
+    small = {"vocab_size": vocabulary, "d_model": WIDTH, "n_layers": DEPTH}
+    return LanguageModel(LayerSpec(S6, **layer), **given | small).train()
+
+
+def names() -> Names:
+    """Our parameters -> theirs."""
+    found: dict[str, str | From] = {
+        "backbone.embedding.weight": "backbone.embeddings.weight",  # and the head
+        "backbone.norm.weight": "backbone.norm_f.weight",
+    }
+    for i in range(DEPTH):
+        block = {
+            "norm.weight": "norm.weight",
+            "in_proj.weight": "mixer.in_proj.weight",
+            "conv1d.weight": "mixer.conv1d.weight",
+            "conv1d.bias": "mixer.conv1d.bias",
+            "layer.A_log": "mixer.A_log",
+            "layer.D": "mixer.D",
+            "layer.delta_up": "mixer.dt_proj.weight",
+            "layer.delta_bias": "mixer.dt_proj.bias",
+            "out_proj.weight": "mixer.out_proj.weight",
+        }
+        found |= {f"backbone.blocks.{i}.{ours}": f"backbone.layers.{i}.{theirs}" for ours, theirs in block.items()}
+        selection = f"backbone.layers.{i}.mixer.x_proj.weight"
+        found[f"backbone.blocks.{i}.layer.delta_down"] = From(selection, lambda x: x[:RANK])
+        found[f"backbone.blocks.{i}.layer.B"] = From(selection, lambda x: x[RANK : RANK + STATES])
+        found[f"backbone.blocks.{i}.layer.C"] = From(selection, lambda x: x[RANK + STATES :])
+    return found
+
+
+def group_of(name: str) -> str:
+    """The group in which the gradient of a parameter of ours is counted."""
+    if ".layer." in name:
+        return "A and D" if name.endswith(("A_log", ".D")) else "Δ, B and C"
+    if any(part in name for part in (".in_proj.", ".conv1d.", ".out_proj.")):
+        return "projections"
+    return "embedding" if "embedding" in name else "norms"
+
+
+def windows(file: Path) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    """Batches of (inputs, targets), both (BATCH, LENGTH) ids of characters, and how many characters there are."""
+    text = file.read_text()
+    known = {character: number for number, character in enumerate(sorted(set(text)))}
+    ids = np.array([known[character] for character in text])
+    count = (len(ids) - 1) // LENGTH
+    pairs = np.stack([ids[: count * LENGTH], ids[1 : count * LENGTH + 1]]).reshape(2, count, LENGTH)
+    pairs = torch.from_numpy(pairs[:, np.random.default_rng(0).permutation(count)])
+    return list(zip(*(each.split(BATCH) for each in pairs), strict=True))[: count // BATCH], len(known)
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    out = model(batch[0])
+    return F.cross_entropy((out if isinstance(out, Tensor) else out.logits).flatten(0, 1), batch[1].flatten())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    options = parser.parse_args()
+    batches, vocabulary = windows(options.text)
+    experiment = options.checkout / "train" / "configs" / "experiment" / "example" / "mamba-360m.yaml"
+    train = yaml.safe_load(experiment.read_text())["train"]
+    rate, betas = train["optimizer"]["lr"], train["optimizer"]["betas"]
+    share = schedule(train["scheduler"], rate, options.steps)
+    settings = OptimizerSettings.of(yaml.safe_load(CONFIG.read_text())["model"]["init_args"]["optimizer"])
+
+    def theirs() -> TorchPeer:
+        torch.manual_seed(0)
+        model = public_model(vocabulary)
+        groups = public_groups(options.checkout, model, train["optimizer"]["weight_decay"])
+        optimizer = AdamW(groups, lr=rate, betas=betas)
+        table = names()
+        group = {each.theirs if isinstance(each, From) else each: group_of(ours) for ours, each in table.items()}
+        return TorchPeer(model, loss, optimizer, group.__getitem__, LambdaLR(optimizer, share), CLIP, table)
+
+    def ours(weights: nn.Module, as_config: bool) -> TorchPeer:
+        network = our_network(vocabulary)
+        load_weights(network, arrays_of(weights), names())
+        if as_config:
+            made = optimizer_and_schedule(network, settings, options.steps)
+            return TorchPeer(network, loss, made["optimizer"], group_of, made["lr_scheduler"]["scheduler"], CLIP)
+        rates = {
+            name: each._replace(weight_decay=settings.weight_decay) if "delta_" in name and "bias" not in name else each
+            for name, each in parameter_rates(network, settings).items()
+        }
+        optimizer = AdamW(parameter_groups(network, rates), betas=settings.betas)
+        return TorchPeer(network, loss, optimizer, group_of, LambdaLR(optimizer, share), CLIP)
+
+    about = {
+        "source": "transformers' Mamba, AnnanYu/mamba-bare",
+        "commit": "3a1526268af9",
+        "sizes": f"{DEPTH} × {WIDTH}, {STATES} states, length {LENGTH}, batch {BATCH}",
+    }
+    for case, as_config in (("mamba-bare", False), ("mamba-bare-config", True)):
+        peer = theirs()
+        mine, control = (ours(peer.model, as_config) for _ in range(2))
+        perturb(control.model)
+        title = f"transformers' Mamba, trained as AnnanYu/mamba-bare does{' (ours: our config)' if as_config else ''}"
+        found = compare(peer, mine, batches, RESULTS / case, title, options.steps, control)
+        write_summary(case, found, about="our config" if as_config else "the public ways", **about)
+        print(case, "largest difference", found.difference().max(), "control", found.difference("control").max())
+
+
+if __name__ == "__main__":
+    main()

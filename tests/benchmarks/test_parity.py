@@ -1,0 +1,126 @@
+"""The comparison of two implementations, on a peer written here: a linear model under other names, trained by hand."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compare import (
+    From,
+    TorchPeer,
+    compare,
+    load_weights,
+    our_peer,
+    perturb,
+    relative_distance,
+    translate,
+    write_summary,
+)
+from lra_ssm.layers import LRU, LayerSpec
+from lra_ssm.models import Classifier
+from lra_ssm.tasks.optim import OptimizerSettings
+
+NAMES = {"weight": From("W", lambda W: -W.T), "bias": From(("b", "c"), lambda b, c: b + c)}
+
+
+class ByHand:
+    """y = b + c - x W with gradient descent written out in numpy; it knows no PyTorch."""
+
+    def __init__(self, rate: float) -> None:
+        random = np.random.default_rng(0)
+        self.w = {"W": random.normal(size=(3, 2)).astype("f"), "b": np.zeros(2, "f"), "c": np.ones(2, "f")}
+        self.rate = rate
+
+    def step(self, batch):
+        x, y = (each.numpy() for each in batch)
+        error = self.w["b"] + self.w["c"] - x @ self.w["W"] - y
+        slope = 2 * error / error.size
+        gradient = {"W": -x.T @ slope, "b": slope.sum(0)}
+        self.w["W"] = self.w["W"] - self.rate * gradient["W"]
+        self.w["b"] = self.w["b"] - self.rate * gradient["b"]
+        return float((error**2).mean()), {name: float(np.linalg.norm(each)) for name, each in gradient.items()}
+
+    def weights(self):
+        return translate(self.w, NAMES)
+
+
+def squares(model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+
+def linear(like: ByHand, rate: float, clip: float | None = None) -> TorchPeer:
+    model = nn.Linear(3, 2)
+    load_weights(model, like.w, NAMES)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    return TorchPeer(model, squares, optimizer, lambda name: {"weight": "W", "bias": "b"}[name], clip=clip)
+
+
+@pytest.fixture
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)) for _ in range(4)]
+
+
+def test_equal_programs_have_equal_losses_norms_and_weights(batches, tmp_path):
+    theirs = ByHand(0.1)
+    found = compare(theirs, linear(theirs, 0.1), batches, tmp_path / "same", "two ways", steps=10)
+    assert found.losses["theirs"][9] < found.losses["theirs"][1] and found.difference().max() < 1e-5
+    for group in ("W", "b"):
+        np.testing.assert_allclose(found.norms["theirs"][group], found.norms["ours"][group], rtol=1e-4)
+    assert found.weights.keys() == {"weight", "bias"} and max(found.weights.values()) < 1e-6
+    assert (tmp_path / "same.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(("rate", "clip"), [(0.11, None), (0.1, 0.5)])
+def test_another_rate_or_clipping_is_seen(rate, clip, batches, tmp_path):
+    theirs = ByHand(0.1)
+    found = compare(theirs, linear(theirs, rate, clip), batches, tmp_path / "other", "another rate", steps=10)
+    assert found.difference()[0] < 1e-6 and found.difference().max() > 1e-3 and max(found.weights.values()) > 1e-3
+    lines = (tmp_path / "other.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if line[0] != "#"))
+    assert [int(row["step"]) for row in rows] == list(range(1, 11))
+    written = [float(row["difference"]) for row in rows], [float(row["gradient W theirs"]) for row in rows]
+    np.testing.assert_allclose(written[0], found.difference(), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(written[1], found.norms["theirs"]["W"], rtol=1e-5)
+    weights = [line.split(",") for line in lines if line[0] == "#"]
+    assert {name: float(value) for _, name, value in weights} == pytest.approx(found.weights, rel=1e-2)
+
+
+def test_the_table_of_names_is_complete_on_both_sides():
+    weights = ByHand(0.1).w
+    with pytest.raises(ValueError, match="does not use: b, c"):
+        translate(weights, {"weight": "W"})
+    translate(weights, {"weight": "W"}, unused=("b", "c"))
+    with pytest.raises(ValueError, match="differ in .'bias'"):
+        load_weights(nn.Linear(3, 2), weights, {"weight": NAMES["weight"]}, unused=("b", "c"))
+    with pytest.raises(ValueError, match=r"weight: theirs gives \(3, 2\), ours has \(2, 3\)"):
+        load_weights(nn.Linear(3, 2), weights, NAMES | {"weight": "W"})
+
+
+def test_a_network_of_ours_against_itself_with_a_control(tmp_path):
+    def peer(size: float = 0.0) -> TorchPeer:
+        torch.manual_seed(0)
+        network = Classifier(LayerSpec(LRU, d_state=4), num_classes=3, vocab_size=5, d_model=6, n_layers=2)
+        settings = OptimizerSettings(lr=0.01, warmup_steps=2)
+        return our_peer(perturb(network, size), settings, 20, lambda name: "all")
+
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, (4, 9), generator=generator)
+    batch = (ids, torch.tensor([9, 3, 4, 9]), torch.tensor([0, 1, 2, 1]))
+    found = compare(peer(), peer(), [batch], tmp_path / "a", "itself", steps=6, control=peer(1e-4))
+    assert not found.difference().any() and set(found.weights.values()) == {0.0}
+    assert 1e-7 < found.difference("control").max() < 1e-1
+    file = tmp_path / "summary.csv"
+    for source in ("first", "second"):
+        write_summary("a", found, file, source=source)
+    write_summary("b", found, file, commit="c")
+    rows = list(csv.DictReader(file.open(newline="")))
+    assert [(row["case"], row["source"], row["commit"]) for row in rows] == [("a", "second", ""), ("b", "", "c")]
+    assert rows[0]["steps"] == "6" and rows[0]["largest"] == "0.0e+00"
+
+
+def test_relative_distance():
+    assert relative_distance(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
+    assert relative_distance(np.zeros(2), np.zeros(2)) == 0 and relative_distance(np.zeros(2), np.ones(2)) == np.inf
