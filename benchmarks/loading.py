@@ -18,9 +18,9 @@ import torch
 import yaml
 
 from bench import Bench, Row, options, positive, start
-from lra_ssm.datamodules.loading.loader import EpochBatches, ResumableLoader
-from lra_ssm.datamodules.storage.format import open_prepared
-from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.datamodules.loader import EpochBatches, ResumableLoader
+from lra_ssm.datamodules.old_storage.format import open_prepared
+from lra_ssm.datamodules.old_storage.writer import DatasetWriter
 from measure import interleave
 from plots import Bar
 from steps import CONFIGS, read, sized, step

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import lightning as L, numpy as np, torch
 from torch import nn
 from torch.nn import functional as F
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.storage.writer import DatasetWriter
+from lra_ssm.datamodules.old_base import PreparedDataModule
+from lra_ssm.datamodules.old_storage.writer import DatasetWriter
 from lra_ssm.layers import NetworkSpec
 from lra_ssm.layers.spec import BlockFactory, LayerFactory, NetworkFactory
 from lra_ssm.models import Backbone

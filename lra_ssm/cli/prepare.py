@@ -16,10 +16,9 @@ from lra_ssm.cli.output import PlainParser, add_debug, in_a_folder
 from lra_ssm.cli.parser import RunParser
 from lra_ssm.cli.prepared_settings import LOADING, fit_options, remember
 from lra_ssm.cli.summary import open_all, summary_tables, unfinished
-from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.base import PreparedData
 from lra_ssm.datamodules.language.builder import Turn
-from lra_ssm.datamodules.storage.prepare import LOCK
-from lra_ssm.datamodules.storage.root import resolve_root
+from lra_ssm.datamodules.storage import LOCK, resolve_root
 from lra_ssm.errors import InputError, hint, squeeze
 from lra_ssm.files import locked
 from lra_ssm.tables import terminal_width, wrapped
@@ -88,7 +87,7 @@ def _parser_of_all() -> PlainParser:
     return parser
 
 
-def _parser(name: str, cls: type[PreparedDataModule]) -> RunParser:
+def _parser(name: str, cls: type[PreparedData]) -> RunParser:
     """Of the settings that decide what is prepared, and of how it is done."""
     parser = RunParser(
         prog=f"lra-ssm prepare {name}",
@@ -159,7 +158,7 @@ def _prepare_configured(options: list[str]) -> None:
     _say_fit([shlex.quote(option) for option in options])
 
 
-def _prepare(datamodule: PreparedDataModule, settings: dict[str, Any]) -> None:
+def _prepare(datamodule: PreparedData, settings: dict[str, Any]) -> None:
     if not datamodule.is_prepared():
         datamodule.fetch()
     datamodule.prepare_data()

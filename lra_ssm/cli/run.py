@@ -24,8 +24,7 @@ from lra_ssm.cli.prepared_settings import say_other_source, what_is_prepared, wi
 from lra_ssm.cli.run_options import Made, RunOptions
 from lra_ssm.cli.starting_weights import StartingWeights, options_of
 from lra_ssm.cli.write_predictions import WritePredictions
-from lra_ssm.datamodules.base import PreparedDataModule
-from lra_ssm.datamodules.loading.module import LoadedDataModule
+from lra_ssm.datamodules.base import DataModule, PreparedData
 from lra_ssm.errors import InputError, squeeze
 from lra_ssm.files import unused
 from lra_ssm.progress import quiet
@@ -101,7 +100,7 @@ def _fit(options: RunOptions, signals: Signals) -> None:
 def _estimate(options: RunOptions) -> None:
     """Prints what a training step costs; trains nothing and writes nothing but prepared data."""
     made = options.make(None)
-    if not (isinstance(made.task, NetworkTask) and isinstance(made.data, LoadedDataModule)):
+    if not (isinstance(made.task, NetworkTask) and isinstance(made.data, DataModule)):
         raise InputError("--estimate: it counts tasks and data of this package, or made of them")
     if made.data.longest is None:
         made.data.prepare_data()
@@ -241,7 +240,7 @@ def _preparing(options: RunOptions, data: LightningDataModule | None) -> Any:
     def prepare() -> None:
         assert data is not None
         prepared = ""
-        if isinstance(data, PreparedDataModule) and not data.is_prepared():
+        if isinstance(data, PreparedData) and not data.is_prepared():
             prepared = what_is_prepared(data, options.resolved["data"].get("init_args", {}))
         if prepared and data.source == "generated":  # type: ignore[attr-defined]
             print(squeeze(f"note: generating what this configuration says; {prepared}"), file=sys.stderr)

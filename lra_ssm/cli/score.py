@@ -124,7 +124,7 @@ def _windows(tokens: Any, loaded: Loaded) -> tuple[TokenWindows, bool, str]:
     """Windows over a text as the model's run is validated, whether the state goes on from one to the next, and this in
     words."""
     from lra_ssm.datamodules.language.windows import Streams, Windows
-    from lra_ssm.datamodules.storage.format import TokenSplit
+    from lra_ssm.datamodules.old_storage.format import TokenSplit
 
     stream = [TokenSplit.in_memory(tokens, loaded.tokenizer.vocab_size, loaded.tokenizer.end_of_text)]
     length, evaluation = loaded.data.get("length"), loaded.data.get("evaluation")

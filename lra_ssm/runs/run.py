@@ -99,7 +99,7 @@ class Run(RunDirectory):
     ) -> Self:
         """The run of these objects, new or to be resumed; of `fit` below.
 
-        Its identity is made of the seed, the task's hyperparameters, the data's `identity()` or hyperparameters, the
+        Its identity is made of the seed, the task's hyperparameters, the data's `record()` or hyperparameters, the
         Trainer's arguments, and `settings`: whatever else decides the result.
         Raises InputError where `lightning.seed_everything` was not called before, where something could not be told
         apart from another of its kind, and for a Trainer without an end or with fast_dev_run, which leaves nothing.
@@ -120,7 +120,7 @@ class Run(RunDirectory):
             "checkpoint": plain(asdict(checkpoints), "checkpoint"),
             "settings": plain(settings or {}, "settings"),
         }
-        own = () if hasattr(data, "identity") else getattr(data, "neutral_settings", DATA_NEUTRAL)
+        own = () if hasattr(data, "record") else getattr(data, "neutral_settings", DATA_NEUTRAL)
         neutral = {"": ("experiment",), "checkpoint": checkpoints.neutral, "data": own}
         run = cls.of_config(config, neutral, runs_dir, fresh, [task, *task.modules(), data])
         run.given, run.checkpoints = trainer, checkpoints

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
 from lra_ssm.datamodules.retrieval.reader import NAMES
 
 _CONSONANTS, _VOWELS = np.array(list("bcdfghjklmnpqrstvwxz")), np.array(list("aeiouy"))

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
+from lra_ssm.datamodules.old_storage.format import open_prepared
 from lra_ssm.datamodules.pathfinder.archive import missing_blocks, write_archive
 from lra_ssm.datamodules.pathfinder.module import Pathfinder
 from lra_ssm.datamodules.pathfinder.reader import places, read_listing
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, settings_for
-from lra_ssm.datamodules.storage.format import open_prepared
 from lra_ssm.errors import InputError
 from tests.datamodules.helpers import contents
 from tests.datamodules.image_helpers import encoded, pictures, prepared, write_pathfinder

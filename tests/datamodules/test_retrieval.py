@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from lra_ssm.datamodules.retrieval.module import Retrieval
 from lra_ssm.datamodules.retrieval.reader import FILES, NAMES, PairsFile
-from lra_ssm.datamodules.storage.format import SequenceSplit, open_prepared
-from lra_ssm.datamodules.storage.vocabulary import EOS_ID, SPECIALS
+
+from lra_ssm.datamodules.old_storage.format import SequenceSplit, open_prepared
+from lra_ssm.datamodules.old_storage.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 from tests.datamodules.helpers import contents

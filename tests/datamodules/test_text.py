@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from lra_ssm.datamodules.text.module import Text
+from lra_ssm.datamodules.text.reader import HUB
 
 from lra_ssm.datamodules.fetch import imdb
 from lra_ssm.datamodules.fetch.download import RemoteFile
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
-from lra_ssm.datamodules.storage.format import open_prepared
-from lra_ssm.datamodules.storage.vocabulary import EOS_ID, SPECIALS
+from lra_ssm.datamodules.old_storage.format import open_prepared
+from lra_ssm.datamodules.old_storage.vocabulary import EOS_ID, SPECIALS
 from lra_ssm.datamodules.text import reader as text_files
-from lra_ssm.datamodules.text.module import Text
-from lra_ssm.datamodules.text.reader import HUB
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 from tests.datamodules.helpers import contents

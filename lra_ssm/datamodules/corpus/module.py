@@ -5,7 +5,6 @@ Files of .txt, .jsonl and .parquet; IMDb's reviews.
 Source of the reviews: Maas et al., "Learning Word Vectors for Sentiment Analysis" (2011).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from lra_ssm.datamodules.corpus.reader import Splits, find_at, reviews
@@ -15,7 +14,6 @@ from lra_ssm.datamodules.language.documents import CorpusReader, Documents, Empt
 from lra_ssm.datamodules.language.module import LanguageDataModule
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class Corpus(LanguageDataModule):
     """A folder of text, or one file. Batches are `batches.TokenBatch`.
 

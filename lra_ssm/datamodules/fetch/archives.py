@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, write_note
-from lra_ssm.datamodules.storage.disk import sync_filesystem
+from lra_ssm.datamodules.old_storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, sync_folder
 

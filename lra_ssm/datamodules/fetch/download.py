@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 from lra_ssm import __version__
 from lra_ssm.bars import Bar
 from lra_ssm.datamodules.fetch.download_note import DownloadNote, note_of, read_note, write_note
-from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.old_storage.disk import check_disk_space
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, sha256, sync_folder
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lra_ssm.datamodules.fetch.sources import download_folder
-from lra_ssm.datamodules.storage.disk import check_disk_space
+from lra_ssm.datamodules.old_storage.disk import check_disk_space
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, one_reason, sha256, write_json
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lra_ssm.datamodules.storage.root import ensure_root
+from lra_ssm.datamodules.storage import ensure_root
 from lra_ssm.errors import InputError
 
 

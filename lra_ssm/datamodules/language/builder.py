@@ -23,10 +23,10 @@ from lra_ssm.datamodules.language.choosing import TokenizerChoice, load_tokenize
 from lra_ssm.datamodules.language.documents import SPLITS, CorpusReader, Shard
 from lra_ssm.datamodules.language.shards import TextCounts, is_there, read_shard, shard_folder, split_entry, write_shard
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
+from lra_ssm.datamodules.old_storage.arrays import check_digest
+from lra_ssm.datamodules.old_storage.disk import check_disk_space
+from lra_ssm.datamodules.old_storage.writer import token_dtype
 from lra_ssm.datamodules.processes import ordered_map
-from lra_ssm.datamodules.storage.arrays import check_digest
-from lra_ssm.datamodules.storage.disk import check_disk_space
-from lra_ssm.datamodules.storage.writer import token_dtype
 from lra_ssm.errors import InputError
 from lra_ssm.files import locked, sha256, write_json
 from lra_ssm.machine import available_cores

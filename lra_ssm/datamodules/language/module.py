@@ -6,27 +6,27 @@ L length of a window.
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
-from lra_ssm.datamodules.base import PreparedDataModule
+from lra_ssm.datamodules.base import DataModule
+from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
 from lra_ssm.datamodules.language.choosing import parse_tokenizer
 from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.shards import TextCounts, summed
 from lra_ssm.datamodules.language.windows import Streams, TokenWindows, Windows
-from lra_ssm.datamodules.loading.batches import TokenBatch
-from lra_ssm.datamodules.loading.loader import ResumableLoader
-from lra_ssm.datamodules.loading.module import LoadedDataModule
-from lra_ssm.datamodules.storage.arrays import damaged
-from lra_ssm.datamodules.storage.format import TokenSplit
-from lra_ssm.datamodules.storage.intact import check_intact, remember_intact
-from lra_ssm.datamodules.storage.root import ensure_root
-from lra_ssm.datamodules.storage.writer import write_manifest
+from lra_ssm.datamodules.loader import ResumableLoader
+from lra_ssm.datamodules.old_base import PreparedDataModule
+from lra_ssm.datamodules.old_storage.arrays import damaged
+from lra_ssm.datamodules.old_storage.format import TokenSplit
+from lra_ssm.datamodules.old_storage.intact import check_intact, remember_intact
+from lra_ssm.datamodules.old_storage.writer import write_manifest
+from lra_ssm.datamodules.storage import ensure_root
 from lra_ssm.errors import InputError
 from lra_ssm.files import sha256
 
@@ -37,8 +37,7 @@ Order = Literal["shuffled", "streams"]
 Evaluation = Literal["windows", "streams", "sliding"]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class WindowedDataModule(LoadedDataModule):
+class WindowedDataModule(DataModule):
     """Loads streams of tokens as `windows.Windows` or `windows.Streams`; batches are `TokenBatch`.
 
     A data module of text gives `text_splits` and `tokenizer_file`.
@@ -179,7 +178,6 @@ class WindowedDataModule(LoadedDataModule):
             )
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     """Text that is prepared once, as tokens in shards. Batches are `batches.TokenBatch`.
 
@@ -197,6 +195,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
         InputError: settings that cannot be met.
     """
 
+    limit: None = field(default=None, init=False)
     processes: ClassVar[int | None] = None  # that tokenise at a time; None for one a core. Does not change the result
 
     tokenizer: str
@@ -234,7 +233,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     @cached_property
     def _content(self) -> dict[str, Any]:
         # Files of the user's are looked at; a publisher's are what they are.
-        documents = self._documents.content_settings() if self.kind() == "files" else self.source_settings()
+        documents = self._documents.content_settings() if self.kind == "files" else self.source_settings()
         end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
         return {"version": READER_VERSION, **documents, "tokenizer": self.choice.identity(), **end}
 
@@ -250,7 +249,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     def fetch(self) -> None:
         """Downloads what is missing of the corpus and the tokenizer."""
         self.choice.fetch()
-        if self.kind() != "files":
+        if self.kind != "files":
             self.fetch_files()
 
     def build(self, folder: Path) -> None:
@@ -300,7 +299,7 @@ class LanguageDataModule(WindowedDataModule, PreparedDataModule):
     def _finish(self, folder: Path) -> None:
         manifest = self._preparation().finish(folder)
         where = {} if self.source in self.sources else {"path": self.source}
-        manifest["source"] |= {"kind": self.kind(), **where, **self.content_settings()}
+        manifest["source"] |= {"kind": self.kind, **where, **self.content_settings()}
         manifest["source"] |= self.published(manifest["splits"])
         write_manifest(folder, manifest)
 

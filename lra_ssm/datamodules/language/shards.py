@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from lra_ssm.datamodules.language.documents import CorpusReader, Passage, Shard
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-from lra_ssm.datamodules.storage.arrays import ArrayFile
-from lra_ssm.datamodules.storage.writer import first_outside, token_dtype
+from lra_ssm.datamodules.old_storage.arrays import ArrayFile
+from lra_ssm.datamodules.old_storage.writer import first_outside, token_dtype
 from lra_ssm.errors import InputError
 from lra_ssm.files import new_folder, write_json
 

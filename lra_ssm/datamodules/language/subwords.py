@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from lra_ssm.datamodules.language.tokenizers import TextTokenizer
-from lra_ssm.datamodules.storage.arrays import IntArray
+from lra_ssm.datamodules.old_storage.arrays import IntArray
 from lra_ssm.errors import InputError, hint
 
 TOKENIZER = "tokenizer.json"

@@ -23,9 +23,9 @@ from typing import Self
 
 import numpy as np
 
-from lra_ssm.datamodules.storage.arrays import IntArray
-from lra_ssm.datamodules.storage.vocabulary import Encoded
-from lra_ssm.datamodules.storage.writer import token_dtype
+from lra_ssm.datamodules.old_storage.arrays import IntArray
+from lra_ssm.datamodules.old_storage.vocabulary import Encoded
+from lra_ssm.datamodules.old_storage.writer import token_dtype
 from lra_ssm.errors import InputError
 from lra_ssm.files import replacing
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lra_ssm.datamodules.loading.batches import BatchDataset, TokenBatch
-from lra_ssm.datamodules.storage.arrays import IntArray
-from lra_ssm.datamodules.storage.format import NOT_SCORED, TokenSplit
+from lra_ssm.datamodules.batches import BatchDataset, TokenBatch
+from lra_ssm.datamodules.old_storage.arrays import IntArray
+from lra_ssm.datamodules.old_storage.format import NOT_SCORED, TokenSplit
 from lra_ssm.errors import InputError
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from lra_ssm.bars import Bar
+from lra_ssm.datamodules.old_storage.disk import sync_filesystem
 from lra_ssm.datamodules.pathfinder.drawing import Bytes
 from lra_ssm.datamodules.pathfinder.generator import GENERATOR_VERSION, PathfinderBlock, generate_block
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, HARD, PathfinderSettings
 from lra_ssm.datamodules.processes import ordered_map
-from lra_ssm.datamodules.storage.disk import sync_filesystem
 from lra_ssm.errors import InputError
 from lra_ssm.files import UNFINISHED, replacing, write_json
 from lra_ssm.machine import available_cores

@@ -7,20 +7,19 @@ al., "Long Range Arena" (2021); splits and scaling of the public S4 and S5 codes
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules.base import file_stats
 from lra_ssm.datamodules.fetch.download_note import read_note
 from lra_ssm.datamodules.fetch.lra_release import fetch_lra_release
 from lra_ssm.datamodules.fetch.sources import named_source
-from lra_ssm.datamodules.images.files import Pixels
-from lra_ssm.datamodules.images.module import ImageDataModule, SplitImages
-from lra_ssm.datamodules.images.own_files import Form
-from lra_ssm.datamodules.images.splits import Indices, ordered_split, part_sizes, random_split
-from lra_ssm.datamodules.images.transforms import CropFlip, PixelSequence
+from lra_ssm.datamodules.old_base import file_stats
+from lra_ssm.datamodules.old_images.files import Pixels
+from lra_ssm.datamodules.old_images.module import ImageDataModule, SplitImages
+from lra_ssm.datamodules.old_images.splits import Indices, ordered_split, part_sizes, random_split
+from lra_ssm.datamodules.old_images.transforms import PixelSequence
+from lra_ssm.datamodules.old_storage.disk import check_disk_space, say_cost
 from lra_ssm.datamodules.pathfinder.archive import (
     BLOCK_SIZE,
     generator_of,
@@ -38,7 +37,6 @@ from lra_ssm.datamodules.pathfinder.reader import (
     watched_files,
 )
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES, SIZES, settings_for
-from lra_ssm.datamodules.storage.disk import check_disk_space, say_cost
 from lra_ssm.errors import InputError
 from lra_ssm.machine import available_cores
 
@@ -51,7 +49,6 @@ READER_VERSION = 1
 SCALINGS: dict[str, Any] = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,)), "integers": (None, None)}
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class Pathfinder(ImageDataModule):
     """Pathfinder; Path-X is resolution 128. Batches are `batches.Batch` without lengths, L = resolution² pixels.
 
@@ -103,10 +100,7 @@ class Pathfinder(ImageDataModule):
         self.d_input = None if self.inputs == "integers" else 1
         self.vocab_size = 256 if self.inputs == "integers" else None
 
-    def own_forms(self) -> dict[Form, Callable[[Pixels], Pixels]]:
-        return {Form("L", self.image_size): lambda images: images}
-
-    def transform(self, augment: CropFlip | None) -> PixelSequence:
+    def transform(self) -> PixelSequence:
         return PixelSequence(*SCALINGS[self.inputs])
 
     def content_settings(self) -> dict[str, Any]:
@@ -114,11 +108,11 @@ class Pathfinder(ImageDataModule):
         common = {"reader": READER_VERSION, "resolution": self.resolution, **split, "limit": self.limit}
         if self.source == "generated":
             return common | {"generator": self._generator()}
-        files = {"files": file_stats(watched_files(self._folder()))} if self.kind() == "files" else {}
+        files = {"files": file_stats(watched_files(self._folder()))} if self.kind == "files" else {}
         return common | {"difficulty": self.difficulty, **files}
 
     def build(self, folder: Path) -> None:
-        source: dict[str, Any] = {"kind": self.kind()}
+        source: dict[str, Any] = {"kind": self.kind}
         source |= {"resolution": self.resolution, "difficulty": self.difficulty}
         if self.source == "generated":
             drawn = settings_for(self.resolution, self.difficulty), self.generator_seed, self.num_images

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lra_ssm.datamodules.fetch.sources import content
-from lra_ssm.datamodules.images.files import decode_image
+from lra_ssm.datamodules.old_images.files import decode_image
 from lra_ssm.datamodules.pathfinder.archive import generator_of
 from lra_ssm.datamodules.pathfinder.settings import DIFFICULTIES
 from lra_ssm.errors import InputError

@@ -7,7 +7,6 @@ windows a step are derived from their figure 7: about 28,830 steps an epoch. Sou
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lra_ssm.datamodules.fetch.sources import named_source
@@ -19,7 +18,6 @@ from lra_ssm.errors import InputError
 log = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class SlimPajama(LanguageDataModule):
     """SlimPajama, 6 billion tokens of it. Batches are `batches.TokenBatch`.
 

@@ -5,7 +5,6 @@ split at white space, `<eos>` for each line, a vocabulary of the training split 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from lra_ssm.datamodules.fetch.sources import named_source
@@ -15,7 +14,6 @@ from lra_ssm.datamodules.wikitext.reader import Edition, Version, check_counts, 
 from lra_ssm.errors import InputError
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class WikiText(LanguageDataModule):
     """WikiText. Batches are `batches.TokenBatch`; documents are articles.
 

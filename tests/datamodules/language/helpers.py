@@ -11,8 +11,8 @@ import numpy as np
 from lra_ssm.datamodules.language.documents import CorpusReader
 from lra_ssm.datamodules.language.module import LanguageDataModule
 from lra_ssm.datamodules.language.shards import TokenWriter
-from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
-from lra_ssm.datamodules.storage.writer import write_manifest
+from lra_ssm.datamodules.old_storage.format import PreparedDataset, TokenSplit, open_prepared
+from lra_ssm.datamodules.old_storage.writer import write_manifest
 
 VOCAB, END = 300, 299
 WHOLE = 1 << 30  # tokens of a shard, where a split is one

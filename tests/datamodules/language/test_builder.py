@@ -19,10 +19,10 @@ from lra_ssm.datamodules.language.choosing import load_tokenizer, parse_tokenize
 from lra_ssm.datamodules.language.documents import Reading
 from lra_ssm.datamodules.language.files import FileCorpus
 from lra_ssm.datamodules.language.shards import RECORD
-from lra_ssm.datamodules.storage import disk
-from lra_ssm.datamodules.storage.format import PreparedDataset, TokenSplit, open_prepared
-from lra_ssm.datamodules.storage.prepare import prepare
-from lra_ssm.datamodules.storage.writer import write_manifest
+from lra_ssm.datamodules.old_storage import disk
+from lra_ssm.datamodules.old_storage.format import PreparedDataset, TokenSplit, open_prepared
+from lra_ssm.datamodules.old_storage.writer import write_manifest
+from lra_ssm.datamodules.storage import prepare
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import by_split
 from tests.datamodules.language.deadly import Deadly

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lra_ssm.datamodules.language.shards import TokenWriter
-from lra_ssm.datamodules.storage.format import MANIFEST, TokenSplit
+from lra_ssm.datamodules.old_storage.format import MANIFEST, TokenSplit
 from lra_ssm.errors import InputError
 from tests.datamodules.language.helpers import END, VOCAB, WHOLE, documents, text_split, write_split, write_text
 from tests.datamodules.test_damaged_data import changed, flip

@@ -10,9 +10,9 @@ import lightning as L
 import pytest
 import torch
 
+from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.module import TextCounts
-from lra_ssm.datamodules.loading.batches import TokenBatch
-from lra_ssm.datamodules.loading.loader import ResumableLoader
+from lra_ssm.datamodules.loader import ResumableLoader
 from lra_ssm.errors import InputError
 from lra_ssm.runs.checks import check_tokenizer
 from tests.datamodules.language.helpers import END, MadeUp
