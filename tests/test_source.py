@@ -128,18 +128,16 @@ def test_data_that_was_touched_and_prepared_again_is_the_same(language, capsys):
 
 
 def test_which_of_the_users_data_is_other_is_named(language, capsys):
-    corpora = [{"class_path": "lra_ssm.datamodules.Corpus", "init_args": {"source": s, "tokenizer": "t/tokenizer.json"}}
-               for s in ("text", "more")]  # fmt: skip
-    mixture = [o for o in language if not o.startswith("--data")]
-    mixture += ["--data=lra_ssm.datamodules.Mixture", "--data.length=16", "--data.root=data"]
-    mixture += ["--data.batch_size=2", f"--data.corpora={json.dumps(corpora)}"]
+    corpus = [o for o in language if not o.startswith("--data")]
+    corpus += ["--data=Corpus", "--data.length=16", "--data.root=data", "--data.batch_size=2"]
+    corpus += ["--data.source=more", "--data.tokenizer=t/tokenizer.json"]
     tokenizer("t", "ab")
-    assert in_process(["fit", *mixture], capsys)[0] == 0
-    assert of_a_finished_run(mixture, capsys) == ""
+    assert in_process(["fit", *corpus], capsys)[0] == 0
+    assert of_a_finished_run(corpus, capsys) == ""
     Path("more/train-2.txt").write_text("a new file\n" * 20)
-    assert of_a_finished_run(mixture, capsys) == "it was trained with other data: more has changed"
+    assert of_a_finished_run(corpus, capsys) == "it was trained with other data: more has changed"
     tokenizer("t", "abc")
-    said = of_a_finished_run(mixture, capsys)
+    said = of_a_finished_run(corpus, capsys)
     assert said == "it was trained with other data: more has changed, t/tokenizer.json has changed"
 
 

@@ -72,11 +72,10 @@ def _text_rows(manifest: dict[str, Any]) -> list[Row]:
 
 def _kind(source: dict[str, Any]) -> str:
     parts = [source["kind"], source.get("difficulty")]
-    if "min_length" in source:  # of ListOps
-        parts.append(f"{source['min_length']} to {source['max_length']}")
+    if "length_bounds" in source:  # of ListOps
+        parts.append("{} to {}".format(*source["length_bounds"]))
     if source.get("limit"):
         parts.append(f"limit {source['limit']}")
-    parts.append("lossy" if source.get("lossy") else "")
     return ", ".join(filter(None, parts))
 
 

@@ -24,6 +24,7 @@ from lra_ssm.datamodules.storage import (
     Array,
     Prepared,
     Split,
+    count_examples,
     fingerprint,
     load,
     num_examples,
@@ -301,7 +302,9 @@ class PreparedData(DataModule):
     def files(self) -> list[Path]:
         """Return the files that a user's own `source` stands for: it, or all files below it. Raises InputError."""
         path = self.source_path()
-        return [path] if path.is_file() else sorted(each for each in path.rglob("[!.]*") if each.is_file())
+        found = [path] if path.is_file() else sorted(each for each in path.rglob("[!.]*") if each.is_file())
+        prepared = {each.parent for each in found if each.name == MANIFEST}  # where the root is below the source
+        return [each for each in found if each.parent not in prepared]
 
     def fetch(self) -> None:
         """Download the source's files below the root, if needed. Only `lra-ssm prepare` calls it: a fit never does."""
@@ -353,36 +356,16 @@ class PreparedData(DataModule):
         prepare(self.data_root, self.dataset, self.prepared_folder.name, self._build)
 
     def _build(self, folder: Path) -> None:
-        splits = self.arrays(folder)
-        entries = {
-            name: {**self._counts(name, arrays), "arrays": save_split(folder, name, arrays)}
-            for name, arrays in splits.items()
-        }
+        entries = {}
+        for name, arrays in self.arrays(folder).items():
+            counts = count_examples(arrays, self.per_example, self.num_classes, f"{type(self).__name__}: split {name}")
+            entries[name] = {**counts, "arrays": save_split(folder, name, arrays)}
         write_manifest(folder, {"dataset": self.dataset, **self.facts(), "splits": entries})
 
     def facts(self) -> dict[str, Any]:
         """Return what the manifest says besides the splits."""
         classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
         return {"source": {"kind": self.kind, **self.record()["data"]}, **classes}
-
-    def _counts(self, split: str, arrays: dict[str, Array]) -> dict[str, Any]:
-        """What the manifest counts in a split. Raises InputError if a label is not a class."""
-        counts: dict[str, Any] = {}
-        if "offsets" in arrays:
-            lengths = np.diff(arrays["offsets"])
-            counts["examples"] = len(lengths) // self.per_example
-            counts["length"] = {"min": int(lengths.min()), "mean": round(lengths.mean(), 2), "max": int(lengths.max())}
-        if "images" in arrays:
-            area = arrays["images"].shape[1] * arrays["images"].shape[2]
-            counts["examples"] = len(arrays["images"])
-            counts["length"] = {"min": area, "mean": float(area), "max": area}
-        if "labels" in arrays and self.num_classes is not None:
-            labels = arrays["labels"]
-            for number in np.flatnonzero((labels < 0) | (labels >= self.num_classes))[:1]:
-                what = f"label {labels[number]} is not one of 0 to {self.num_classes - 1}"
-                raise InputError(f"{type(self).__name__}: split {split}, example {number}: {what}")
-            counts["class_counts"] = np.bincount(labels, minlength=self.num_classes).tolist()
-        return counts
 
     # -- prepared data ---------------------------------------------------------------------------------------------
 

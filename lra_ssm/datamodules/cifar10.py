@@ -181,7 +181,7 @@ def _read_batch(data: bytes, name: str) -> Labelled:
     """A dict with data (n, 3072) uint8, planes of red, green and blue, and labels. Raises InputError."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-        planes, labels = np.asarray(batch[b"data"]), np.array(batch[b"labels"])
+        planes, labels = (np.asarray(batch.get(key.encode(), batch.get(key))) for key in ("data", "labels"))
         if planes.dtype != np.uint8 or planes.shape != (len(labels), 3 * 32 * 32) or labels.dtype.kind != "i":
             raise ValueError(f"data {planes.dtype} {planes.shape}, labels {labels.dtype} {labels.shape}")
     except Exception as error:  # damaged pickles raise errors of many kinds

@@ -226,3 +226,7 @@ class PixelSequence:
         for channel, table in enumerate(self.tables):
             inputs[..., channel] = np.take(table, pixels[..., channel])
         return inputs
+
+    def value_range(self) -> tuple[float, float]:
+        """Return the smallest and the largest value that an input can have."""
+        return (0.0, 255.0) if self.tables is None else (float(self.tables.min()), float(self.tables.max()))

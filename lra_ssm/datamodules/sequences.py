@@ -29,8 +29,8 @@ SPLITS = ("train", "val", "test")
 class SequenceData(PreparedData):
     """A dataset of sequences, or pairs of them (`per_example` 2), made by a generator of examples.
 
-    A dataset has class attributes: `vocabulary`, tokens in the order of their ids,
-    the first of which pads (or only `vocab_size`), or `d_input` for real features; `num_classes`, or `num_outputs` for real targets.
+    A dataset has class attributes: `vocabulary`, tokens in the order of their ids, the first of which pads (or only
+    `vocab_size`), or `d_input` for real features; `num_classes`, or `num_outputs` for real targets.
 
     Args:
         bucket_batches: batches of sequences of similar length, by sorting within pools of this many; 1 does not.

@@ -137,6 +137,30 @@ def save_split(folder: Path, name: str, arrays: Mapping[str, Array]) -> dict[str
     return entries
 
 
+def count_examples(arrays: Mapping[str, Array], per_example: int, num_classes: int | None, name: str) -> dict[str, Any]:
+    """Return what the manifest counts in a split of sequences or images: examples, lengths, examples by class.
+
+    Raises:
+        InputError: a label is not a class; names the split, as `name`, and the example.
+    """
+    counts: dict[str, Any] = {}
+    if "offsets" in arrays:
+        lengths = np.diff(arrays["offsets"])
+        counts["examples"] = len(lengths) // per_example
+        counts["length"] = {"min": int(lengths.min()), "mean": round(lengths.mean(), 2), "max": int(lengths.max())}
+    if "images" in arrays:
+        area = arrays["images"].shape[1] * arrays["images"].shape[2]
+        counts["examples"] = len(arrays["images"])
+        counts["length"] = {"min": area, "mean": float(area), "max": area}
+    if "labels" in arrays and num_classes is not None:
+        labels = arrays["labels"]
+        for number in np.flatnonzero((labels < 0) | (labels >= num_classes))[:1]:
+            what = f"label {labels[number]} is not one of 0 to {num_classes - 1}"
+            raise InputError(f"{name}, example {number}: {what}")
+        counts["class_counts"] = np.bincount(labels, minlength=num_classes).tolist()
+    return counts
+
+
 def file_entry(path: Path) -> dict[str, Any]:
     """Return what the manifest records of a file: name, size in bytes, sha256."""
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}

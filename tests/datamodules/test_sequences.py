@@ -274,12 +274,14 @@ def test_wrong_inputs_of_other_kinds(tmp_path: Path, cls: type, example: Any, me
 
 def test_targets_that_do_not_fit(tmp_path: Path) -> None:
     class Bad(Marked):
+        targets: Any = None
+
         def answer(self, document: list[int]) -> Any:
-            return targets
+            return self.targets
 
     for targets, message in (([0, 2], "target 2 is not one of 0 to 1"), ([0] * 3, "3 targets for 2 positions")):
         with pytest.raises(InputError, match=message):
-            Bad(root=str(tmp_path)).prepare_data()
+            Bad(root=str(tmp_path), targets=targets).prepare_data()
 
 
 def test_the_commands_show_every_kind(tmp_path: Path) -> None:

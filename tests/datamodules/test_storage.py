@@ -150,7 +150,7 @@ def test_arrays_that_were_written_in_place_are_kept(tmp_path: Path) -> None:
 def test_a_split_is_read_only_and_pickled_without_its_arrays(tmp_path: Path) -> None:
     split = tiny_dataset(tmp_path).split("train")
     data = pickle.dumps(split)
-    assert str(split.folder).encode() in data and split["tokens"].tobytes() not in data
+    assert split["tokens"].tobytes() not in data
     assert np.array_equal(pickle.loads(data)["tokens"], split["tokens"])
     with pytest.raises(ValueError, match="read-only"):
         split["tokens"][0] = 1

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -101,9 +102,9 @@ class Preparation:
                 for read in done:
                     bar.advance(read)
             except InputError as error:
+                if isinstance(error.__cause__, BrokenProcessPool):  # what is done is kept
+                    raise
                 raise BadCorpus(str(error)) from error
-            except ChildProcessError as error:
-                raise InputError(f"{error} (--processes); what is done stays done") from error
 
     def progress(self) -> tuple[int, int]:
         """How many shards there are, and how many there must be."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
-from lra_ssm.datamodules.base import DataModule
+from lra_ssm.datamodules.base import DataModule, setting
 from lra_ssm.datamodules.batches import TokenBatch
 from lra_ssm.datamodules.language.builder import BadCorpus, Preparation, Turn
 from lra_ssm.datamodules.language.choosing import parse_tokenizer
@@ -52,10 +52,9 @@ class WindowedDataModule(DataModule):
         eval_stride: of "sliding": each window scores so many tokens, which have length − eval_stride before them.
     """
 
-    # eval_batch_size is none of them: evaluation in streams depends on how many there are.
-    neutral_settings: ClassVar[tuple[str, ...]] = ("root", "num_workers", "pin_memory")
-
-    root: str | None = None
+    # Unlike elsewhere: evaluation in streams depends on how many there are.
+    eval_batch_size: int | None = setting(default=None, affects="batches")
+    root: str | None = setting(default=None, affects="nothing")
     length: int = 1024
     order: Order = field(default="shuffled", init=False)
     isolate: bool = True

@@ -3,7 +3,6 @@
 An entry has the file's name, dtype, shape and bytes, and the sha256 of the values, which come behind the header.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ class ArrayFile:
 
     def __init__(self, path: Path, dtype: str, item: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.item, self.count = path, np.dtype(dtype), item, 0
-        self._digest = hashlib.sha256()
         self._file = open(path, "wb")
         self._write_header()
 
@@ -36,7 +34,6 @@ class ArrayFile:
         """Values (n, *item)."""
         data = np.ascontiguousarray(values, dtype=self.dtype)
         self._file.write(data.data)
-        self._digest.update(data.data)
         self.count += len(data)
 
     def close(self) -> dict[str, Any]:
@@ -48,7 +45,7 @@ class ArrayFile:
         os.fsync(self._file.fileno())
         self._file.close()
         of_array = {"dtype": self.dtype.str, "shape": [self.count, *self.item]}
-        return {"file": self.path.name, **of_array, "bytes": size, "sha256": self._digest.hexdigest()}
+        return {"file": self.path.name, **of_array, "bytes": size, "sha256": sha256(self.path)}
 
     def _write_header(self) -> None:
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count, *self.item)}
@@ -68,7 +65,7 @@ def open_array(folder: Path, entry: dict[str, Any]) -> IntArray:
 def check_digest(folder: Path, entry: dict[str, Any]) -> None:
     """Reads an array's file. Raises InputError where it is not what was written."""
     path = folder / entry["file"]
-    if sha256(path, _mapped(path, entry).offset) != entry["sha256"]:
+    if sha256(path) != entry["sha256"]:
         raise damaged(path, "does not have its recorded sha256")
 
 

@@ -1,6 +1,8 @@
 """Small prepared texts: tokens that were never words, with documents of any length."""
 
 import hashlib
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,3 +101,26 @@ class MadeUp(LanguageDataModule):
         texts = documents(self.lengths, self.text_seed)
         splits = {"train": texts, "val": texts[:5], "test": texts[:7]}
         write_text(folder, splits, shard=25, tokenizer=self.tokenizer_text)
+
+
+def flip(path: Path, position: int, bit: int) -> None:
+    """Changes one bit, and leaves the time of change as it was."""
+    stat, data = path.stat(), bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def changed(manifest: Any, path: tuple[Any, ...], *value: Any) -> Any:
+    """A copy with another value at a path, or without what is there."""
+    copy = json.loads(json.dumps(manifest))
+    if not path:
+        return value[0] if value else {}
+    inside = copy
+    for key in path[:-1]:
+        inside = inside[key]
+    if value:
+        inside[path[-1]] = value[0]
+    else:
+        del inside[path[-1]]
+    return copy

@@ -26,7 +26,7 @@ from lra_ssm.datamodules.storage import prepare
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import by_split
 from tests.datamodules.language.deadly import Deadly
-from tests.datamodules.test_damaged_data import flip
+from tests.datamodules.language.helpers import flip
 from tests.runner import Command
 
 LINES = Reading("line", empty_documents="skip", val_fraction=0.1)
@@ -244,7 +244,7 @@ def test_a_killed_process_of_several_is_said(texts, tmp_path):
     made = preparation(texts, tmp_path / "shards", processes=2)
     made.tokenise(Turn(1, 2))
     deadly = Deadly(**vars(made.reader), alive=os.getpid())
-    with pytest.raises(InputError, match=r"was killed, .*fewer of them.*--processes.*what is done stays done"):
+    with pytest.raises(InputError, match="a worker process was killed"):
         replace(made, reader=deadly).tokenise()
     assert made.progress()[0] == (len(made.reader.shards()) + 1) // 2
 

@@ -1,4 +1,4 @@
-"""Sharded tokens: written, opened, shown by commands; what is no token is one line. Damage: ../test_damaged_data.py."""
+"""Sharded tokens: written, opened, shown by commands; what is no token is one line."""
 
 import json
 import pickle
@@ -10,8 +10,17 @@ import pytest
 from lra_ssm.datamodules.language.shards import TokenWriter
 from lra_ssm.datamodules.old_storage.format import MANIFEST, TokenSplit
 from lra_ssm.errors import InputError
-from tests.datamodules.language.helpers import END, VOCAB, WHOLE, documents, text_split, write_split, write_text
-from tests.datamodules.test_damaged_data import changed, flip
+from tests.datamodules.language.helpers import (
+    END,
+    VOCAB,
+    WHOLE,
+    changed,
+    documents,
+    flip,
+    text_split,
+    write_split,
+    write_text,
+)
 from tests.runner import in_process
 
 TEXTS = documents([5, 1, 1, 40, 3, 17, 2])

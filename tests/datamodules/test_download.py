@@ -1,0 +1,258 @@
+"""Downloads, archives, the Hub's files, LRA's archive."""
+
+import hashlib
+import io
+import random
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lra_ssm.datamodules import ListOps, Retrieval
+from lra_ssm.datamodules import download as download_module
+from lra_ssm.datamodules.download import (
+    Hub,
+    Remote,
+    download,
+    find_lra,
+    parquet_files,
+    read_archive,
+    read_parquet,
+    unpack,
+)
+from lra_ssm.errors import InputError
+from tests.datamodules.helpers import LINES, damaged
+from tests.datamodules.image_helpers import write_tar
+from tests.datamodules.server import Site, serving
+
+DATA = random.Random(0).randbytes(300_000)
+SHA256 = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+MD5 = f"md5:{hashlib.md5(DATA).hexdigest()}"
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("lra_ssm.datamodules.download.time.sleep", lambda seconds: None)
+
+
+def remote(site: Site, digest: str | None = SHA256, size: int | None = None) -> Remote:
+    return Remote(site.url, "file.bin", digest, size)
+
+
+def check_whole(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == ["file.bin"] and (folder / "file.bin").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("digest", [SHA256, MD5, None])
+def test_a_file_is_downloaded_once_into_new_folders(tmp_path: Path, digest: str | None) -> None:
+    with serving(DATA) as site:
+        for _ in range(2):
+            path = download(remote(site, digest), tmp_path / "root", "a/b")
+        assert path == tmp_path / "root" / "a" / "b" / "file.bin" and len(site.requests) == 1
+    check_whole(path.parent)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_download_goes_on_where_it_stopped(tmp_path: Path, ranges: bool) -> None:
+    with serving(DATA, ranges=ranges, break_after=[100_000, 150_000]) as site:
+        download(remote(site), tmp_path)
+        assert site.requests[0] is None and len(site.requests) == 3
+        assert site.requests[1] == "bytes=100000-"
+    check_whole(tmp_path)
+
+
+def test_a_killed_download_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file.bin.part").write_bytes(DATA[:1000])
+    with serving(DATA) as site:
+        download(remote(site), tmp_path)
+        assert site.requests == ["bytes=1000-"]
+    check_whole(tmp_path)
+
+
+def test_a_part_of_another_file_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "file.bin.part").write_bytes(b"x" * 1000)
+    with serving(DATA) as site:
+        with pytest.raises(InputError, match="has the sha256 .* instead of the published .*; what was downloaded is"):
+            download(remote(site), tmp_path)
+        download(remote(site), tmp_path)
+        (tmp_path / "file.bin").write_bytes(DATA[1:])  # damaged since: downloaded again
+        (tmp_path / "file.bin.part").write_bytes(DATA + b"more")  # longer than the file
+        download(remote(site), tmp_path)
+    check_whole(tmp_path)
+
+
+def test_servers_that_fail_and_recover(tmp_path: Path) -> None:
+    with serving(DATA, statuses=[503, 429]) as site:
+        download(remote(site), tmp_path)
+    check_whole(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "file", "message"),
+    [
+        ({"statuses": [404]}, {}, "cannot be downloaded to .*HTTP Error 404"),
+        ({"statuses": [500] * 9}, {}, "cannot be downloaded to .*HTTP Error 500"),
+        ({"data": DATA[1:]}, {}, "has the sha256"),
+        ({}, {"size": 5}, "has 300,000 bytes instead of the published 5"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_one_line(tmp_path: Path, settings: Any, file: Any, message: str) -> None:
+    with serving(**{"data": DATA} | settings) as site:
+        with pytest.raises(InputError, match=message) as error:
+            download(remote(site, **file), tmp_path)
+    assert "\n" not in str(error.value) and str(error.value).startswith("http://127.0.0.1")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="cannot be downloaded"):  # nobody listens any more
+        download(remote(site), tmp_path)
+
+
+def test_only_one_of_several_downloads(tmp_path: Path) -> None:
+    with serving(DATA) as site:
+        threads = [threading.Thread(target=download, args=(remote(site), tmp_path)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(site.requests) == 1
+    check_whole(tmp_path)
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+FILES = {"top/a.txt": b"a" * 5000, "top/sub/b.txt": b"b", "other/c.txt": b"c"}
+
+
+def test_archives_are_read_and_unpacked(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "any.name", FILES)
+    assert list(read_archive(archive, lambda name: name.startswith("top"))) == list(FILES.items())[:2]
+    unpack(archive, "top", tmp_path / "target")
+    assert (tmp_path / "target/a.txt").read_bytes() == FILES["top/a.txt"]
+    assert (tmp_path / "target/sub/b.txt").read_bytes() == b"b" and len(list((tmp_path / "target").iterdir())) == 2
+    with pytest.raises(InputError, match="any.name: has no folder absent"):
+        unpack(archive, "absent", tmp_path / "no")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["any.name", "target"]
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_damaged_archives_are_one_line(tmp_path: Path, kind: str) -> None:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode=f"w:{kind}") as tar:
+        for name, data in FILES.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    archive = tmp_path / "archive"
+    changed = [damaged(whole.getvalue(), random.Random(seed)) for seed in range(20)]
+    for data in [b"", b"no archive", whole.getvalue()[:-40], *changed]:
+        archive.write_bytes(data)
+        try:
+            unpack(archive, "top", tmp_path / "target")
+        except InputError as error:
+            assert str(error).startswith(f"{archive}: ") and str(error).isprintable()
+            assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+        else:
+            for file in (tmp_path / "target").rglob("*.txt"):
+                file.unlink()
+            (tmp_path / "target").rename(tmp_path.parent / f"{kind}-{random.random()}")
+
+
+@pytest.mark.parametrize("name", ["top/../../out.txt", "top//etc/out.txt"])
+def test_members_that_lead_out_are_refused_or_stay_inside(tmp_path: Path, name: str) -> None:
+    archive = write_tar(tmp_path / "archive", {name: b"x"})
+    try:
+        unpack(archive, "top", tmp_path / "target")
+    except InputError as error:
+        assert "cannot be unpacked" in str(error)
+    assert not (tmp_path.parent / "out.txt").exists() and not Path("/etc/out.txt").exists()
+
+
+# -- LRA's archive -----------------------------------------------------------------------------------------------------
+
+PAIR = b"1.0\ta\tb\tsome text\tother\n0.0\ta\tb\tmore text\tyet another\n"
+
+
+def lra_archive(path: Path) -> Path:
+    """With some folders twice, as the published one has them; only the inner ones are complete."""
+    outer, inner = "lra_release", "lra_release/lra_release"
+    tables = {f"basic_{split}.tsv": "\n".join(["Source\tTarget", *rows]).encode() for split, rows in LINES.items()}
+    pairs = {f"tsv_data/new_aan_pairs.{split}.tsv": PAIR for split in ("train", "eval", "test")}
+    files = {f"{outer}/listops-1000/basic_train.tsv": b"another file"}
+    files |= {f"{inner}/listops-1000/{name}": data for name, data in tables.items()}
+    files |= {f"{inner}/{name}": data for name, data in pairs.items()}
+    return write_tar(path, files)
+
+
+@pytest.mark.parametrize("cls", [ListOps, Retrieval])
+def test_datasets_of_lras_archive(tmp_path: Path, cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = lra_archive(tmp_path / "archive").read_bytes()
+    root = tmp_path / "root"
+    with serving(data) as site:
+        monkeypatch.setattr(download_module, "LRA", Remote(site.url, "lra_release.gz"))
+        module = cls(root=str(root), source="lra")
+        with pytest.raises(InputError, match="`lra-ssm prepare .*` downloads LRA's archive"):
+            module.prepare_data()
+        for _ in range(2):
+            module.fetch()
+        assert len(site.requests) == 1
+    module.prepare_data()
+    counts = {ListOps: {"train": 2, "val": 1, "test": 1}, Retrieval: {"train": 2, "val": 2, "test": 2}}
+    assert module.provenance()["examples"] == counts[cls]
+    folder = {ListOps: "listops-1000", Retrieval: "tsv_data"}[cls]
+    assert [path.name for path in (root / "lra_release/lra_release").iterdir()] == [folder]
+
+
+def test_half_of_the_files_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "lra_release/x").mkdir(parents=True)
+    (tmp_path / "lra_release/x/a").touch()
+    assert find_lra(tmp_path, "x", ["a"]) == tmp_path / "lra_release/x" and find_lra(tmp_path, "y", ["a"]) is None
+    with pytest.raises(InputError, match="lra_release/x/b: is missing; all of a, b are needed"):
+        find_lra(tmp_path, "x", ["a", "b"])
+
+
+# -- the Hub -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    hub = Hub("owner/name", "0123456789abcdef", ("data/*.parquet",), "some")
+    calls = []
+
+    def snapshot(repository: str, *, local_dir: Path, **arguments: Any) -> None:
+        calls.append((repository, arguments))
+        (local_dir / "data").mkdir(parents=True)
+        table = pyarrow.table({"text": ["a", "b"], "label": [0, 1]})
+        for name in ("train-00000-of-00001.parquet", "test.parquet", "training.parquet"):
+            pyarrow.parquet.write_table(table, local_dir / "data" / name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert not hub.is_complete(tmp_path)
+    for _ in range(2):
+        folder = hub.fetch(tmp_path)
+    assert folder == tmp_path / "some" / "owner-name-0123456789ab" and hub.is_complete(tmp_path) and len(calls) == 1
+    expected = {"repo_type": "dataset", "revision": "0123456789abcdef", "allow_patterns": ["data/*.parquet"]}
+    assert calls == [("owner/name", expected)]
+    (file,) = parquet_files(folder, "train")
+    assert file.name.startswith("train-") and [*read_parquet([file], "label", "text")] == [(0, "a"), (1, "b")]
+    with pytest.raises(InputError, match="train-.*: cannot be read as parquet with .*absent"):
+        list(read_parquet([file], "absent"))
+    file.write_bytes(b"x")
+    with pytest.raises(InputError, match="cannot be read as parquet") as error:
+        list(read_parquet([file], "text"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(*_: Any, **__: Any) -> None:
+        raise ConnectionError("offline\nreally")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    hub = Hub("owner/name", "0123", ("*",), "some")
+    with pytest.raises(InputError, match="^owner/name@0123: cannot be downloaded .offline really"):
+        hub.fetch(tmp_path)
+    assert not hub.is_complete(tmp_path)
