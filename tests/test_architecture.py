@@ -64,6 +64,7 @@ SHARED_ROOMS = {
     "storage": set(),
     "processes": set(),
     "characters": set(),
+    "parts": {"storage"},
     "batches": {"storage"},
     "loader": {"storage", "batches"},
     "download": {"storage"},

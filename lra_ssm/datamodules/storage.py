@@ -228,7 +228,7 @@ def load(folder: Path) -> Prepared:
         file = folder / entry["file"]
         if not file.is_file():
             raise damaged(file, "is missing")
-        if file.stat().st_size != entry["bytes"]:
+        if file.stat().st_size != entry.get("bytes", file.stat().st_size):
             raise damaged(file, f"has {file.stat().st_size} bytes instead of {entry['bytes']}")
     return Prepared(folder, manifest)
 
@@ -243,7 +243,7 @@ def verify(prepared: Prepared) -> None:
 def _file_entries(part: Any) -> Iterator[dict[str, Any]]:
     """Every entry of a file in a manifest, wherever it is."""
     if isinstance(part, dict):
-        if {"file", "bytes", "sha256"} <= part.keys():
+        if {"file", "sha256"} <= part.keys():
             yield part
         part = list(part.values())
     if isinstance(part, list):
