@@ -71,11 +71,10 @@ SHARED_ROOMS = {
     "base": {"storage", "batches", "loader"},
     "sequences": {"storage", "batches", "base"},
     "images": {"storage", "batches", "base", "download"},
-    # They go with pathfinder and language on the rooms above.
+    # They go with language on the rooms above.
     "fetch": {"storage", "old_storage"},
     "old_storage": {"storage"},
     "old_base": {"storage", "batches", "loader", "base", "old_storage"},
-    "old_images": {"storage", "batches", "base", "old_storage", "old_base", "fetch"},
     "language": {"storage", "batches", "loader", "base", "processes", "old_storage", "old_base", "fetch"},
 }
 DATASETS = {path.name.removesuffix(".py") for path in (ROOT / "datamodules").glob("[a-z]*")} - set(SHARED_ROOMS)

@@ -255,13 +255,13 @@ def fetch_lra(root: Path, folder: str) -> None:
 
 
 def find_lra(root: Path, folder: str, names: Sequence[str], others: Sequence[str] = ()) -> Path | None:
-    """Return the first folder below `root` that has one of the files: of `lra_places`, `others`, and the root itself.
+    """Return the first folder below `root` that has one of the names: of `lra_places`, `others`, and the root itself.
 
     Raises:
-        InputError: it has some of the files and lacks others; names a missing one.
+        InputError: it has some of the names and lacks others; says which is missing.
     """
     for place in (*lra_places(folder), *others, ""):
-        missing = [name for name in names if not (root / place / name).is_file()]
+        missing = [name for name in names if not (root / place / name).exists()]
         if not missing:
             return root / place
         if len(missing) < len(names):

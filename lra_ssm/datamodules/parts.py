@@ -63,10 +63,14 @@ class Parts:
             )
         return [json.loads((self._part(n) / RECORD).read_text()) for n in range(self.count)]
 
+    def mapped(self, name: str, numbers: Sequence[int] | None = None) -> list[Array]:
+        """Return an array of every part, or of some in this order, memory-mapped."""
+        chosen = range(self.count) if numbers is None else numbers
+        return [np.load(self._part(n) / f"{name}.npy", mmap_mode="r").view(np.ndarray) for n in chosen]
+
     def join(self, path: Path, name: str, numbers: Sequence[int] | None = None) -> Array:
         """Concatenate an array of the parts, or of some in this order, into a new .npy file; return it, mapped."""
-        chosen = range(self.count) if numbers is None else numbers
-        arrays = [np.load(self._part(n) / f"{name}.npy", mmap_mode="r") for n in chosen]
+        arrays = self.mapped(name, numbers)
         shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
         joined = np.lib.format.open_memmap(path, "w+", arrays[0].dtype, shape)
         start = 0

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lra_ssm.datamodules.language.documents import CUT, BadText, Reading, cut
-from lra_ssm.datamodules.old_storage.selection import text_keys
+from lra_ssm.datamodules.text import text_keys
 from lra_ssm.errors import InputError
 from tests.datamodules.language.corpora import small_sizes
 
