@@ -19,9 +19,9 @@ def draw_batch(datamodule: ImageData, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    datamodule.setup("fit")
-    dataset: Any = datamodule._datasets["train"]
-    batch: Any = next(iter(datamodule.train_dataloader()))
+    loader = datamodule.train_dataloader()
+    dataset: Any = loader.dataset
+    batch: Any = next(iter(loader))
     inputs, labels = batch.inputs.numpy(), batch.labels.tolist()
     low, high = dataset.transform.value_range()
     shown = min(len(inputs), COLUMNS * ROWS)

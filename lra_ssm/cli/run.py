@@ -148,6 +148,11 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
     make_ready(
         trainer, made.task, made.data, signals, None, checkpoint, weights, prepare, source=source, resuming=False
     )
+    if command == "test" and not _has_test_split(made.data):
+        if trainer.is_global_zero:
+            print(f"{type(made.data).__name__} has no test split; there is nothing to score")
+            _say_score(options, made, trainer, checkpoint, run)
+        return
     if trainer.loggers and checkpoint is not None:
         with suppress(Exception):  # a checkpoint from elsewhere has none, or others
             # What is logged belongs to the step that is scored; Lightning would say 0.
@@ -161,6 +166,11 @@ def _score(options: RunOptions, signals: Signals, folder: Path | None) -> None:
         method(made.task, datamodule=made.data, **further)
     if trainer.is_global_zero and command != "predict":
         _say_score(options, made, trainer, checkpoint, run)
+
+
+def _has_test_split(data: Any) -> bool:
+    """Whether there is something to test on; prepared data says so."""
+    return not hasattr(data, "manifest") or "test" in data.manifest()["splits"]
 
 
 def _say_score(

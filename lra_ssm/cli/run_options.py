@@ -100,8 +100,6 @@ class RunOptions(LightningCLI):
         named = f"lra-ssm {command} NAME_OR_RUN"
         if command != "fit":
             example += f"\na run, or a saved model: {named} [--trust module.Class]"
-        if command == "predict":
-            example += f"\nfiles of your own: {named} FILE… (--help behind them says which)"
         arguments = _with_shipped_configs(arguments)
         try:
             self._read(command, arguments, about, example)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
@@ -33,9 +34,8 @@ from lra_ssm.datamodules.storage import (
     save_split,
     write_manifest,
 )
-from lra_ssm.errors import InputError, hint
+from lra_ssm.errors import InputError
 
-STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 # What a setting changes: the prepared examples; what the model sees of an example; which examples make up which batch.
 Affects = Literal["data", "batches", "order", "nothing"]
 
@@ -49,22 +49,17 @@ def setting(*, affects: Affects, default: Any = MISSING) -> Any:
 class _Dataclass:
     """Makes every subclass a dataclass, so that its fields are its settings."""
 
+    affects: ClassVar[dict[str, Affects]]  # what each setting affects
+    neutral_settings: ClassVar[tuple[str, ...]]  # they cannot change a result: a run's identity leaves them out
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclass(kw_only=True, eq=False, repr=False)(cls)
-        # Settings that cannot change a result: the run's identity leaves them out.
-        cls.neutral_settings = tuple(name for name, kind in affected(cls).items() if kind == "nothing")  # type: ignore[attr-defined]
-
-
-def affected(cls: type) -> dict[str, Affects]:
-    """Return what each setting of a data module affects; one that a subclass declares again affects the same."""
-    found: dict[str, Affects] = {}
-    for each in fields(cls):
-        if each.init:
-            fields_of_bases = (base.__dict__.get("__dataclass_fields__", {}).get(each.name) for base in cls.__mro__)
-            kinds = (of_base.metadata.get("affects") for of_base in fields_of_bases if of_base is not None)
-            found[each.name] = next(filter(None, kinds), "data")
-    return found
+        # A setting that a subclass declares again affects what it affected.
+        inherited = ChainMap(*(base.__dict__.get("affects", {}) for base in cls.__mro__[1:]))
+        settings = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
+        cls.affects = {each.name: each.metadata.get("affects") or inherited.get(each.name, "data") for each in settings}
+        cls.neutral_settings = tuple(name for name, kind in cls.affects.items() if kind == "nothing")
 
 
 class DataModule(_Dataclass, LightningDataModule, ABC):
@@ -80,8 +75,6 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     Raises:
         InputError: invalid settings.
     """
-
-    neutral_settings: ClassVar[tuple[str, ...]]
 
     batch_size: int = setting(default=32, affects="order")
     eval_batch_size: int | None = setting(default=None, affects="nothing")
@@ -137,7 +130,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
     def record(self) -> dict[str, Any]:
         """Return everything that decides the batches: {"dataset", "data", "batches", "order"}, settings by effect."""
         kinds: dict[str, dict[str, Any]] = {"data": {}, "batches": {}, "order": {}}
-        for name, kind in affected(type(self)).items():
+        for name, kind in self.affects.items():
             if kind in kinds and name not in self.unused_settings():
                 kinds[kind][name] = getattr(self, name)
         return {"dataset": self.dataset, **kinds}
@@ -166,13 +159,11 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
         return None
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the splits of a stage, or all. Raises InputError if one cannot be opened, or for an unknown stage."""
-        stages = {**STAGES, "predict": (self.predict_split,)}
-        if stage is not None and stage not in stages:
-            raise InputError(f"{type(self).__name__}.setup: unknown stage {stage!r}; {hint(stage, stages)}")
-        for name in stages[stage] if stage is not None else ("train", "val", "test"):
-            if name not in self._datasets:
-                self._datasets[name] = self.open_split(name)
+        """Open the splits of a stage, or all. Raises InputError if one is not prepared, or does not exist."""
+        fit, predict = ("train", "val"), (self.predict_split,)
+        stages = {"fit": fit, "validate": ("val",), "test": ("test",), "predict": predict, None: (*fit, "test")}
+        for name in stages[stage]:
+            self._opened(name)
 
     def teardown(self, stage: str | None = None) -> None:
         """End the worker processes of all loaders."""
@@ -181,15 +172,13 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     def sample(self, count: int) -> AnyBatch:
         """Return the first training examples, at most a batch of them."""
-        self.setup("fit")
-        train = self._datasets["train"]
+        train = self._opened("train")
         return train.batch(np.arange(min(count, self.batch_size, len(train))), 0)
 
     def largest_batch(self) -> AnyBatch:
         """Return a training batch of the largest size: zeros if `longest` is known, else examples of the data."""
         if self.longest is None:
-            train = self.open_split("train")
-            return train.batch(np.arange(min(self.batch_size, len(train))), 0)
+            return self.sample(self.batch_size)
         rows = (self.batch_size, self.per_example) if self.per_example > 1 else (self.batch_size,)
         if self.d_input is None:
             inputs = torch.zeros(*rows, self.longest, dtype=torch.int64)
@@ -199,8 +188,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     def train_batches(self, world_size: int = 1) -> int:
         """Return the number of batches of an epoch, once prepared. Raises InputError if devices cannot share them."""
-        self.setup("fit")
-        return len(self._training_order(self._datasets["train"], None, 0, world_size))
+        return len(self._training_order(self._opened("train"), None, 0, world_size))
 
     def train_dataloader(self) -> ResumableLoader:
         """Load every example once per epoch, in an order of (shuffle_seed, epoch); see `ResumableLoader`."""
@@ -225,9 +213,7 @@ class DataModule(_Dataclass, LightningDataModule, ABC):
 
     def _opened(self, split: str) -> BatchDataset:
         if split not in self._datasets:
-            stage = next(name for name, splits in STAGES.items() if split in splits)
-            name = type(self).__name__
-            raise InputError(f"{name}: {split} is not open; call prepare_data() and setup({stage!r}) first")
+            self._datasets[split] = self.open_split(split)
         return self._datasets[split]
 
     def _rank(self) -> tuple[int, int]:

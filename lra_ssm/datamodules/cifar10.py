@@ -12,6 +12,7 @@ Sources: Krizhevsky, "Learning multiple layers of features from tiny images" (20
 import io
 import math
 import pickle
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -66,15 +67,14 @@ class Cifar10(PublishedImages):
         return facts | {"source": {**facts["source"], "pixels": self.pixels}}
 
     def read(self, path: Path) -> dict[str, Labelled] | None:
-        if path.is_file():
-            return _joined(
-                dict(_named(read_archive(path, lambda name: PurePosixPath(name).name in BATCHES), path)), path
-            )
         for folder in (path / FOLDER, path):
-            if any((folder / name).is_file() for name in BATCHES):
-                there = [name for name in BATCHES if (folder / name).is_file()]
-                return _joined(dict(_named(((name, (folder / name).read_bytes()) for name in there), folder)), folder)
-        return self.read(path / ARCHIVE.name) if (path / ARCHIVE.name).is_file() else None
+            if files := [folder / name for name in BATCHES if (folder / name).is_file()]:
+                return _joined(((str(file), file.read_bytes()) for file in files), folder)
+        archive = path if path.is_file() else path / ARCHIVE.name
+        if not archive.is_file():
+            return None
+        members = read_archive(archive, lambda name: PurePosixPath(name).name in BATCHES)
+        return _joined(((f"{archive}: {name}", data) for name, data in members), archive)
 
     def convert(self, images: Pixels) -> Pixels:
         if self.pixels != "rgb":
@@ -140,8 +140,8 @@ class SCIFAR(Cifar10):
         self.d_input = 1 if self.grayscale else 3
         self.std = None if self.std is None else tuple(map(float, self.std))
         each = f"must be {self.d_input} finite number{'s' * (not self.grayscale)} greater than 0, one for each channel"
-        good = self.std is None or (len(self.std) == self.d_input and all(0 < value < math.inf for value in self.std))
-        self.require(good, "std", each)
+        valid = self.std is None or (len(self.std) == self.d_input and all(0 < value < math.inf for value in self.std))
+        self.require(valid, "std", each)
 
     def transform(self) -> PixelSequence:
         mean, std = (GRAY_MEAN, GRAY_STD) if self.grayscale else (RGB_MEAN, RGB_STD)
@@ -170,15 +170,12 @@ class _ArrayUnpickler(pickle.Unpickler):
         return _NAMES[module, name]
 
 
-def _named(files: Any, where: Path) -> Any:
-    """(batch, its images and labels) of (path, content) of batches."""
-    for path, data in files:
-        batch = PurePosixPath(path).name
-        yield batch, _read_batch(data, f"{where}: {batch}" if where.is_file() else str(where / batch))
-
-
 def _read_batch(data: bytes, name: str) -> Labelled:
-    """A dict with data (n, 3072) uint8, planes of red, green and blue, and labels. Raises InputError."""
+    """Return images and labels of a pickled dict: `data` (n, 3072) uint8, planes of red, green and blue, and `labels`.
+
+    Raises:
+        InputError: it is not such a dict, or is damaged; begins with `name`.
+    """
     try:
         batch = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         planes, labels = (np.asarray(batch.get(key.encode(), batch.get(key))) for key in ("data", "labels"))
@@ -189,8 +186,9 @@ def _read_batch(data: bytes, name: str) -> Labelled:
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
-def _joined(batches: dict[str, Labelled], where: Path) -> dict[str, Labelled]:
-    """Raises InputError if a batch is missing."""
+def _joined(files: Iterable[tuple[str, bytes]], where: Path) -> dict[str, Labelled]:
+    """Return train and test of (path, content) of the six batches. Raises InputError if one is missing or damaged."""
+    batches = {PurePosixPath(path).name: _read_batch(data, path) for path, data in files}
     if missing := [batch for batch in BATCHES if batch not in batches]:
         raise InputError(f"{where}: {missing[0]} is missing; CIFAR-10 is {', '.join(BATCHES)}")
     images, labels = (np.concatenate(parts) for parts in zip(*(batches[name] for name in BATCHES[:5]), strict=True))

@@ -54,10 +54,10 @@ def download(file: Remote, root: Path, below: str = "") -> Path:
                     _receive(file, part)
                     break
                 except (OSError, HTTPException) as error:
-                    final = isinstance(error, HTTPError) and error.code < 500 and error.code not in (408, 416, 429)
-                    if isinstance(error, HTTPError) and error.code == 416:  # the part is longer than the file
+                    code = error.code if isinstance(error, HTTPError) else 500
+                    if code == 416:  # the part is longer than the file
                         part.unlink(missing_ok=True)
-                    if final or attempt == _TRIES - 1:
+                    if attempt == _TRIES - 1 or (code < 500 and code not in (408, 416, 429)):
                         raise InputError(f"{file.url}: cannot be downloaded to {path} ({error})") from error
                     time.sleep(2**attempt)
             if wrong := _wrong(file, part):

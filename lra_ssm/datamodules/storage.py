@@ -49,19 +49,15 @@ def ensure_root(root: Path) -> bool:
         InputError: its parent is missing, it is a file, or it cannot be written; nothing is created then.
     """
     hint = f"choose another with --data.root or {ENVIRONMENT_VARIABLE}"
-    created = False
-    if not root.exists():
-        if not root.parent.is_dir():
-            raise InputError(f"data root {root}: its parent folder {root.parent} does not exist; create it, or {hint}")
-        try:
-            root.mkdir()
-            created = True
-        except FileExistsError:
-            pass  # another process was faster
-        except OSError as error:
-            raise InputError(f"data root {root}: cannot be created ({error.strerror}); {hint}") from error
-    if not root.is_dir():
-        raise InputError(f"data root {root}: is a file, not a folder; {hint}")
+    created = not root.exists()
+    if created and not root.parent.is_dir():
+        raise InputError(f"data root {root}: its parent folder {root.parent} does not exist; create it, or {hint}")
+    try:
+        root.mkdir(exist_ok=True)  # another process may be faster
+    except FileExistsError as error:
+        raise InputError(f"data root {root}: is a file, not a folder; {hint}") from error
+    except OSError as error:
+        raise InputError(f"data root {root}: cannot be created ({error.strerror}); {hint}") from error
     if not os.access(root, os.W_OK | os.X_OK):
         raise InputError(f"data root {root}: cannot be written; change its permissions, or {hint}")
     return created
@@ -222,13 +218,13 @@ def load(folder: Path) -> Prepared:
         manifest = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise damaged(path, f"cannot be read ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if manifest.get("format") != FORMAT:
         raise damaged(path, "is not of this version")
     for entry in _file_entries(manifest):
         file = folder / entry["file"]
         if not file.is_file():
             raise damaged(file, "is missing")
-        if file.stat().st_size != entry.get("bytes", file.stat().st_size):
+        if file.stat().st_size != entry["bytes"]:
             raise damaged(file, f"has {file.stat().st_size} bytes instead of {entry['bytes']}")
     return Prepared(folder, manifest)
 
