@@ -71,11 +71,8 @@ SHARED_ROOMS = {
     "base": {"storage", "batches", "loader"},
     "sequences": {"storage", "batches", "base"},
     "images": {"storage", "batches", "base", "download"},
-    # They go with language on the rooms above.
-    "fetch": {"storage", "old_storage"},
-    "old_storage": {"storage"},
-    "old_base": {"storage", "batches", "loader", "base", "old_storage"},
-    "language": {"storage", "batches", "loader", "base", "processes", "old_storage", "old_base", "fetch"},
+    "imdb": {"download"},
+    "language": {"storage", "batches", "loader", "base", "sequences", "parts"},
 }
 DATASETS = {path.name.removesuffix(".py") for path in (ROOT / "datamodules").glob("[a-z]*")} - set(SHARED_ROOMS)
 LIGHTNING = {"tasks", "datamodules", "callbacks", "progress", "runs", "cli"}
@@ -141,7 +138,7 @@ def test_checkpoints_use_of_datamodules_the_downloads_alone():
     """Within functions, so that a network is loaded without them."""
     for path in (ROOT / "checkpoints").glob("*.py"):
         ours = [name for name in imports(path) if name.startswith("lra_ssm.datamodules")]
-        allowed = {"download", "fetch", "storage", "old_storage"}
+        allowed = {"download", "storage"}
         assert all(name.split(".")[2] in allowed for name in ours), f"{path} imports {ours}"
         at_top = [node.module for node in tree(path).body if isinstance(node, ast.ImportFrom)]
         assert not any(name.startswith("lra_ssm.datamodules") for name in at_top), path

@@ -73,7 +73,7 @@ def test_a_command_prints_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -
     """On a terminal that takes strict UTF-8, or nothing but ASCII."""
 
     def fail(command: str, *_: Any) -> int:
-        logging.getLogger("lra_ssm.datamodules.fetch.download").warning("the server says %s", text)
+        logging.getLogger("lra_ssm.datamodules.download").warning("the server says %s", text)
         print("prepared", "\ud800 ×")
         raise InputError(text) if command == "prepare" else PermissionError(13, "denied", text)
 

@@ -14,7 +14,7 @@ from lra_ssm.checkpoints.sources import SHIPPED
 from lra_ssm.cli.inspect_inputs import check_takes, examples_of, open_data, other_data, random_examples
 from lra_ssm.cli.named_network import NamedNetwork, find, load_network, named_network
 from lra_ssm.datamodules import MNIST, TeacherStudent
-from lra_ssm.datamodules.language.tokenizers import CharacterTokenizer
+from lra_ssm.datamodules.language.tokenizer import CharacterTokenizer
 from lra_ssm.errors import InputError
 from lra_ssm.layers import S4D, S6, LayerSpec
 from lra_ssm.models import LanguageModel, Regressor

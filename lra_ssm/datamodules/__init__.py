@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.base import setting as setting
     from lra_ssm.datamodules.cifar10 import SCIFAR as SCIFAR
     from lra_ssm.datamodules.cifar10 import Image as Image
-    from lra_ssm.datamodules.corpus.module import Corpus as Corpus
+    from lra_ssm.datamodules.corpus import Corpus as Corpus
     from lra_ssm.datamodules.images import ImageData as ImageData
     from lra_ssm.datamodules.listops.module import ListOps as ListOps
     from lra_ssm.datamodules.mnist import MNIST as MNIST
     from lra_ssm.datamodules.pathfinder.module import Pathfinder as Pathfinder
     from lra_ssm.datamodules.retrieval import Retrieval as Retrieval
     from lra_ssm.datamodules.sequences import SequenceData as SequenceData
-    from lra_ssm.datamodules.slimpajama.module import SlimPajama as SlimPajama
+    from lra_ssm.datamodules.slimpajama import SlimPajama as SlimPajama
     from lra_ssm.datamodules.synthetic.associative_recall import AssociativeRecall as AssociativeRecall
     from lra_ssm.datamodules.synthetic.correlated_noise import CorrelatedNoise as CorrelatedNoise
     from lra_ssm.datamodules.synthetic.first_token import FirstToken as FirstToken
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lra_ssm.datamodules.synthetic.noisy_cosines import NoisyCosines as NoisyCosines
     from lra_ssm.datamodules.synthetic.teacher_student import TeacherStudent as TeacherStudent
     from lra_ssm.datamodules.text import Text as Text
-    from lra_ssm.datamodules.wikitext.module import WikiText as WikiText
+    from lra_ssm.datamodules.wikitext import WikiText as WikiText
 
 _MODULES = {
     "AssociativeRecall": "synthetic.associative_recall",
@@ -36,9 +36,9 @@ _MODULES = {
     "LinearFunctional": "synthetic.linear_functional",
     "ListOps": "listops.module",
     "MNIST": "mnist",
-    "Corpus": "corpus.module",
-    "SlimPajama": "slimpajama.module",
-    "WikiText": "wikitext.module",
+    "Corpus": "corpus",
+    "SlimPajama": "slimpajama",
+    "WikiText": "wikitext",
     "NoisyCosines": "synthetic.noisy_cosines",
     "Pathfinder": "pathfinder.module",
     "Retrieval": "retrieval",

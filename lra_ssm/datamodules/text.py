@@ -8,7 +8,6 @@ default inputs are those of the S4 code (state-spaces/s4, src/dataloaders/lra.py
 """
 
 import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,17 +17,20 @@ import numpy.typing as npt
 
 from lra_ssm.bars import with_bar
 from lra_ssm.datamodules.characters import Inputs, make_encoder
-from lra_ssm.datamodules.download import Hub, Remote, download, parquet_files, read_archive, read_parquet
+from lra_ssm.datamodules.download import Hub, download, parquet_files, read_parquet
+from lra_ssm.datamodules.imdb import (
+    ARCHIVE,
+    CLASSES,
+    PLACES,
+    Reviews,
+    check_classes,
+    find_reviews,
+    read_published,
+    required_reviews,
+)
 from lra_ssm.datamodules.sequences import SequenceData
 from lra_ssm.errors import InputError
 
-# Stanford's page names no digest; this is the one that other libraries check (paddlepaddle, torchtext, …).
-ARCHIVE = Remote(
-    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-    "aclImdb_v1.tar.gz",
-    "md5:7c2ac02c03563afcf9b574c7e56c153a",
-    84_125_825,
-)
 # The revision that several public repositories pin.
 HUB = Hub(
     "stanfordnlp/imdb",
@@ -36,12 +38,7 @@ HUB = Hub(
     ("plain_text/train-*.parquet", "plain_text/test-*.parquet"),
     "text",
 )
-PLACES = ("", "imdb", "text", "text/download")  # below the data root
-CLASSES = ("neg", "pos")
 ORDER_SEED = 42  # of the order in which every split is written
-
-_MEMBER = re.compile(r"(?:^|/)(train|test)/(neg|pos)/([^/.][^/]*\.txt)$")
-Reviews = list[tuple[str, int]]  # (text, 0 negative or 1 positive)
 
 
 class Text(SequenceData):
@@ -153,26 +150,6 @@ class Text(SequenceData):
         return HUB.path(self.data_root)
 
 
-def find_reviews(root: Path) -> Path | None:
-    """Return Stanford's folder or archive below the data root; None if there is none."""
-    for place in PLACES:
-        if (root / place / "aclImdb" / "train").is_dir():
-            return root / place / "aclImdb"
-        for archive in sorted((root / place).glob("aclImdb*.tar.gz")):
-            return archive
-    return None
-
-
-def required_reviews(root: Path, command: str) -> Path:
-    """Return `find_reviews`. Raises InputError, naming the `lra-ssm prepare` command that downloads them."""
-    if (found := find_reviews(root)) is not None:
-        return found
-    raise InputError(
-        f"{root}: no IMDb reviews (aclImdb/ or aclImdb*.tar.gz) here or in {', '.join(filter(None, PLACES))} below it;"
-        f" `lra-ssm prepare {command} --root={root}` downloads them"
-    )
-
-
 def read_reviews(path: Path) -> dict[str, Reviews]:
     """Return the labelled reviews by split (train, test): by class and file name, whatever an archive's order is; those
     of the Hub's parquet files in their order.
@@ -180,36 +157,14 @@ def read_reviews(path: Path) -> dict[str, Reviews]:
     Raises:
         InputError: there are none of a class, or a text is not UTF-8; names the file.
     """
-    reviews: dict[str, Reviews] = {}
-    if path.is_dir() and parquet_files(path, "train"):
-        for split in ("train", "test"):
-            reviews[split] = [*read_parquet(parquet_files(path, split), "text", "label")]
-    else:
-        found: dict[str, dict[tuple[int, str], str]] = {"train": {}, "test": {}}
-        for name, data in (
-            read_archive(path, lambda name: bool(_MEMBER.search(name))) if path.is_file() else _folder(path)
-        ):
-            matched = _MEMBER.search(name)
-            assert matched is not None
-            try:
-                found[matched[1]][CLASSES.index(matched[2]), matched[3]] = data.decode()
-            except UnicodeDecodeError as error:
-                raise InputError(f"{path}: {name}: is not UTF-8 (byte {data[error.start]:#04x})") from None
-        reviews = {split: [(texts[key], key[0]) for key in sorted(texts)] for split, texts in found.items()}
-    for split, of_split in reviews.items():
-        if {label for _, label in of_split} != {0, 1}:
-            raise InputError(
-                f"{path}: no reviews of both classes in {split}; expected aclImdb or the Hub's parquet files"
-            )
+    if not (path.is_dir() and parquet_files(path, "train")):
+        return read_published(path)
+    splits = ("train", "test")
+    reviews: dict[str, Reviews] = {
+        split: [*read_parquet(parquet_files(path, split), "text", "label")] for split in splits
+    }
+    check_classes(reviews, path)
     return reviews
-
-
-def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The reviews of an unpacked archive."""
-    files = sorted(path.glob("t*/*/[!.]*.txt"))
-    for file in with_bar(files, f"reading {path}", len(files)):
-        if _MEMBER.search(str(file)):
-            yield str(file), file.read_bytes()
 
 
 def text_keys(texts: list[str], seed: int) -> npt.NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""Which tokenizer: what a user may say, and how it is made, read or fetched from the Hub.
+"""Which tokenizer: what a setting names, and how it is made, read or fetched from the Hub.
 
 Of folders and repositories a vocabulary.json or a tokenizer.json is read, nothing that could be code.
 """
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,36 +15,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lra_ssm.datamodules.language.subwords import TOKENIZER, SubwordTokenizer
-from lra_ssm.datamodules.language.tokenizers import (
-    EOS,
+from lra_ssm.datamodules.language.tokenizer import (
+    TOKENIZER,
     UNK,
     VOCABULARY,
     ByteTokenizer,
     CharacterTokenizer,
+    SubwordTokenizer,
     TextTokenizer,
-    WordTokenizer,
+    train_bpe,
+    words_of,
 )
 from lra_ssm.errors import InputError, hint
 from lra_ssm.files import one_reason
 
 KINDS = ("bytes", "characters", "words", "bpe:16000")
-LEAST_BPE = 257  # all bytes, and the end of text
-MOST_BPE = 1 << 24
+MIN_BPE = 257  # all bytes, and the end of text
+MAX_BPE = 1 << 24
 BPE_BYTES = 1_000_000_000  # of text that a BPE is trained on at most
-_CONFIG = "tokenizer_config.json"  # beside a tokenizer.json
+_CONFIG = "tokenizer_config.json"  # next to a tokenizer.json
 _HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class TokenizerChoice:
+class TokenizerSpec:
     """A checked specification.
 
     Attributes:
         text: as given.
         size: tokens of a bpe.
         path: of the file, for "file".
-        end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named beside.
+        end_of_text: of a tokenizer.json: the token that ends texts; None if it is known or named next to it.
     """
 
     text: str
@@ -54,98 +56,102 @@ class TokenizerChoice:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is made of the corpus: see `train_tokenizer`."""
+        """Whether it is made from the corpus: see `train_tokenizer`."""
         return self.kind in ("characters", "words", "bpe")
 
     def identity(self) -> str:
-        """What equal tokenizers have in common: of a file its sha256, and what the file beside it says ends texts; else
-        the specification. Raises OSError: the file cannot be read."""
+        """Return what equal tokenizers have in common: of a file its sha256, and what the file next to it says ends
+        texts; else the specification. Raises OSError if the file cannot be read."""
         if self.kind == "file":
             end = _named_end(self.path)
             return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}" + (f" {end}" if end else "")
         return f"bpe:{self.size}" if self.kind == "bpe" else self.text
 
     def open(self) -> TextTokenizer:
-        """The tokenizer, where it is not made of the corpus; a hub's from the cache.
+        """Return the tokenizer, where it is not made from the corpus; a Hub's from the cache.
 
         Raises:
-            InputError: it cannot be had, or is none.
+            InputError: it is missing, or not a tokenizer.
         """
         assert not self.is_trained
         if self.kind == "bytes":
             return ByteTokenizer()
-        path = self.path if self.kind == "file" else _of_the_hub(self.text, cached=True)
+        path = self.path if self.kind == "file" else _from_hub(self.text, cached=True)
         return load_tokenizer(path, self.end_of_text)
 
     def fetch(self) -> None:
-        """Downloads a tokenizer of the hub to its cache. Raises InputError."""
+        """Download a tokenizer of the Hub to its cache. Raises InputError."""
         if self.kind == "hub":
-            _of_the_hub(self.text, cached=False)
+            _from_hub(self.text, cached=False)
 
 
-def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerChoice:
-    """Checks a specification: a word of KINDS, else a path that is there, else a name of the hub (not looked up).
+def parse_tokenizer(text: str, end_of_text: str | None = None) -> TokenizerSpec:
+    """Check a specification: a word of KINDS, else an existing path, else a name of the Hub (not looked up).
 
     Raises:
-        InputError: it is none of these; a folder has no tokenizer.json.
+        InputError: it is not one of these, or a folder has no tokenizer.json.
     """
     if text in ("bytes", "characters", "words"):
-        return TokenizerChoice(text, text)  # type: ignore[arg-type]
+        return TokenizerSpec(text, text)  # type: ignore[arg-type]
     if text == "bpe" or text.startswith("bpe:"):
         number = text[4:]
-        if not re.fullmatch("[0-9]{1,9}", number) or not LEAST_BPE <= int(number) <= MOST_BPE:
-            raise InputError(f"tokenizer {text!r}: bpe:N has {LEAST_BPE} (all bytes, end of text) to {MOST_BPE} tokens")
-        return TokenizerChoice(text, "bpe", int(number))
+        if not re.fullmatch("[0-9]{1,9}", number) or not MIN_BPE <= int(number) <= MAX_BPE:
+            raise InputError(f"tokenizer {text!r}: bpe:N has {MIN_BPE} (all bytes, end of text) to {MAX_BPE} tokens")
+        return TokenizerSpec(text, "bpe", int(number))
     path = Path(os.path.expanduser(text))
     if text and path.exists():
-        return TokenizerChoice(text, "file", path=_file_of(path).absolute(), end_of_text=end_of_text)
+        return TokenizerSpec(text, "file", path=_file_of(path).absolute(), end_of_text=end_of_text)
     if not _HUB.fullmatch(text) or text.endswith(".json"):
         valid = f"{', '.join(KINDS)}, a tokenizer.json, a folder with one, or a name of the hub"
         raise InputError(f"tokenizer {text!r}: there is no such path; it must be {valid}")
     near = hint(text, KINDS)
     if near.startswith("did you mean"):
         raise InputError(f"tokenizer {text!r}: {near}")
-    return TokenizerChoice(text, "hub", end_of_text=end_of_text)
+    return TokenizerSpec(text, "hub", end_of_text=end_of_text)
 
 
-def train_tokenizer(choice: TokenizerChoice, texts: Iterable[str], size: int = 0) -> TextTokenizer:
-    """A tokenizer made of the training documents.
+def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], size: int = 0) -> TextTokenizer:
+    """Return a tokenizer made from the training documents.
 
     Memory is bounded by the distinct words (characters), not by the texts.
 
     Args:
-        choice: words, characters or bpe.
+        spec: words, characters or bpe.
         texts: the documents, or their segments, in order; read once.
         size: their bytes, about; where a BPE would read more than BPE_BYTES, it takes about so many, evenly from
             beginning to end. 0: all.
     """
-    if choice.kind == "words":
-        return WordTokenizer.made_of(texts)
-    if choice.kind == "characters":
-        return CharacterTokenizer.made_of(texts)
-    assert choice.kind == "bpe"
-    return SubwordTokenizer.made_of(evenly(texts, size, BPE_BYTES), choice.size)
+    if spec.kind == "bpe":
+        return train_bpe(evenly(texts, size, BPE_BYTES), spec.size)
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(text.split() if spec.kind == "words" else text)
+    if spec.kind == "characters":
+        return CharacterTokenizer(sorted(counts, key=lambda character: (-counts[character], character)))
+    ranked = [word for word, _ in counts.most_common()]
+    return words_of(ranked if UNK in counts else [*ranked, UNK])
 
 
 def evenly(texts: Iterable[str], size: int, most: int) -> Iterator[str]:
-    """About `most` bytes of texts of `size` bytes together, from their whole length."""
+    """Yield about `most` bytes of texts of `size` bytes together, from their whole length."""
     seen = taken = 0
     for text in texts:
+        length = len(text.encode())
         if size <= most or taken * size <= seen * most:
-            taken += len(text.encode())
+            taken += length
             yield text
-        seen += len(text.encode())
+        seen += length
 
 
 def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextTokenizer:
-    """A tokenizer from a saved file, or from the folder that holds it: vocabulary.json or else tokenizer.json.
+    """Return a tokenizer from a saved file, or from the folder that holds it: vocabulary.json or else tokenizer.json.
 
     Args:
         path: the file or folder.
-        end_of_text: of a tokenizer.json: the token, or its id, that ends texts; as `SubwordTokenizer` has it.
+        end_of_text: of a tokenizer.json: the token, or its id, that ends texts; see `SubwordTokenizer`.
 
     Raises:
-        InputError: it is no tokenizer that this package reads, or the folder has none.
+        InputError: it is not a tokenizer that this package reads, or the folder has none.
         OSError: the file cannot be read.
     """
     path = _file_of(path)
@@ -155,9 +161,9 @@ def load_tokenizer(path: Path, end_of_text: str | int | None = None) -> TextToke
 def read_tokenizer(
     data: bytes, name: str, end_of_text: str | int | None = None, named_end: str | None = None
 ) -> TextTokenizer:
-    """A tokenizer from the content of its file, which messages call `name`; the rest as `SubwordTokenizer` has it.
+    """Return a tokenizer from the content of its file, which messages call `name`; for the rest see `SubwordTokenizer`.
 
-    Raises InputError: it is no tokenizer that this package reads.
+    Raises InputError: it is not a tokenizer that this package reads.
     """
     content = _parsed(data, name)
     if "kind" not in content:
@@ -165,16 +171,14 @@ def read_tokenizer(
     kind, tokens = content["kind"], content.get("tokens")
     if kind == "bytes":
         return ByteTokenizer()
-    if isinstance(tokens, list) and all(isinstance(t, str) and t for t in tokens) and len({*tokens}) == len(tokens):
-        if kind == "characters" and all(len(token) == 1 for token in tokens):
+    if kind == "characters" and isinstance(tokens, list) and len({*map(str, tokens)}) == len(tokens):
+        if all(isinstance(token, str) and len(token) == 1 for token in tokens):
             return CharacterTokenizer(tokens)
-        if kind == "words" and UNK in tokens and not {EOS, "\n"} & {*tokens}:
-            return WordTokenizer(tokens)
-    raise InputError(f"{name}: is no saved vocabulary of bytes, characters or words")
+    raise InputError(f"{name}: is not a saved vocabulary of bytes or characters")
 
 
 def _file_of(path: Path) -> Path:
-    """The file that a tokenizer is in. Raises InputError: the folder has none."""
+    """The file that a tokenizer is in. Raises InputError if the folder has none."""
     if not path.is_dir():
         return path
     names = sorted(entry.name for entry in path.iterdir())
@@ -186,7 +190,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _named_end(path: Path) -> str | None:
-    """The end-of-text token that the tokenizer_config.json beside it names; None for none."""
+    """The end-of-text token that the tokenizer_config.json next to it names; None for none."""
     config = path.with_name(_CONFIG)
     if not config.is_file():
         return None
@@ -199,15 +203,15 @@ def _parsed(data: bytes, path: Path | str) -> dict[str, Any]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no tokenizer: not JSON ({error})") from error
+        raise InputError(f"{path}: is not a tokenizer: not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path}: is no tokenizer: JSON, but no object")
+        raise InputError(f"{path}: is not a tokenizer: JSON, but not an object")
     return content
 
 
-def _of_the_hub(name: str, cached: bool) -> Path:
-    """A repository's tokenizer.json in the hub's cache, beside its tokenizer_config.json if it has one; `cached`: as
-    it is there, without a network."""
+def _from_hub(name: str, cached: bool) -> Path:
+    """A repository's tokenizer.json in the Hub's cache, next to its tokenizer_config.json if it has one; `cached`:
+    without a network."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
